@@ -1,0 +1,1 @@
+"""The node program: captures, restores and releases sessions, on orders."""

@@ -1,0 +1,1 @@
+"""The outside world of the Hub's side, one module each."""

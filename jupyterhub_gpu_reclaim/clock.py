@@ -1,0 +1,69 @@
+"""Time, passed in: who needs the clock takes one, so that tests can hold it still.
+
+Used by every stage. Nothing else in the package may call ``time.time``,
+``datetime.now`` or ``asyncio.sleep`` where a decision depends on the answer.
+"""
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the time is, and waiting for it."""
+
+    def now(self) -> float:
+        """Wall clock, seconds since the epoch (UTC)."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump; only differences mean anything."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for that many seconds of this clock."""
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> float:
+        """Wall clock, seconds since the epoch (UTC)."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never jump; only differences mean anything."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for that many seconds of real time."""
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that stands still until a test or a simulation moves it."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        """Wall clock, seconds since the epoch (UTC)."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """The same time: this clock never jumps by itself."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until :meth:`advance` has moved the clock that far."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now + seconds, future))
+        await future
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward and wake who has slept long enough."""
+        self._now += seconds
+        due = [s for s in self._sleepers if s[0] <= self._now]
+        self._sleepers = [s for s in self._sleepers if s[0] > self._now]
+        for _, future in due:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,1 @@
+"""Stage 4, freeze and thaw: CRIU in the namespaces of a session."""

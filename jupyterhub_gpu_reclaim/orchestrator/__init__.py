@@ -1,0 +1,1 @@
+"""Stage 3, once and crash-proof: phases, journal, work queue, reconciler."""

@@ -1,0 +1,338 @@
+"""Every reason we give to a person: a stable code, a sentence, and what to do.
+
+Used by whoever raises an error, vetoes a suspend or explains one. The reference page
+``docs/reference/reasons.md`` is generated from this list.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Self
+
+
+class Reason(Enum):
+    """A stable code with its sentence; ``value`` is the code."""
+
+    template: str
+    hint: str
+    retryable: bool
+
+    def __new__(
+        cls, code: str, template: str, hint: str = "", retryable: bool = False
+    ) -> Self:
+        """Build a member whose value is the code alone."""
+        member = object.__new__(cls)
+        member._value_ = code
+        member.template = template
+        member.hint = hint
+        member.retryable = retryable
+        return member
+
+    @classmethod
+    def of(cls, code: str) -> Reason:
+        """The member with that code; ``INTERNAL`` for one that a newer part made."""
+        return next((r for r in cls if r.value == code), cls.INTERNAL)
+
+    def sentence(self, **facts: Any) -> str:
+        """The sentence for a person; a fact that is missing shows as its name."""
+        return self.template.format_map(_Facts(facts))
+
+    # --- why a session is not reclaimed now (policy and guards) ------------------
+    KERNEL_BUSY = ("kernel_busy", "Kernel {name} is busy.")
+    KERNEL_UNKNOWN = (
+        "kernel_unknown",
+        "The state of kernel {name} is not known, so it may be working.",
+        "A kernel that has just been started or restarted is unknown for seconds.",
+        True,
+    )
+    RECENTLY_ACTIVE = (
+        "recently_active",
+        "Last used {age} ago ({what}); idle after {idle_after}.",
+    )
+    CPU_BUSY = (
+        "cpu_busy",
+        (
+            "Its programs use {percent:.0f} % of a processor core (more than {limit:.0f} %"
+            " counts as work)."
+        ),
+    )
+    GPU_BUSY = ("gpu_busy", "Its GPU is {percent:.0f} % busy.")
+    SAMPLES_MISSING = (
+        "samples_missing",
+        "There is no recent measurement of this session, and missing is never idle.",
+        "Look at the agent's log on the session's machine.",
+        True,
+    )
+    WINDOW_TOO_SHORT = (
+        "window_too_short",
+        "Watched for {watched}, needs {idle_after} before it can be called idle.",
+        "",
+        True,
+    )
+    TOO_YOUNG = ("too_young", "Started {age} ago; sessions are left alone for {limit}.")
+    COOLING_DOWN = (
+        "cooling_down",
+        "Resumed {age} ago; it is left alone for {limit} after that.",
+    )
+    KEPT = ("kept", "Kept until {until} at the request of {by}.")
+    OPTED_OUT = ("opted_out", "Opted out by {by}.")
+    QUIET_HOURS = ("quiet_hours", "No session is suspended between {start} and {end}.")
+    OPERATION_IN_FLIGHT = (
+        "operation_in_flight",
+        "Another operation on this session is under way ({operation}).",
+        "Wait for it to end.",
+        True,
+    )
+    BACKING_OFF = (
+        "backing_off",
+        "The last attempt failed ({why}); the next one is in {wait}.",
+        "",
+        True,
+    )
+    CONNECTED = ("connected", "{count} browser connections are open.")
+    IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
+    REQUESTED = ("requested", "Asked for by {by}.")
+    CALLED_OFF = ("called_off", "Called off: {why}.")
+
+    # --- pre-flight: what cannot be saved ----------------------------------------
+    CRIU_MISSING = (
+        "criu_missing",
+        "CRIU is not installed on this machine.",
+        "Run: jupyterhub-gpu-reclaim criu install",
+    )
+    CRIU_TOO_OLD = (
+        "criu_too_old",
+        "CRIU {version} is too old; {minimum} or later is needed.",
+        "Run: jupyterhub-gpu-reclaim criu install",
+    )
+    CRIU_UNUSABLE = (
+        "criu_unusable",
+        "CRIU does not work on this machine: {why}.",
+        "Run: jupyterhub-gpu-reclaim criu check",
+    )
+    CAPABILITY_MISSING = (
+        "capability_missing",
+        (
+            "The agent lacks {capability}, which it needs to save a session of user"
+            " {user}."
+        ),
+        (
+            "Give the agent that capability (systemd: CapabilityBoundingSet; Kubernetes:"
+            " securityContext.capabilities)."
+        ),
+    )
+    IO_URING = (
+        "io_uring",
+        "Process {pid} ({name}) uses io_uring, which cannot be saved.",
+        "libuv: set UV_USE_IO_URING=0 in the session's environment.",
+    )
+    USERFAULTFD = (
+        "userfaultfd",
+        "Process {pid} ({name}) uses userfaultfd, which cannot be saved.",
+    )
+    USER_NAMESPACE = (
+        "user_namespace",
+        (
+            "Process {pid} ({name}) lives in a user namespace of its own, which cannot be"
+            " saved."
+        ),
+    )
+    FOREIGN_NAMESPACE = (
+        "foreign_namespace",
+        (
+            "Process {pid} ({name}) lives in a {kind} namespace of its own, which cannot"
+            " be saved."
+        ),
+    )
+    DEVICE_OPEN = (
+        "device_open",
+        "Process {pid} ({name}) holds {device} open, which cannot be saved.",
+    )
+    TRACED = (
+        "traced",
+        "Process {pid} ({name}) is being traced by a debugger.",
+        "Detach the debugger.",
+        True,
+    )
+    GHOST_TOO_LARGE = (
+        "ghost_too_large",
+        (
+            "Process {pid} ({name}) holds the deleted file {path} of {size}, larger than"
+            " {limit}."
+        ),
+    )
+    SOCKET_UNSUPPORTED = (
+        "socket_unsupported",
+        "Process {pid} ({name}) holds a {kind} socket, which cannot be saved.",
+    )
+    NO_TREE = ("no_tree", "There is no running program to save in this session.")
+    NOT_ENOUGH_MEMORY = (
+        "not_enough_memory",
+        "Not enough free memory on the machine: {needed} needed, {free} free.",
+        "",
+        True,
+    )
+    STORE_FULL = (
+        "store_full",
+        "Not enough room in the store: {needed} needed, {free} free.",
+        "Make room, or lower the retention.",
+        True,
+    )
+    PORT_IN_USE = (
+        "port_in_use",
+        "Port {port}, which the saved session needs, is taken by {holder}.",
+        "End that program, then try again.",
+        True,
+    )
+
+    # --- operations ----------------------------------------------------------------
+    CAPTURE_FAILED = (
+        "capture_failed",
+        "The session could not be saved ({why}); it goes on running.",
+        "",
+        True,
+    )
+    RESTORE_FAILED = (
+        "restore_failed",
+        "The saved session could not be brought back ({why}); it is kept.",
+        "Try again, or start fresh; the saved session is kept for a while.",
+        True,
+    )
+    TIMED_OUT = (
+        "timed_out",
+        "The step '{step}' took longer than {seconds:.0f} s.",
+        "",
+        True,
+    )
+    CANCELLED = ("cancelled", "The operation was called off.", "", True)
+    AGENT_RESTARTED = (
+        "agent_restarted",
+        "The agent was restarted in the middle of it.",
+        "",
+        True,
+    )
+    RELEASE_FAILED = (
+        "release_failed",
+        "The saved session's programs did not end: {why}.",
+        "",
+        True,
+    )
+    NOT_CAPTURED = (
+        "not_captured",
+        "This session has not been saved, so its programs are not ended.",
+    )
+    FILE_MISSING = (
+        "file_missing",
+        "The file {path}, which the session had open, is gone.",
+        "Put the file back, then try again.",
+        True,
+    )
+    FILE_SHRANK = (
+        "file_shrank",
+        "The file {path}, which the session had open, has become shorter.",
+    )
+    FILE_CHANGED = (
+        "file_changed",
+        (
+            "The file {path}, which the session had open for writing, was changed by"
+            " somebody else."
+        ),
+    )
+    LIBRARY_CHANGED = (
+        "library_changed",
+        "The library {path}, which the session has loaded, was replaced.",
+        "Put the former version back, then try again.",
+        True,
+    )
+    CPU_MISMATCH = (
+        "cpu_mismatch",
+        "This machine's processor lacks {features}, which the session uses.",
+    )
+    KERNEL_TOO_OLD = (
+        "kernel_too_old",
+        "This machine's Linux {here} is older than {there}, where it was saved.",
+    )
+    MEMORY_LIMIT = (
+        "memory_limit",
+        "The session needs {needed} of memory, the limit here is {limit}.",
+    )
+    IMAGE_MISMATCH = (
+        "image_mismatch",
+        "The session ran from image {there}, here it is {here}.",
+    )
+    USER_MISMATCH = (
+        "user_mismatch",
+        "The saved session belongs to user id {there}, here it would be {here}.",
+    )
+    TOKEN_REVOKED = (
+        "token_revoked",
+        "The login of the saved session has been revoked, so it is not brought back.",
+        "Start fresh.",
+    )
+    CHECKPOINT_DAMAGED = (
+        "checkpoint_damaged",
+        "The saved session is damaged: {why}.",
+        "Ask the administrator to look at the store.",
+    )
+    CHECKPOINT_MISSING = (
+        "checkpoint_missing",
+        "There is no saved session {checkpoint}.",
+    )
+    CHECKPOINT_BUSY = (
+        "checkpoint_busy",
+        "The saved session is being brought back already.",
+        "",
+        True,
+    )
+    RENAME_SUSPENDED = (
+        "rename_suspended",
+        "A suspended server cannot be renamed: its address and login are part of it.",
+        "Resume it or delete the saved session first.",
+    )
+
+    # --- parts that do not answer --------------------------------------------------
+    AGENT_UNREACHABLE = (
+        "agent_unreachable",
+        "The agent of the session's machine does not answer.",
+        "Is jupyterhub-gpu-reclaim-agent running there?",
+        True,
+    )
+    SERVICE_UNREACHABLE = (
+        "service_unreachable",
+        (
+            "The service that keeps suspended sessions does not answer, and there is a"
+            " saved session; it is not replaced by a new one."
+        ),
+        "Try again in a minute; the administrator finds the reason in the Hub's log.",
+        True,
+    )
+    HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
+
+    # --- callers -------------------------------------------------------------------
+    UNKNOWN_SESSION = ("unknown_session", "There is no session {session}.")
+    WRONG_PHASE = ("wrong_phase", "A session that is {phase} cannot {action}.")
+    INVALID = ("invalid", "{what}")
+    FORBIDDEN = ("forbidden", "You may not do that.")
+    INTERNAL = (
+        "internal",
+        "Something went wrong on our side; the log has the details.",
+        "",
+        True,
+    )
+
+
+class _Facts(dict[str, Any]):
+    """Facts for a template; what is missing shows as its own name."""
+
+    def __missing__(self, key: str) -> _Unknown:
+        return _Unknown(key)
+
+
+class _Unknown(str):
+    """A missing fact, which any format specification leaves as its name."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        del spec
+        return f"({self})"

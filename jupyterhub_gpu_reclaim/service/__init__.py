@@ -1,0 +1,1 @@
+"""The Hub program: policy, orchestrator, API and pages."""

@@ -1,0 +1,1 @@
+"""Stage 6, bring it back: what runs in the Hub's process."""

@@ -1,0 +1,1 @@
+"""Stage 5, keep it safe: checkpoints, committed or not there at all."""

@@ -1,0 +1,1 @@
+"""Templates and static files, for the Hub's pages and for the service's."""
