@@ -1,0 +1,26 @@
+# The commands of this project; README.md says what each is for.
+.PHONY: demo demo-check test lint clean
+
+PYTHON := .venv/bin/python
+
+demo: ## Hub + service + agent on 127.0.0.1 with a short idle time, until Ctrl-C
+	@scripts/bootstrap demo
+	@$(PYTHON) -m demo
+
+demo-check: ## the same, with a scripted user over the real proxy; prints a table
+	@scripts/bootstrap demo
+	@$(PYTHON) -m demo --check
+
+test: ## lint, types, layers, and every test that runs without a GPU or a cluster
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory lint
+	@$(PYTHON) -m pytest -q
+
+lint:
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check -q .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports > .venv/layers.log || { cat .venv/layers.log; exit 1; }
+
+clean:
+	@rm -rf .venv .cache .demo scripts/proxy/node_modules
