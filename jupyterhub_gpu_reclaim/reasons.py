@@ -278,6 +278,16 @@ class Reason(Enum):
         "checkpoint_missing",
         "There is no saved session {checkpoint}.",
     )
+    CHECKPOINT_EXISTS = (
+        "checkpoint_exists",
+        "There is a saved session {checkpoint} already; it is never written over.",
+    )
+    STORE_FAILED = (
+        "store_failed",
+        "The store of saved sessions does not work: {why}.",
+        "Look at the agent's log on the session's machine.",
+        True,
+    )
     CHECKPOINT_BUSY = (
         "checkpoint_busy",
         "The saved session is being brought back already.",
