@@ -13,12 +13,14 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from html import unescape
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urljoin, urlparse
 
 import requests
 from websockets.sync.client import ClientConnection, connect
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 class UserError(RuntimeError):
@@ -109,10 +111,15 @@ class User:
         """Start a server and wait until it answers."""
         where = f"servers/{quote(server)}" if server else "server"
         answer = self.hub("POST", f"users/{quote(self.name)}/{where}")
-        if answer.status_code not in {201, 202} and "already running" not in answer.text:
+        if (
+            answer.status_code not in {201, 202}
+            and "already running" not in answer.text
+        ):
             raise UserError(f"start: {answer.status_code} {answer.text}")
-        self.visit(f"/user/{quote(self.name)}/{quote(server)}".rstrip("/") + "/lab",
-                   seconds=seconds)
+        self.visit(
+            f"/user/{quote(self.name)}/{quote(server)}".rstrip("/") + "/lab",
+            seconds=seconds,
+        )
 
     # --- the Jupyter server's API --------------------------------------------------
 
@@ -147,7 +154,9 @@ class Server:
         """Call the API and insist on a good answer."""
         answer = self.api(method, path, **kwargs)
         if not answer.ok:
-            raise UserError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+            raise UserError(
+                f"{method} {path}: {answer.status_code} {answer.text[:300]}"
+            )
         return answer.json() if answer.content else None
 
     def start_kernel(self) -> Kernel:

@@ -1,0 +1,1 @@
+"""The whole product on this machine, to look at (``make demo``) or to check."""

@@ -1,0 +1,45 @@
+"""The demo's Hub: a dummy login, sessions of root, and a very short idle time.
+
+Run by ``demo/stack.py``, which writes ``settings.json``. A real Hub's configuration
+is shorter: see README.md.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from jupyterhub_gpu_reclaim.hub_config import configure
+
+folder = Path(os.environ["GPU_RECLAIM_DEMO"])
+settings = json.loads((folder / "settings.json").read_text())
+
+c = get_config()  # type: ignore[name-defined] # noqa: F821
+c.JupyterHub.bind_url = f"http://127.0.0.1:{settings['port']}"
+c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{settings['hub_port']}"
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{settings['proxy_api_port']}"
+c.JupyterHub.db_url = f"sqlite:///{folder / 'jupyterhub.sqlite'}"
+c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
+c.ConfigurableHTTPProxy.pid_file = str(folder / "proxy.pid")
+c.JupyterHub.authenticator_class = "dummy"
+c.DummyAuthenticator.password = settings["password"]
+c.Authenticator.allow_all = True
+c.Authenticator.admin_users = {"admin"}
+c.JupyterHub.allow_named_servers = True
+c.JupyterHub.cleanup_servers = False  # sessions outlive a restart of the Hub
+c.Spawner.environment = {"GPU_RECLAIM_DEMO": str(folder)}
+c.Spawner.default_url = "/lab"
+
+configure(
+    c,
+    agent=f"unix:{folder / 'agent.sock'}",
+    agent_token_file=str(folder / "agent.token"),
+    state_dir=str(folder / "service"),
+    service_port=settings["service_port"],
+    idle_after=settings.get("idle_after", 60),
+    sample_interval=settings.get("sample_interval", 2),
+    min_age=settings.get("min_age", 0),
+    cool_down=settings.get("cool_down", 0),
+)
+# Here sessions run as root, in homes of the demo's own: the demo makes no users.
+c.ReclaimLocalSpawner.run_as_hub_user = True
+c.ReclaimLocalSpawner.home_dir_template = str(folder / "homes" / "{username}")

@@ -1,0 +1,276 @@
+"""Agent and Hub (with its service and proxy) as this machine's own processes.
+
+Used by ``make demo``, ``make demo-check`` and the end-to-end tests. Everything lies in
+one folder, listens on 127.0.0.1 only, and is ended by pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import requests
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+
+
+class StackError(RuntimeError):
+    """A part did not start; the text says which, and shows the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Stack:
+    """One Hub, one service, one agent, in one folder.
+
+    Args:
+        folder: for state, store, logs and homes; made if it is not there.
+        settings: what ``demo/jupyterhub_config.py`` reads: ``idle_after`` and so on.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.port = settings.pop("port", None) or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.password = secrets.token_urlsafe(9)
+        self.settings = {
+            "port": self.port,
+            "hub_port": free_port(),
+            "proxy_api_port": free_port(),
+            "service_port": free_port(),
+            "password": self.password,
+            "folder": str(self.folder),
+            **settings,
+        }
+        self.criu = Path(
+            os.environ.get("GPU_RECLAIM_CRIU", HERE.parent / ".cache/criu")
+        )
+        self.parts: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start agent and Hub, and wait until both answer."""
+        self.start_agent()
+        self.start_hub()
+
+    def stop(self) -> None:
+        """End the Hub, then every session, then the agent."""
+        self.end("hub", signal.SIGTERM)
+        self.end_sessions()
+        self.end("agent", signal.SIGTERM)
+        for pid in self.service_pids() + self.proxy_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # --- parts ---------------------------------------------------------------------
+
+    @property
+    def agent_socket(self) -> Path:
+        """Where the agent listens."""
+        return self.folder / "agent.sock"
+
+    def start_agent(self) -> None:
+        """Start the agent and wait for its health."""
+        self._run(
+            "agent",
+            [
+                str(BIN / "jupyterhub-gpu-reclaim-agent"),
+                f"--Agent.address=unix:{self.agent_socket}",
+                f"--Agent.state_dir={self.folder / 'agent'}",
+                f"--Agent.store_dir={self.folder / 'store'}",
+                f"--Agent.token_file={self.folder / 'agent.token'}",
+                f"--Agent.criu_dir={self.criu}",
+            ],
+        )
+        self._until("agent", lambda: self.agent("GET", "/healthz") is not None)
+
+    def start_hub(self) -> None:
+        """Start the Hub, its proxy and the service, and wait for all three."""
+        (self.folder / "settings.json").write_text(json.dumps(self.settings))
+        env = {
+            **os.environ,
+            "GPU_RECLAIM_DEMO": str(self.folder),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        self._run(
+            "hub",
+            [
+                str(BIN / "jupyterhub"),
+                "--config",
+                str(HERE / "jupyterhub_config.py"),
+            ],
+            env=env,
+        )
+        self._until("hub", self._hub_answers, seconds=60)
+
+    def _hub_answers(self) -> bool:
+        health = requests.get(f"{self.url}/hub/health", timeout=5)
+        page = requests.get(
+            f"{self.url}/services/gpu-reclaim/api/openapi.json", timeout=5
+        )
+        return health.ok and page.status_code < 500
+
+    def kill(self, part: str) -> None:
+        """SIGKILL one part: hub, agent, service or proxy."""
+        if part in {"service", "proxy"}:
+            pids = self.service_pids() if part == "service" else self.proxy_pids()
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            self.end(part, signal.SIGKILL)
+
+    def end(self, part: str, how: signal.Signals) -> None:
+        """End a part of ours and wait for it."""
+        process = self.parts.pop(part, None)
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+    def end_sessions(self) -> None:
+        """Kill every session of this stack through the agent."""
+        if "agent" not in self.parts:
+            with contextlib.suppress(StackError, OSError):
+                self.start_agent()
+        for tree in self.trees():
+            with contextlib.suppress(OSError):
+                self.agent("POST", f"/v1/sessions/{tree['incarnation']}/kill")
+
+    # --- looking -------------------------------------------------------------------
+
+    def agent(self, method: str, path: str, body: Any = None) -> Any:
+        """Call the agent's API over its socket; None when it answers an error."""
+        token = (self.folder / "agent.token").read_text().strip()
+        call = _UnixConnection("localhost", timeout=60)
+        call.path = str(self.agent_socket)
+        try:
+            call.request(
+                method,
+                path,
+                json.dumps(body or {}) if method == "POST" else None,
+                {"Authorization": f"Bearer {token}"},
+            )
+            answer = call.getresponse()
+            text = answer.read()
+        finally:
+            call.close()
+        return json.loads(text) if answer.status < 400 and text else None
+
+    def trees(self) -> list[dict[str, Any]]:
+        """What the agent knows of sessions' processes on this machine."""
+        return [
+            tree
+            for tree in self.agent("GET", "/v1/sessions") or []
+            if self._is_ours(tree["init_pid"])
+        ]
+
+    def _is_ours(self, pid: int) -> bool:
+        return not pid or str(self.folder) in _read(f"/proc/{pid}/environ")
+
+    def log(self, part: str) -> str:
+        """The log of a part so far."""
+        path = self.folder / f"{part}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def service_pids(self) -> list[int]:
+        """The service of this stack (the Hub starts it)."""
+        return self._ours("gpu-reclaim-service")
+
+    def proxy_pids(self) -> list[int]:
+        """The proxy of this stack (the Hub starts it)."""
+        return self._ours("configurable-http-proxy")
+
+    def _ours(self, program: str) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and program in _read(entry / "cmdline"):
+                mine = f"GPU_RECLAIM_DEMO={self.folder}"
+                if mine in _read(entry / "environ").split("\0"):
+                    found.append(int(entry.name))
+        return found
+
+    # --- helpers -------------------------------------------------------------------
+
+    def _run(
+        self, part: str, command: list[str], env: dict[str, str] | None = None
+    ) -> None:
+        with (self.folder / f"{part}.log").open("ab") as log:
+            self.parts[part] = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _until(self, part: str, ready: Any, seconds: float = 30) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(requests.RequestException, OSError):
+                if ready():
+                    return
+            if self.parts[part].poll() is not None:
+                break
+            time.sleep(0.1)
+        self.stop()
+        raise StackError(f"{part} did not start:\n{self.log(part)[-3000:]}")
+
+    def wipe(self) -> None:
+        """Remove the folder of an earlier run."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _read(path: Path | str) -> str:
+    try:
+        return Path(path).read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    path: str
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self.path)
