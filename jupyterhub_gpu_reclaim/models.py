@@ -202,6 +202,15 @@ class Event(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
+class HubState(StrEnum):
+    """What the Hub says of one server."""
+
+    RUNNING = "running"
+    SPAWNING = "spawning"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
 class Placement(Value, frozen=True, kw_only=True):
     """A restored or started session's place, reported by the spawner."""
 
