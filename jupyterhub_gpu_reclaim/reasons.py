@@ -323,6 +323,17 @@ class Reason(Enum):
     WRONG_PHASE = ("wrong_phase", "A session that is {phase} cannot {action}.")
     INVALID = ("invalid", "{what}")
     FORBIDDEN = ("forbidden", "You may not do that.")
+    UNAUTHENTICATED = (
+        "unauthenticated",
+        "Log in first; where you have, reload the page.",
+        "Programs send 'Authorization: token <token of the Hub>'.",
+    )
+    TOO_MANY_STREAMS = (
+        "too_many_streams",
+        "Too many event streams are open.",
+        "Close some of the pages that show sessions.",
+        True,
+    )
     INTERNAL = (
         "internal",
         "Something went wrong on our side; the log has the details.",
