@@ -1,0 +1,330 @@
+"""Pid 1 of a session: starts its programs, or waits for saved ones to come back.
+
+Run by the local spawner's launcher as ``python3 -I -S session_init.py …``, or inline
+in a container as ``python3 -c "$(cat session_init.py)" …``. Only the standard library,
+Python >= 3.7, one file: it runs in the user's image. It never decides anything and
+never becomes part of a checkpoint (pid 1 cannot be in one).
+
+::
+
+    session_init.py start|hold --incarnation UUID --user NAME --server NAME
+        [--uid N --gid N --groups A,B --chdir DIR] [--relay] [--first-pid 300]
+        [-- CMD ARG…]
+
+``start``  pids below ``--first-pid`` are used up, so that they are free for CRIU and
+the init when the session is brought back elsewhere. Then two processes are made:
+
+* *root* (``--first-pid``): leads the saved tree and does nothing but reap. As the
+  "child subreaper" it inherits processes whose parent has ended (``nohup train &``
+  in a terminal that was closed); under the init they would not be in the checkpoint.
+* *server* (the root's pid + 1): ``CMD``, in its own session and process group.
+
+``hold``  nothing is started. A restored root becomes the init's child; until the
+agent has said which of its children that is, the init ends for nobody's exit (CRIU's
+helpers come and go). The agent says it with ``sigqueue(SIGUSR1, root's pid)`` from
+outside of the pid namespace; a kill(2) or a signal from inside is ignored.
+
+Both forward SIGTERM, SIGINT and SIGHUP (root to server, too), reap everything, and end
+with the root's status (128 + n for a signal) when the root ends; the kernel then ends
+whatever is left. A holding init ends at once when it is told to.
+
+``--relay``  the session's output goes into a pipe of the init's, which copies it to
+its own output and drops what nobody takes. So the Hub may come and go, and a restored
+tree writes into the new init's pipe: its ends are the descriptors 3 (write) and 4
+(read) of the init, found by the agent under ``/proc/<init>/fd``. Input is /dev/null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+
+RELAY_WRITE_FD = 3
+RELAY_READ_FD = 4
+RELAY_BLOCK = 65536
+#: A pipe that polls writable takes this much (PIPE_BUF) without blocking.
+ATOMIC_WRITE = 4096
+
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+AWAITED = {*FORWARDED, signal.SIGCHLD, signal.SIGUSR1}
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line; ends the program with a usage message when it is off."""
+    parser = argparse.ArgumentParser(prog="session_init.py", description="see top")
+    parser.add_argument("mode", choices=["start", "hold"])
+    parser.add_argument("--incarnation", required=True)
+    parser.add_argument("--user", required=True)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--uid", type=int)
+    parser.add_argument("--gid", type=int)
+    parser.add_argument("--groups", default="")
+    parser.add_argument("--chdir")
+    parser.add_argument("--relay", action="store_true")
+    parser.add_argument("--first-pid", type=int, default=300)
+    split = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:split])
+    args.command = argv[split + 1 :]
+    try:
+        args.groups = [int(group) for group in args.groups.split(",") if group]
+    except ValueError:
+        parser.error("--groups takes numbers with commas between them")
+    if args.mode == "start" and not args.command:
+        parser.error("start needs a command after --")
+    if args.mode == "hold" and args.command:
+        parser.error("hold takes no command")
+    if os.getpid() != 1 and args.mode == "hold":
+        parser.error("hold must be pid 1: a restored tree becomes pid 1's child")
+    return args
+
+
+def prctl(option: int, value: int) -> None:
+    """Set one attribute of this process; OSError when the kernel says no."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "prctl")
+
+
+def status_of(wait_status: int) -> int:
+    """An exit code for a wait status: 128 + n when a signal ended it."""
+    if os.WIFSIGNALED(wait_status):
+        return 128 + os.WTERMSIG(wait_status)
+    return os.WEXITSTATUS(wait_status)
+
+
+def reap() -> dict[int, int]:
+    """Collect every child that has ended: {pid: exit code}."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, wait_status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status_of(wait_status)
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a child; one that has just ended is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+# --- starting -------------------------------------------------------------------------
+
+
+def use_up_pids(first: int) -> None:
+    """Make ``first`` the next pid of this namespace, or a later one if it was used."""
+    if os.getpid() != 1:
+        return
+    # Only root with a writable /proc may set the counter; a container forks instead.
+    with contextlib.suppress(OSError):
+        counter = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+        os.write(counter, str(first - 1).encode())
+        os.close(counter)
+        return
+    pid = 0
+    while pid < first - 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def become(args: argparse.Namespace) -> None:
+    """Take on the session user's identity, for good."""
+    if args.groups or args.uid is not None:
+        os.setgroups(args.groups)
+    if args.gid is not None:
+        os.setresgid(args.gid, args.gid, args.gid)
+    if args.uid is not None:
+        os.setresuid(args.uid, args.uid, args.uid)
+        # Changing the uid clears this flag, and then the user could not look at
+        # the own process under /proc.
+        prctl(PR_SET_DUMPABLE, 1)
+    if args.chdir:
+        os.chdir(args.chdir)
+
+
+def run_server(command: list[str]) -> int:
+    """In the server's process: exec the command, or end as a shell would."""
+    os.setsid()
+    # Python ignores these, and an ignored signal stays ignored through exec.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is what we want
+    except OSError as error:
+        complain(f"cannot run {command[0]}: {error.strerror}")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def run_root(args: argparse.Namespace) -> int:
+    """In the root's process: start the server, reap until it has ended."""
+    os.setsid()
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        become(args)
+    except OSError as error:
+        complain(f"cannot become the session's user: {error}")
+        return 126
+    server = os.fork()
+    if server == 0:
+        os._exit(run_server(args.command))
+    while True:
+        number = signal.sigwaitinfo(AWAITED).si_signo
+        if number in FORWARDED:
+            send(server, number)
+        ended = reap()
+        if server in ended:
+            return ended[server]
+
+
+def start_root(args: argparse.Namespace) -> int:
+    """Fork the tree's root with its input, output and pid; its pid."""
+    use_up_pids(args.first_pid)
+    root = os.fork()
+    if root:
+        return root
+    code = 125
+    try:
+        if args.relay:
+            os.dup2(RELAY_WRITE_FD, 1)
+            os.dup2(RELAY_WRITE_FD, 2)
+        os.closerange(RELAY_WRITE_FD, RELAY_READ_FD + 1)
+        code = run_root(args)
+    finally:
+        os._exit(code)
+
+
+# --- output ---------------------------------------------------------------------------
+
+
+def open_relay() -> None:
+    """Make the pipe and put its ends where the agent looks for them."""
+    ends = os.pipe()
+    # Away from both numbers first, so that no dup2 closes the other end.
+    aside = [fcntl.fcntl(end, fcntl.F_DUPFD, 16) for end in ends]
+    os.dup2(aside[0], RELAY_READ_FD)
+    os.dup2(aside[1], RELAY_WRITE_FD)
+    for number in {*ends, *aside} - {RELAY_READ_FD, RELAY_WRITE_FD}:
+        os.close(number)
+
+
+def open_output() -> int | None:
+    """The init's own output, so that writing to it never waits; None if closed."""
+    # A new open file description: O_NONBLOCK must not touch the Hub's.
+    with contextlib.suppress(OSError):
+        return os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)
+    with contextlib.suppress(OSError):
+        return os.dup(1)
+    return None
+
+
+class Relay:
+    """Copies the session's output; what is not taken at once is dropped."""
+
+    def __init__(self) -> None:
+        self._output = open_output()
+        self._lock = threading.Lock()
+        self._given = select.poll()
+        self._given.register(RELAY_READ_FD, select.POLLIN)
+        self._taker = select.poll()
+        if self._output is not None:
+            self._taker.register(self._output, select.POLLOUT)
+
+    def run(self) -> None:
+        """Copy for ever."""
+        while True:
+            self._given.poll()
+            self.copy()
+
+    def copy(self) -> None:
+        """Copy what is there now; never waits."""
+        with self._lock:
+            while self._given.poll(0):
+                self._write(memoryview(os.read(RELAY_READ_FD, RELAY_BLOCK)))
+
+    def _write(self, data: memoryview) -> None:
+        while data and self._output is not None:
+            events = self._taker.poll(0)
+            if not events or not events[0][1] & select.POLLOUT:
+                return
+            try:
+                data = data[os.write(self._output, data[:ATOMIC_WRITE]) :]
+            except OSError:
+                return
+
+
+def complain(sentence: str) -> None:
+    """One line on the error output, if anybody takes it."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"session_init: {sentence}\n".encode("utf-8", "replace"))
+
+
+# --- pid 1 ----------------------------------------------------------------------------
+
+
+def named_root(info: signal.struct_siginfo) -> int | None:
+    """The root that the agent names; None for a signal from inside the session."""
+    if info.si_pid != 0 or info.si_code != -1:  # SI_QUEUE, from an outer namespace
+        return None
+    # The kernel keeps a queued signal's value where a child's status would stand.
+    return int(info.si_status)
+
+
+def serve(root: int | None) -> int:
+    """Be pid 1 until the root has ended; the exit code."""
+    ended: dict[int, int] = {}
+    while True:
+        info = signal.sigwaitinfo(AWAITED)
+        if info.si_signo in FORWARDED:
+            if root is None:
+                return 128 + info.si_signo
+            send(root, info.si_signo)
+        elif info.si_signo == signal.SIGUSR1:
+            root = named_root(info) or root
+        # Whoever ends before the root is named may turn out to be it.
+        ended.update(reap())
+        if root is not None:
+            if root in ended:
+                return ended[root]
+            ended.clear()
+
+
+def main(argv: list[str]) -> int:
+    """Run as pid 1; the exit code."""
+    args = parse(argv)
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    os.closerange(3, 256)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if args.relay:
+        open_relay()
+    root = start_root(args) if args.mode == "start" else None
+    if not args.relay:
+        return serve(root)
+    relay = Relay()
+    threading.Thread(target=relay.run, name="relay", daemon=True).start()
+    code = serve(root)
+    relay.copy()
+    return code
+
+
+if __name__ == "__main__":
+    # Not sys.exit: the relay's thread may be in a write.
+    os._exit(main(sys.argv[1:]))
