@@ -43,6 +43,7 @@ import fcntl
 import os
 import select
 import signal
+import stat
 import sys
 import threading
 
@@ -226,10 +227,10 @@ def open_relay() -> None:
 
 def open_output() -> int | None:
     """The init's own output, so that writing to it never waits; None if closed."""
-    # A new open file description: O_NONBLOCK must not touch the Hub's.
     with contextlib.suppress(OSError):
-        return os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)
-    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(1).st_mode):
+            # A new open file description: O_NONBLOCK must not touch the Hub's.
+            return os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         return os.dup(1)
     return None
 
@@ -240,8 +241,6 @@ class Relay:
     def __init__(self) -> None:
         self._output = open_output()
         self._lock = threading.Lock()
-        self._given = select.poll()
-        self._given.register(RELAY_READ_FD, select.POLLIN)
         self._taker = select.poll()
         if self._output is not None:
             self._taker.register(self._output, select.POLLOUT)
@@ -249,13 +248,13 @@ class Relay:
     def run(self) -> None:
         """Copy for ever."""
         while True:
-            self._given.poll()
+            select.select([RELAY_READ_FD], [], [])
             self.copy()
 
     def copy(self) -> None:
         """Copy what is there now; never waits."""
         with self._lock:
-            while self._given.poll(0):
+            while select.select([RELAY_READ_FD], [], [], 0)[0]:
                 self._write(memoryview(os.read(RELAY_READ_FD, RELAY_BLOCK)))
 
     def _write(self, data: memoryview) -> None:
