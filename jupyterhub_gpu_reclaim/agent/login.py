@@ -1,0 +1,83 @@
+"""Reads from a session's first program who it is to the Hub: its login and address.
+
+Called by the capture (the identity that a checkpoint carries) and by the samples
+(where its server answers). It reads ``/proc/<pid>/environ`` and hands the values on:
+it logs none of them and writes none to disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from jupyterhub_gpu_reclaim.models import Identity
+
+_PREFIX = "JUPYTERHUB_"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to ask a session's own server, and under which name it runs.
+
+    Attributes:
+        port: its TCP port; 0 where the environment does not say.
+        prefix: path of its pages, with a slash at both ends.
+        token: its own API token; empty where there is none.
+        environment: the ``JUPYTERHUB_…`` variables.
+    """
+
+    port: int
+    prefix: str
+    token: str = field(repr=False)
+    uid: int
+    cwd: str
+    environment: dict[str, str] = field(repr=False)
+
+    @property
+    def identity(self) -> Identity:
+        """As it goes into a checkpoint."""
+        return Identity(
+            api_token=self.token,
+            port=self.port,
+            environment=self.environment,
+            uid=self.uid,
+            cwd=self.cwd,
+        )
+
+
+def read_login(pid: int) -> Login:
+    """The login of the session whose first program has that host pid.
+
+    Raises:
+        OSError: it has ended, or may not be read.
+    """
+    process = Path(f"/proc/{pid}")
+    environment = _environment((process / "environ").read_bytes())
+    address = urlsplit(environment.get("JUPYTERHUB_SERVICE_URL", ""))
+    try:
+        port = address.port or 0
+    except ValueError:  # the user may have put anything there
+        port = 0
+    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or address.path or "/"
+    uid = next(
+        int(line.split()[1])
+        for line in (process / "status").read_text().splitlines()
+        if line.startswith("Uid:")
+    )
+    return Login(
+        port=port,
+        prefix="/" + prefix.strip("/") + "/" if prefix.strip("/") else "/",
+        token=environment.get("JUPYTERHUB_API_TOKEN", ""),
+        uid=uid,
+        cwd=str((process / "cwd").readlink()),
+        environment=environment,
+    )
+
+
+def _environment(data: bytes) -> dict[str, str]:
+    """The ``JUPYTERHUB_…`` variables of an environ block."""
+    pairs = (
+        item.decode("utf-8", "replace").partition("=") for item in data.split(b"\0")
+    )
+    return {name: value for name, _, value in pairs if name.startswith(_PREFIX)}

@@ -1,0 +1,130 @@
+"""Finds the sessions that live on this node: nothing is registered, so nothing is lost.
+
+Asked by the agent's calls, its operations and its recovery. It only reads ``/proc``:
+it never starts, stops or signals anything, and it believes only what a user cannot
+forge: a process of root that is pid 1 of a pid namespace of its own and runs our
+``session_init``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from jupyterhub_gpu_reclaim.errors import NotFound
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_MODES = ("start", "hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One incarnation on this node.
+
+    Attributes:
+        init_pid: host pid of its init.
+        init_start: the init's start time in clock ticks since boot; with the pid it
+            names one process for ever.
+        holding: the init was started to wait for a tree (``hold``).
+    """
+
+    incarnation: str
+    key: SessionKey
+    init_pid: int
+    init_start: int
+    holding: bool
+
+
+class Placements(Protocol):
+    """Where sessions of this node are found. Both calls only read; repeat at will."""
+
+    def list(self) -> list[Session]:
+        """Every session with an init on this node."""
+
+    def find(self, incarnation: str) -> Session:
+        """That incarnation's session.
+
+        Raises:
+            NotFound: there is no init of that incarnation here (``unknown_session``).
+        """
+
+
+class LocalPlacements:
+    """Sessions that run in namespaces on this machine, beside the Hub."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def list(self) -> list[Session]:
+        """Every session with an init on this machine, by incarnation."""
+        found: dict[str, Session] = {}
+        for entry in self._proc.iterdir():
+            if not entry.name.isdecimal():
+                continue
+            session = self._session(entry)
+            if session is not None:
+                found.setdefault(session.incarnation, session)
+        return sorted(found.values(), key=lambda session: session.incarnation)
+
+    def find(self, incarnation: str) -> Session:
+        """That incarnation's session, or ``NotFound`` (``unknown_session``)."""
+        for session in self.list():
+            if session.incarnation == incarnation:
+                return session
+        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+
+    def _session(self, entry: Path) -> Session | None:
+        """The session whose init that process is; None when it is none of ours."""
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if not any(b"session_init" in word for word in words[:6]):
+                return None
+            status = (entry / "status").read_text()
+            stat = (entry / "stat").read_text()
+        except OSError:  # it has ended while we looked
+            return None
+        if not _is_root_and_first(status):
+            return None
+        fields = stat.rpartition(")")[2].split()
+        if fields[0] in "ZX":
+            return None
+        return _parse(words, int(entry.name), int(fields[19]))
+
+
+def _is_root_and_first(status: str) -> bool:
+    """All four uids are root's, and it is pid 1 of a namespace below ours."""
+    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    uids = lines.get("Uid", "").split()
+    pids = lines.get("NSpid", "").split()
+    return uids == ["0"] * 4 and len(pids) >= 2 and pids[-1] == "1"
+
+
+def _parse(words: list[bytes], pid: int, start: int) -> Session | None:
+    """Read ``start|hold --incarnation I --user U --server S [-- CMD…]``."""
+    text = [word.decode("utf-8", "replace") for word in words]
+    mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
+    if mode_at is None:
+        return None
+    options = text[mode_at + 1 :]
+    if "--" in options:
+        options = options[: options.index("--")]
+    values = _values(options)
+    incarnation, user = values.get("--incarnation", ""), values.get("--user", "")
+    if not user or not _IDENTIFIER.fullmatch(incarnation):
+        return None
+    key = SessionKey(user, values.get("--server", ""))
+    return Session(incarnation, key, pid, start, holding=text[mode_at] == "hold")
+
+
+def _values(options: list[str]) -> dict[str, str]:
+    """Options with their values, word after word: a value is never read as a name."""
+    values: dict[str, str] = {}
+    words = iter(options)
+    for word in words:
+        if word.startswith("--") and word != "--relay":
+            values.setdefault(word, next(words, ""))
+    return values

@@ -1,0 +1,242 @@
+"""Samples one session: its processes through ``/proc``, its server through its API.
+
+Called by the agent every few seconds for every running session. What does not
+answer in time is ``None`` with the reason in ``problem``: never zero, never idle.
+It changes nothing, and its requests carry ``no_track_activity`` so that watching a
+session never looks like using it. A session that is stopped is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.metrics import jupyter, tree
+from jupyterhub_gpu_reclaim.models import (
+    KernelSample,
+    Sample,
+    SessionKey,
+    TerminalSample,
+)
+
+if TYPE_CHECKING:
+    from tornado.httpclient import AsyncHTTPClient
+
+    from jupyterhub_gpu_reclaim.clock import Clock
+
+T = TypeVar("T")
+
+#: Seconds that one session has for all its answers together.
+ANSWER_SECONDS = 5.0
+#: Notebooks asked for their last save, per sample; more are rare and cost the server.
+MAX_NOTEBOOKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A running session to sample; all pids are the host's."""
+
+    incarnation: str
+    key: SessionKey
+    init_pid: int
+    root_pid: int
+    pids: list[int]
+    address: jupyter.Address | None
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What came back; ``None`` is what did not."""
+
+    usage: tree.TreeUsage | None = None
+    kernels: list[jupyter.Kernel] | None = None
+    terminals: list[jupyter.Terminal] | None = None
+    status: jupyter.Status | None = None
+    notebooks: list[jupyter.NotebookSession] | None = None
+    saved: float | None = None
+
+
+class Sampler:
+    """Takes samples with one client for all sessions."""
+
+    def __init__(self, clock: Clock, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._clock = clock
+        self._client: AsyncHTTPClient = jupyter.make_client()
+        self._seconds = answer_seconds
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        self._client.close()
+
+    async def sample_all(self, watched: list[Watched]) -> list[Sample]:
+        """One sample of each, all at once: a slow one delays none of the others."""
+        return await asyncio.gather(*(self.sample(session) for session in watched))
+
+    async def sample(self, watched: Watched) -> Sample:
+        """One sample; it ends within the time limit and never raises for a session."""
+        if watched.stopped:
+            return _sum_up(watched, _Answers(), self._clock.now(), ["it is stopped"])
+        problems: list[str] = []
+        measured = asyncio.create_task(self._measure(watched, problems))
+        answers = _Answers()
+        if watched.address is None:
+            problems.append("the address of its server is not known")
+        else:
+            answers = await self._ask_server(watched.address, problems)
+        answers = replace(answers, usage=await measured)
+        return _sum_up(watched, answers, self._clock.now(), problems)
+
+    async def _measure(
+        self, watched: Watched, problems: list[str]
+    ) -> tree.TreeUsage | None:
+        try:
+            return await asyncio.wait_for(
+                asyncio.to_thread(
+                    tree.measure, watched.init_pid, watched.root_pid, watched.pids
+                ),
+                self._seconds,
+            )
+        except (OSError, ValueError, IndexError) as error:
+            problems.append(f"its processes: {type(error).__name__}")
+            return None
+
+    async def _ask_server(
+        self, address: jupyter.Address, problems: list[str]
+    ) -> _Answers:
+        """All questions at once, each with its own time limit."""
+        kernels, terminals, status, (notebooks, saved) = await asyncio.gather(
+            self._ask(address, problems, "api/kernels", list[jupyter.Kernel]),
+            self._terminals(address, problems),
+            self._ask(address, problems, "api/status", jupyter.Status),
+            self._notebooks(address, problems),
+        )
+        return _Answers(None, kernels, terminals, status, notebooks, saved)
+
+    async def _ask(
+        self, address: jupyter.Address, problems: list[str], path: str, kind: type[T]
+    ) -> T | None:
+        try:
+            return await jupyter.ask(
+                self._client, address, path, kind, seconds=self._seconds
+            )
+        except ReclaimError as error:
+            problems.append(error.detail)
+            return None
+
+    async def _terminals(
+        self, address: jupyter.Address, problems: list[str]
+    ) -> list[jupyter.Terminal] | None:
+        """A server without the terminals extension has none: that is known."""
+        try:
+            return await jupyter.ask(
+                self._client,
+                address,
+                "api/terminals",
+                list[jupyter.Terminal],
+                seconds=self._seconds,
+            )
+        except NotFound:
+            return []
+        except ReclaimError as error:
+            problems.append(error.detail)
+            return None
+
+    async def _notebooks(
+        self, address: jupyter.Address, problems: list[str]
+    ) -> tuple[list[jupyter.NotebookSession] | None, float | None]:
+        """The open notebooks, and when one of them was last saved."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                notebooks = await self._ask(
+                    address, problems, "api/sessions", list[jupyter.NotebookSession]
+                )
+                saves = await asyncio.gather(
+                    *(
+                        self._last_saved(address, notebook.path)
+                        for notebook in (notebooks or [])[:MAX_NOTEBOOKS]
+                        if notebook.type == "notebook"
+                    )
+                )
+        except TimeoutError:
+            problems.append("api/sessions: no answer in time")
+            return None, None
+        return notebooks, max((save for save in saves if save), default=None)
+
+    async def _last_saved(self, address: jupyter.Address, path: str) -> float | None:
+        """When that notebook was saved; one that was never saved or moved has none."""
+        try:
+            contents = await jupyter.ask(
+                self._client,
+                address,
+                f"api/contents/{path}",
+                jupyter.Contents,
+                seconds=self._seconds,
+            )
+        except ReclaimError:
+            return None
+        return jupyter.timestamp(contents.last_modified)
+
+
+def _sum_up(
+    watched: Watched, answers: _Answers, at: float, problems: list[str]
+) -> Sample:
+    """Everything that is known, as one value."""
+    usage, status = answers.usage, answers.status
+    return Sample(
+        incarnation=watched.incarnation,
+        key=watched.key,
+        at=at,
+        processes=usage.processes if usage else None,
+        memory=usage.memory if usage else None,
+        cpu_server=usage.cpu_server if usage else None,
+        cpu_work=usage.cpu_work if usage else None,
+        started=usage.started if usage else None,
+        kernels=_kernels(answers),
+        terminals=_terminals(answers),
+        connections=status.connections if status else None,
+        last_saved=answers.saved,
+        problem="; ".join(problems),
+    )
+
+
+def _kernels(answers: _Answers) -> list[KernelSample] | None:
+    """The kernels, each under the name of its notebook where there is one."""
+    if answers.kernels is None:
+        return None
+    names = {
+        notebook.kernel.id: notebook.path
+        for notebook in answers.notebooks or []
+        if notebook.kernel is not None and notebook.path
+    }
+    return [
+        KernelSample(
+            id=kernel.id,
+            name=names.get(kernel.id, kernel.name),
+            execution_state=kernel.execution_state,
+            last_activity=jupyter.timestamp(kernel.last_activity),
+            connections=kernel.connections,
+        )
+        for kernel in answers.kernels
+    ]
+
+
+def _terminals(answers: _Answers) -> list[TerminalSample] | None:
+    """The terminals with their last input.
+
+    The API does not tell which name has which tty. Both are counted up, so in order
+    they belong together; where the numbers differ (one was closed by its shell this
+    very moment), each gets the newest input of all, which errs on the side of use.
+    """
+    if answers.terminals is None or answers.usage is None:
+        return None
+    names = sorted((t.name for t in answers.terminals), key=lambda n: (len(n), n))
+    typed: list[float | None] = list(answers.usage.typed)
+    if len(typed) != len(names):
+        typed = [max(answers.usage.typed, default=None)] * len(names)
+    return [
+        TerminalSample(name=name, last_input=at)
+        for name, at in zip(names, typed, strict=True)
+    ]
