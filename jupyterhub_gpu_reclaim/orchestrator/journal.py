@@ -1,0 +1,249 @@
+"""What must survive a crash of the service: sessions, checkpoints, and who did what.
+
+Written by ``sessions.py`` before anything is done outside; read by the whole
+orchestrator. SQLAlchemy on SQLite by default (WAL, ``synchronous=FULL``). It decides
+nothing and knows no phase's meaning.
+
+Every call is synchronous, one transaction, and short (a few rows by primary key, about
+a millisecond with an fsync): it is made on the event loop on purpose, so that what is
+read, decided and written between two ``await``s is one step that nothing can split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import Engine, and_, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.models import CheckpointInfo, Failure, SessionKey
+from jupyterhub_gpu_reclaim.orchestrator import schema
+from jupyterhub_gpu_reclaim.orchestrator.rows import (
+    AuditRow,
+    CheckpointRow,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+#: How long SQLite waits for another program (a backup, say) that holds the file.
+BUSY_SECONDS = 10.0
+
+
+class Journal:
+    """The rows, each change in one transaction.
+
+    Args:
+        url: an SQLAlchemy URL; ``sqlite://`` is in memory, for tests.
+
+    Raises:
+        StoreError: the database cannot be opened or written.
+        Refused: it is of a newer release.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = _engine(url)
+        try:
+            with self._engine.begin() as connection:
+                schema.migrate(connection)
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+    def close(self) -> None:
+        """Let the database go; nothing is unwritten at any time."""
+        self._engine.dispose()
+
+    # --- sessions ------------------------------------------------------------------
+    def session(self, key: SessionKey) -> SessionRow | None:
+        """The row of that session, if there is one."""
+        query = schema.sessions.select().where(_of(schema.sessions, key))
+        return next((_session(row) for row in self._read(query)), None)
+
+    def sessions(self) -> list[SessionRow]:
+        """All of them, by key."""
+        table = schema.sessions
+        query = table.select().order_by(table.c.user, table.c.server)
+        return [_session(row) for row in self._read(query)]
+
+    def save(
+        self,
+        row: SessionRow,
+        audit: AuditRow | None = None,
+        checkpoints: Iterable[CheckpointRow] = (),
+    ) -> None:
+        """Write a session's new state, its audit line and its checkpoints at once."""
+        statements = _replace_session(row)
+        for checkpoint in checkpoints:
+            statements += _replace_checkpoint(checkpoint)
+        if audit is not None:
+            statements.append(schema.audit.insert().values(**_audit_values(audit)))
+        self._write(*statements)
+
+    def forget(
+        self, key: SessionKey, audit: AuditRow, doomed: Iterable[CheckpointRow]
+    ) -> None:
+        """Remove a session's row; its checkpoints stay until they are deleted."""
+        self._write(
+            schema.sessions.delete().where(_of(schema.sessions, key)),
+            *[each for row in doomed for each in _replace_checkpoint(row)],
+            schema.audit.insert().values(**_audit_values(audit)),
+        )
+
+    # --- checkpoints -----------------------------------------------------------------
+    def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
+        """The row of that checkpoint, if there is one."""
+        table = schema.checkpoints
+        query = table.select().where(table.c.id == checkpoint)
+        return next((_checkpoint(row) for row in self._read(query)), None)
+
+    def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
+        """Of one session or of all, oldest generation first."""
+        table = schema.checkpoints
+        query = table.select().order_by(table.c.generation, table.c.id)
+        if key is not None:
+            query = query.where(_of(table, key))
+        return [_checkpoint(row) for row in self._read(query)]
+
+    def due(self, now: float) -> list[CheckpointRow]:
+        """Checkpoints whose time is over."""
+        table = schema.checkpoints
+        query = table.select().where(table.c.expires <= now)
+        return [_checkpoint(row) for row in self._read(query)]
+
+    def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
+        """Write how long checkpoints are kept."""
+        self._write(*[each for row in checkpoints for each in _replace_checkpoint(row)])
+
+    def drop(self, checkpoint: str) -> None:
+        """Forget a checkpoint that is deleted; idempotent."""
+        table = schema.checkpoints
+        self._write(table.delete().where(table.c.id == checkpoint))
+
+    # --- audit -------------------------------------------------------------------------
+    def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
+        """The newest lines first, of one session or of all."""
+        table = schema.audit
+        query = table.select().order_by(table.c.id.desc()).limit(limit)
+        if key is not None:
+            query = query.where(_of(table, key))
+        return [
+            AuditRow(
+                at=row["at"],
+                key=SessionKey(row["user"], row["server"]),
+                who=row["who"],
+                what=row["what"],
+                code=row["code"],
+                message=row["message"],
+            )
+            for row in self._read(query)
+        ]
+
+    def _read(self, query: Any) -> list[Mapping[str, Any]]:
+        try:
+            with self._engine.connect() as connection:
+                return list(connection.execute(query).mappings())
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+    def _write(self, *statements: Any) -> None:
+        if not statements:
+            return
+        try:
+            with self._engine.begin() as connection:
+                for statement in statements:
+                    connection.execute(statement)
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+
+def _broken(error: Exception) -> StoreError:
+    """What the journal's own failure is to everybody else."""
+    return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
+
+
+def _engine(url: str) -> Engine:
+    """An engine whose SQLite loses nothing at a power cut."""
+    if make_url(url).get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    in_memory = make_url(url).database in {None, "", ":memory:"}
+    options: dict[str, Any] = {"poolclass": StaticPool} if in_memory else {}
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, **options)
+
+    def prepare(connection: Any, record: Any) -> None:
+        del record
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    event.listen(engine, "connect", prepare)
+    return engine
+
+
+def _of(table: Any, key: SessionKey) -> Any:
+    """The condition "of that session"."""
+    return and_(table.c.user == key.user, table.c.server == key.server)
+
+
+def _replace_session(row: SessionRow) -> list[Any]:
+    """Statements that write a row whether or not it is there, on any database."""
+    table = schema.sessions
+    return [
+        table.delete().where(_of(table, row.key)),
+        table.insert().values(**_session_values(row)),
+    ]
+
+
+def _replace_checkpoint(row: CheckpointRow) -> list[Any]:
+    table = schema.checkpoints
+    values = msgspec.structs.asdict(row)
+    key = values.pop("key")
+    values["keeping"] = row.keeping.value
+    values["info"] = None if row.info is None else wire.encode(row.info).decode()
+    values.update(user=key.user, server=key.server)
+    return [
+        table.delete().where(table.c.id == row.id),
+        table.insert().values(**values),
+    ]
+
+
+def _session_values(row: SessionRow) -> dict[str, Any]:
+    values = msgspec.structs.asdict(row)
+    key = values.pop("key")
+    values.update(user=key.user, server=key.server)
+    values["phase"] = row.phase.value
+    values["intent"] = row.intent.value
+    values["failure"] = None if row.failure is None else wire.encode(row.failure).decode()
+    return values
+
+
+def _audit_values(row: AuditRow) -> dict[str, Any]:
+    values = msgspec.structs.asdict(row)
+    key = values.pop("key")
+    return {**values, "user": key.user, "server": key.server}
+
+
+def _session(row: Mapping[str, Any]) -> SessionRow:
+    values = _with_key(row)
+    failure = values.pop("failure")
+    values["failure"] = wire.decode(failure, Failure) if failure else None
+    return msgspec.convert(values, SessionRow, strict=False, from_attributes=True)
+
+
+def _checkpoint(row: Mapping[str, Any]) -> CheckpointRow:
+    values = _with_key(row)
+    info = values.pop("info")
+    values["info"] = wire.decode(info, CheckpointInfo) if info else None
+    return msgspec.convert(values, CheckpointRow, strict=False, from_attributes=True)
+
+
+def _with_key(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns, with user and server as one key."""
+    values = {str(name): value for name, value in row.items()}
+    values["key"] = SessionKey(values.pop("user"), values.pop("server"))
+    return values

@@ -1,0 +1,121 @@
+"""The journal's tables and the migrations that lead to them, in order.
+
+Used by ``journal.py`` alone, when it opens a database. A migration, once released, is
+never changed; a new one is added at the end and only ever adds to what is there, so
+that a frozen sample of each version (``tests/orchestrator/samples``) can be opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+)
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+metadata = MetaData()
+
+schema = Table(
+    "schema_version",
+    metadata,
+    Column("version", Integer, primary_key=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("user", Text, primary_key=True),
+    Column("server", Text, primary_key=True),
+    Column("phase", Text, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("incarnation", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("checkpoint", Text, nullable=False),
+    Column("attempt", Text, nullable=False),
+    Column("intent", Text, nullable=False),
+    Column("intent_by", Text, nullable=False),
+    Column("failure", Text),  # JSON of models.Failure
+    Column("failures", Integer, nullable=False),
+    Column("backoff_until", Float),
+    Column("kept_until", Float),
+    Column("kept_by", Text, nullable=False),
+    Column("opted_out_by", Text, nullable=False),
+    Column("placed", Boolean, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("started_at", Float),
+    Column("resumed_at", Float),
+    Column("stop_asked", Float),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("keeping", Text, nullable=False),
+    Column("info", Text),  # JSON of models.CheckpointInfo
+    Column("changed", Float, nullable=False),
+    Column("expires", Float),
+    Index("checkpoints_by_session", "user", "server"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("what", Text, nullable=False),
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Index("audit_by_session", "user", "server", "id"),
+)
+
+
+def _first(connection: Connection) -> None:
+    """Version 1: everything above."""
+    metadata.create_all(connection)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+
+
+def migrate(connection: Connection) -> int:
+    """Bring a database to the newest version, inside the caller's transaction.
+
+    Returns:
+        The version it had before; 0 for a new one.
+
+    Raises:
+        Refused: it was written by a newer release of ours.
+    """
+    schema.create(connection, checkfirst=True)
+    found = connection.execute(schema.select()).scalars().all()
+    version = max(found, default=0)
+    if version > len(MIGRATIONS):
+        raise Refused(
+            Reason.INVALID,
+            what=(
+                f"The journal has version {version}, this release knows"
+                f" {len(MIGRATIONS)}: install the newer release again."
+            ),
+        )
+    for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
+        migration(connection)
+        connection.execute(schema.insert().values(version=number))
+    return version

@@ -1,0 +1,45 @@
+"""The numbers that the orchestrator goes by, each with its unit and its reason.
+
+Made by the service from its traits (which document them to administrators) and passed
+to the controller; never read from anywhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All durations in seconds."""
+
+    #: How often the agent is asked what the sessions do.
+    sample_interval: float = 10.0
+    #: How often journal, agent and Hub are compared, even if nothing was heard.
+    tick_interval: float = 10.0
+    #: How long a session is shown as about to be suspended before it is; 0: at once.
+    warn_for: float = 60.0
+    #: How long after an answered resume the checkpoint it came from is kept.
+    grace: float = 600.0
+    #: How long "start fresh" keeps what was saved.
+    set_aside: float = 7 * 86400.0
+    #: How long a state that makes no sense must last before anything is ended for it.
+    orphan_grace: float = 120.0
+    #: How long a saved tree stays frozen while the Hub does not take the stop; then
+    #: it is thawed.
+    release_limit: float = 300.0
+    #: How long a start or a stop waits for a suspend that is under way.
+    settle_limit: float = 120.0
+    #: How long a whole capture or restore may take; the agent limits each step.
+    operation_limit: float = 3600.0
+    #: Longest "keep" that a user may ask for.
+    keep_limit: float = 7 * 86400.0
+    #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
+    backoff: float = 60.0
+    backoff_limit: float = 3600.0
+    #: How long a steady look at something that is under way waits before the next.
+    pace: float = 1.0
+    #: Captures at the same time (they share the store's bandwidth).
+    captures: int = 2
+    #: Sessions worked on at the same time.
+    workers: int = 16
