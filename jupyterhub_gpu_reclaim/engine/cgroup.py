@@ -1,0 +1,280 @@
+"""Read, join and limit the control groups of a session, v1, v2 and both at once.
+
+Called by the agent: to account a restored tree where its new init lives, to lift the
+memory limit while GPU memory is moved into the host's, and for samples. It never
+moves a process between sessions and never deletes a group that holds one.
+
+On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
+controllers stands beside them; :func:`groups_of` lists all of them, and whoever asks
+for a controller gets the hierarchy that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import Value
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: v1 says "no limit" with a number near 2^63, rounded down to a page.
+_NO_LIMIT: Final = 1 << 62
+_CPU_PERIOD_MICROSECONDS: Final = 100_000
+
+
+class Group(NamedTuple):
+    """One process' place in one hierarchy."""
+
+    controllers: frozenset[str]  #: empty for a v2 tree without controllers, "name=…"
+    version: int
+    folder: Path
+
+
+class LimitRecord(Value, frozen=True, kw_only=True):
+    """What it takes to put a memory limit back, also after a crash."""
+
+    file: str = ""  #: empty when there was no limit to lift
+    bytes: int = 0
+
+
+def groups_of(pid: int) -> list[Group]:
+    """The control groups of a process, as folders that we can reach.
+
+    A hierarchy that is not mounted here, or a group outside of what is mounted, is left
+    out.
+    """
+    roots: dict[str, tuple[Path, str]] = {}
+    for mount in read_mounts("self"):
+        if mount.kind == "cgroup2":
+            roots.setdefault("", (mount.target, mount.root))
+        elif mount.kind == "cgroup":
+            for option in mount.super_options:
+                roots.setdefault(option, (mount.target, mount.root))
+    groups = []
+    for line in procfs.text(pid, "cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        controllers = frozenset(names.split(",")) - {""}
+        root = roots.get(min(controllers) if controllers else "")
+        if root is None:
+            continue
+        folder = _below(root[0], root[1], path)
+        if folder is not None and folder.is_dir():
+            version = 1 if controllers else 2
+            groups.append(Group(controllers or _v2(folder), version, folder))
+    return groups
+
+
+def memory_limit(pid: int) -> int | None:
+    """The tightest memory limit above a process, in bytes; None for no limit."""
+    group = _with(pid, "memory")
+    if group is None:
+        return None
+    limits = [_limit(folder, group.version) for folder in _upwards(group)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_usage(pid: int) -> int | None:
+    """Bytes that the group of a process is charged with; None when not accounted."""
+    group = _with(pid, "memory")
+    name = "memory.current" if group and group.version == 2 else "memory.usage_in_bytes"
+    return _number(group.folder / name) if group else None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time that the group of a process has used; None when not accounted."""
+    group = _with(pid, "cpuacct")
+    if group is not None:
+        nanoseconds = _number(group.folder / "cpuacct.usage")
+        return None if nanoseconds is None else nanoseconds / 1e9
+    for group in groups_of(pid):
+        if group.version == 2:
+            for line in _text(group.folder / "cpu.stat").splitlines():
+                if line.startswith("usage_usec "):
+                    return int(line.split()[1]) / 1e6
+    return None
+
+
+def join(pid: int, other: int) -> None:
+    """Move a process into every group that another one is in. Idempotent.
+
+    Raises:
+        Refused: a group does not take it (``internal``).
+    """
+    mine = {(g.version, g.controllers): g.folder for g in groups_of(pid)}
+    for group in groups_of(other):
+        if mine.get((group.version, group.controllers)) != group.folder:
+            _write(group.folder / "cgroup.procs", str(pid))
+
+
+def lift_memory_limit(pid: int) -> LimitRecord:
+    """Take the limit off the group of a process; the record puts it back.
+
+    Write the record down before anything else happens: :func:`restore_memory_limit`
+    takes it also in another process, after a crash. Limits of groups further up belong
+    to others and stay.
+    """
+    group = _with(pid, "memory")
+    limit = _limit(group.folder, group.version) if group else None
+    if group is None or limit is None:
+        return LimitRecord()
+    file = group.folder / _limit_name(group.version)
+    _write(file, "max" if group.version == 2 else "-1")
+    return LimitRecord(file=str(file), bytes=limit)
+
+
+def restore_memory_limit(record: LimitRecord) -> bool:
+    """Put a lifted limit back. Idempotent; true also when its group is gone.
+
+    False when more than the limit is in use: v1 would refuse (EBUSY), v2 would kill
+    somebody to make it fit. Try again when memory has become free.
+    """
+    file = Path(record.file)
+    if not record.file or not file.exists():
+        return True
+    used = _number(file.with_name("memory.current"))
+    if file.name == "memory.max" and used is not None and used > record.bytes:
+        return False
+    try:
+        file.write_text(str(record.bytes), encoding="ascii")
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise _refused(file, error) from None
+    return True
+
+
+@contextlib.contextmanager
+def without_memory_limit(pid: int) -> Iterator[LimitRecord]:
+    """No memory limit on the group of a process inside the block."""
+    record = lift_memory_limit(pid)
+    try:
+        yield record
+    finally:
+        restore_memory_limit(record)
+
+
+def create(
+    parents: Iterable[Group],
+    name: str,
+    *,
+    memory_bytes: int | None = None,
+    cpus: float | None = None,
+) -> list[Group]:
+    """Make a group of that name below each parent, with its limits. Idempotent.
+
+    Args:
+        parents: as :func:`groups_of` lists them.
+        name: a plain name.
+        memory_bytes: None for no limit.
+        cpus: cores, e.g. 1.5; None for no limit.
+
+    Raises:
+        Refused: the kernel refuses, e.g. because a v2 parent holds processes itself.
+    """
+    made = []
+    for parent in parents:
+        folder = parent.folder / name
+        wanted = {"memory", "cpu"} & parent.controllers
+        if parent.version == 2 and wanted:
+            switches = " ".join(f"+{controller}" for controller in sorted(wanted))
+            _write(parent.folder / "cgroup.subtree_control", switches)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _refused(folder, error) from None
+        group = parent._replace(folder=folder)
+        if memory_bytes is not None and "memory" in wanted:
+            _write(folder / _limit_name(group.version), str(memory_bytes))
+        if cpus is not None and "cpu" in wanted:
+            _limit_cpu(group, cpus)
+        made.append(group)
+    return made
+
+
+def remove(groups: Iterable[Group]) -> bool:
+    """Remove empty groups; false when one still holds processes. Idempotent."""
+    emptied = True
+    for group in groups:
+        try:
+            group.folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise _refused(group.folder, error) from None
+            emptied = False
+    return emptied
+
+
+def _limit_cpu(group: Group, cpus: float) -> None:
+    quota = max(int(cpus * _CPU_PERIOD_MICROSECONDS), 1000)  # the kernel's minimum
+    if group.version == 2:
+        _write(group.folder / "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")
+    else:
+        period = str(_CPU_PERIOD_MICROSECONDS)
+        _write(group.folder / "cpu.cfs_period_us", period)
+        _write(group.folder / "cpu.cfs_quota_us", str(quota))
+
+
+def _with(pid: int, controller: str) -> Group | None:
+    return next((g for g in groups_of(pid) if controller in g.controllers), None)
+
+
+def _v2(folder: Path) -> frozenset[str]:
+    return frozenset(_text(folder / "cgroup.controllers").split())
+
+
+def _limit_name(version: int) -> str:
+    return "memory.max" if version == 2 else "memory.limit_in_bytes"
+
+
+def _limit(folder: Path, version: int) -> int | None:
+    limit = _number(folder / _limit_name(version))
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _upwards(group: Group) -> Iterator[Path]:
+    """The folder and those above it, as far as they are control groups."""
+    folder = group.folder
+    while (folder / "cgroup.procs").exists():
+        yield folder
+        folder = folder.parent
+
+
+def _below(target: Path, root: str, path: str) -> Path | None:
+    """A group's folder below a mount that shows the hierarchy from ``root`` on."""
+    inside, wanted = Path(root), Path(path)
+    if ".." in wanted.parts or not wanted.is_relative_to(inside):
+        return None
+    return target / wanted.relative_to(inside)
+
+
+def _number(path: Path) -> int | None:
+    content = _text(path).strip()
+    return int(content) if content.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="ascii")
+    except OSError as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: OSError) -> Refused:
+    return Refused(Reason.INTERNAL, detail=f"{path}: {error}")

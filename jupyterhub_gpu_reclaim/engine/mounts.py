@@ -1,0 +1,111 @@
+"""Mount tables, and which of a session's mounts hold data that dies with it.
+
+Called by ``archive``, ``cgroup`` and ``preflight``. Reads /proc/<pid>/mountinfo (see
+proc_pid_mountinfo(5)), mounts nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.engine.procfs import PROC
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_ESCAPE: Final = re.compile(r"\\([0-7]{3})")
+
+#: A container's runtime makes these anew; what lies on them is not the session's.
+_RUNTIME: Final = (Path("/proc"), Path("/sys"))
+
+
+class Mount(NamedTuple):
+    """One line of a mount table, as its own mount namespace sees it."""
+
+    device: str  #: major:minor
+    root: str  #: which folder of the file system is mounted
+    target: Path
+    kind: str  #: type of the file system
+    source: str
+    options: frozenset[str]
+    super_options: frozenset[str]
+
+    def option(self, name: str) -> str | None:
+        """The value of ``name=value`` among the file system's options."""
+        for one in self.super_options:
+            key, equals, value = one.partition("=")
+            if equals and key == name:
+                return value
+        return None
+
+
+def parse_mounts(table: str) -> list[Mount]:
+    """A mountinfo table; lines that do not fit are left out."""
+    mounts = []
+    for line in table.split("\n"):
+        before, separator, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if not separator or len(fields) < 6 or len(rest) < 3:
+            continue
+        mounts.append(
+            Mount(
+                device=fields[2],
+                root=_plain(fields[3]),
+                target=Path(_plain(fields[4])),
+                kind=rest[0],
+                source=_plain(rest[1]),
+                options=frozenset(fields[5].split(",")),
+                super_options=frozenset(map(_plain, rest[2].split(","))),
+            )
+        )
+    return mounts
+
+
+def read_mounts(pid: int | str) -> list[Mount]:
+    """The mounts that a process sees; none when it is gone."""
+    try:
+        raw = (PROC / str(pid) / "mountinfo").read_bytes()
+    except OSError:
+        return []
+    return parse_mounts(raw.decode("utf-8", "surrogateescape"))
+
+
+def private_tmpfs(
+    session: Iterable[Mount], host: Iterable[Mount], named: Collection[Path] = ()
+) -> list[Mount]:
+    """The session's writable tmpfs mounts that nobody outside shares; pure.
+
+    Args:
+        session: its mounts, in order: a later one on the same target hides the former.
+        host: the mounts of the namespace that the agent belongs to.
+        named: targets that belong to the session because the placement says so.
+    """
+    outside = {mount.device for mount in host}
+    visible: dict[Path, Mount] = {}
+    for mount in session:
+        for target in [t for t in visible if t.is_relative_to(mount.target)]:
+            del visible[target]  # covered by what was mounted on or above it
+        visible[mount.target] = mount
+    return [
+        mount
+        for mount in visible.values()
+        if mount.kind == "tmpfs"
+        and "ro" not in mount.options
+        and mount.target != Path("/dev")
+        and not any(mount.target.is_relative_to(folder) for folder in _RUNTIME)
+        and (
+            mount.target in named or (mount.device not in outside and mount.root == "/")
+        )
+    ]
+
+
+def root_overlay(session: Iterable[Mount]) -> Mount | None:
+    """The overlay that is the session's root, if it is one."""
+    roots = [mount for mount in session if mount.target == Path("/")]
+    return roots[-1] if roots and roots[-1].kind == "overlay" else None
+
+
+def _plain(field: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), field)

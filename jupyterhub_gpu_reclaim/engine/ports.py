@@ -1,0 +1,267 @@
+"""Keep the ports of saved sessions free, in a network namespace that others share.
+
+Called by the agent before a release (reserve), after a restore or a discard (release),
+at its start (reapply) and before a restore (check_free). It never takes a port that an
+administrator has reserved out of the kernel's list.
+
+The kernel never hands out a port of ``net.ipv4.ip_local_reserved_ports`` by itself, for
+IPv6 neither, but a program may still bind it explicitly: that is what
+:func:`check_free` finds. The list is lost at a reboot, so what is ours stands in a file as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.sock_diag import Diag, State
+from jupyterhub_gpu_reclaim.engine.sockets import Port
+from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.models import Finding, Value
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+SYSCTL: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_PROTOCOLS: Final = {6: "tcp", 17: "udp"}
+
+
+class _Record(Value, frozen=True, kw_only=True):
+    """What the file holds."""
+
+    version: int = 1
+    boot: str = ""
+    #: checkpoint → ports
+    reserved: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    #: of ours, those that were in the kernel's list before us; not ours to take out
+    foreign: list[int] = msgspec.field(default_factory=list)
+
+    def all(self) -> set[int]:
+        """Every port that some checkpoint needs."""
+        return {port for ports in self.reserved.values() for port in ports}
+
+
+class Reservations:
+    """The ports reserved for saved sessions; one instance per state folder.
+
+    Every call is idempotent, takes a lock that other processes respect, and survives a
+    crash at any point: what the file claims is put back by :meth:`reapply`.
+
+    Args:
+        folder: the agent's state folder, which exists.
+        sysctl: the kernel's list, in the network namespace of the caller.
+    """
+
+    def __init__(self, folder: Path, *, sysctl: Path = SYSCTL) -> None:
+        self._path = folder / "ports.json"
+        self._lock_path = folder / "ports.lock"
+        self._sysctl = sysctl
+
+    def reserve(self, checkpoint: str, ports: Iterable[Port]) -> None:
+        """Keep those ports for that checkpoint.
+
+        Raises:
+            Refused: the kernel's list or the file cannot be written (``internal``).
+        """
+        with self._locked():
+            record = self._read()
+            current = self._current()
+            numbers = sorted({port.port for port in ports})
+            foreign = set(record.foreign)
+            foreign |= (set(numbers) - record.all()) & current
+            record = msgspec.structs.replace(
+                record,
+                reserved={**record.reserved, checkpoint: numbers},
+                foreign=sorted(foreign),
+                boot=_boot(),
+            )
+            self._write(record)
+            self._apply(current | record.all())
+
+    def release(self, checkpoint: str) -> None:
+        """Give the ports of that checkpoint back, save those that others reserved."""
+        with self._locked():
+            record = self._read()
+            if checkpoint not in record.reserved:
+                return
+            reserved = {k: v for k, v in record.reserved.items() if k != checkpoint}
+            rest = msgspec.structs.replace(record, reserved=reserved)
+            gone = record.all() - rest.all()
+            self._apply(self._current() - (gone - set(record.foreign)))
+            foreign = sorted(set(record.foreign) & rest.all())
+            self._write(msgspec.structs.replace(rest, foreign=foreign))
+
+    def reapply(self, keep: Collection[str] | None = None) -> None:
+        """Put the kernel's list right after a crash or a reboot.
+
+        Args:
+            keep: the checkpoints that still exist; None keeps every reservation.
+        """
+        for checkpoint in self.checkpoints():
+            if keep is not None and checkpoint not in keep:
+                self.release(checkpoint)
+        with self._locked():
+            record = self._read()
+            current = self._current()
+            if record.boot != _boot():
+                foreign = sorted(record.all() & current)
+                record = msgspec.structs.replace(record, boot=_boot(), foreign=foreign)
+                self._write(record)
+            if not record.all() <= current:
+                self._apply(current | record.all())
+
+    def checkpoints(self) -> list[str]:
+        """Those that have ports reserved."""
+        return sorted(self._read().reserved)
+
+    def _current(self) -> set[int]:
+        try:
+            return parse_ranges(self._sysctl.read_text())
+        except OSError as error:
+            raise _refused(self._sysctl, error) from None
+
+    def _apply(self, ports: set[int]) -> None:
+        # An empty line empties the list; the kernel takes a page at a time.
+        data = (format_ranges(ports) + "\n").encode()
+        try:
+            with self._sysctl.open("wb", buffering=0) as file:
+                while data:
+                    data = data[file.write(data) or len(data) :]
+        except OSError as error:
+            raise _refused(self._sysctl, error) from None
+
+    def _read(self) -> _Record:
+        try:
+            return wire.decode(self._path.read_bytes(), _Record)
+        except FileNotFoundError:
+            return _Record()
+        except (OSError, BadRequest) as error:
+            raise _refused(self._path, error) from None
+
+    def _write(self, record: _Record) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(wire.encode(record))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+        except OSError as error:
+            raise _refused(self._path, error) from None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Held for a few small writes only, so waiting for it needs no time limit.
+        try:
+            descriptor = os.open(
+                self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            raise _refused(self._lock_path, error) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def shares_network(init_pid: int) -> bool:
+    """Whether that session lives in our own network namespace."""
+    return procfs.link(init_pid, "ns/net") == procfs.link(os.getpid(), "ns/net")
+
+
+def check_free(init_pid: int, ports: Iterable[Port]) -> list[Finding]:
+    """Who holds a port that a restore under ``init_pid`` will bind.
+
+    One finding per port, sorted, with the program's name; an empty list is good.
+    TIME_WAIT does not count: CRIU binds over it.
+    """
+    wanted = sorted(set(ports))
+    with Diag(init_pid) as diag:
+        bound = [
+            (
+                Port(_PROTOCOLS[one.protocol], one.local.port, str(one.local.address)),
+                one,
+            )
+            for one in diag.sockets()
+            if one.inode or one.state is State.LISTEN
+        ]
+    findings = {}
+    for port in wanted:
+        for other, one in bound:
+            if port.port and _conflict(port, other):
+                holder = _holder(one.inode)
+                message = Reason.PORT_IN_USE.sentence(port=port.port, holder=holder)
+                findings[port.port] = Finding(
+                    code=Reason.PORT_IN_USE.value,
+                    message=message,
+                    hint=Reason.PORT_IN_USE.hint,
+                    retryable=True,
+                )
+                break
+    return list(findings.values())
+
+
+def parse_ranges(line: str) -> set[int]:
+    """``8000,9000-9002`` as numbers; the kernel's own format.
+
+    Raises:
+        Refused: it is no such list (``internal``).
+    """
+    ports: set[int] = set()
+    for part in line.strip().split(","):
+        first, dash, last = part.partition("-")
+        if not part:
+            continue
+        try:
+            ports.update(range(int(first), int(last if dash else first) + 1))
+        except ValueError:
+            raise Refused(Reason.INTERNAL, detail=f"no list of ports: {part}") from None
+    return ports
+
+
+def format_ranges(ports: Iterable[int]) -> str:
+    """Numbers as ``8000,9000-9002``; empty for none."""
+    runs: list[list[int]] = []
+    for port in sorted(set(ports)):
+        if runs and runs[-1][1] == port - 1:
+            runs[-1][1] = port
+        else:
+            runs.append([port, port])
+    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
+
+
+def _conflict(one: Port, other: Port) -> bool:
+    if (one.protocol, one.port) != (other.protocol, other.port):
+        return False
+    wild = any(
+        ipaddress.ip_address(port.address).is_unspecified for port in (one, other)
+    )
+    return wild or one.address == other.address
+
+
+def _holder(inode: int) -> str:
+    for entry in Path("/proc").iterdir():
+        if inode and entry.name.isdigit():
+            pid = int(entry.name)
+            if any(f"socket:[{inode}]" == d.target for d in procfs.descriptors(pid)):
+                return f"{procfs.name(pid)} (process {pid})"
+    return "another program"
+
+
+def _boot() -> str:
+    return _BOOT_ID.read_text().strip()
+
+
+def _refused(path: Path, error: Exception) -> Refused:
+    return Refused(Reason.INTERNAL, detail=f"{path}: {error}")

@@ -1,0 +1,95 @@
+"""Small readers of /proc/<pid> for processes that may end at any moment.
+
+Called by the modules of the engine that look at a tree. A process that has gone reads
+as nothing, never as an error; nothing is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROC = Path("/proc")
+
+
+class Descriptor(NamedTuple):
+    """One open descriptor of a process."""
+
+    fd: int
+    target: str  #: what its link in /proc/<pid>/fd reads
+
+
+class Mapping(NamedTuple):
+    """One line of /proc/<pid>/maps that is backed by a file."""
+
+    start: int
+    end: int
+    mode: str  #: e.g. ``r-xp``; the last letter is p(rivate) or s(hared)
+    device: str
+    inode: int
+    path: str
+
+
+def text(pid: int, name: str) -> str:
+    """A file of /proc/<pid>, decoded like a path; empty when it is not there."""
+    try:
+        return (PROC / str(pid) / name).read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+
+
+def link(pid: int, name: str) -> str:
+    """Where a link of /proc/<pid> points; empty when it is not there."""
+    try:
+        return str((PROC / str(pid) / name).readlink())
+    except OSError:
+        return ""
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of /proc/<pid>/status; empty when the process is gone."""
+    pairs = (line.partition(":") for line in text(pid, "status").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def name(pid: int) -> str:
+    """The process' short name; ``?`` when it is gone."""
+    return text(pid, "comm").strip() or "?"
+
+
+def descriptors(pid: int) -> Iterator[Descriptor]:
+    """The open descriptors of a process."""
+    try:
+        numbers = [int(path.name) for path in (PROC / str(pid) / "fd").iterdir()]
+    except OSError:
+        return
+    for fd in numbers:
+        target = link(pid, f"fd/{fd}")
+        if target:
+            yield Descriptor(fd, target)
+
+
+def fdinfo(pid: int, fd: int) -> dict[str, str]:
+    """The fields of /proc/<pid>/fdinfo/<fd>; empty when it is closed."""
+    pairs = (line.partition(":") for line in text(pid, f"fdinfo/{fd}").splitlines())
+    return {field: value.strip() for field, _, value in pairs}
+
+
+def mappings(pid: int) -> Iterator[Mapping]:
+    """The mappings of a process that have a path or an inode."""
+    for line in text(pid, "maps").split("\n"):
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or fields[4] == "0":
+            continue
+        start, _, end = fields[0].partition("-")
+        yield Mapping(
+            int(start, 16),
+            int(end, 16),
+            fields[1],
+            fields[3],
+            int(fields[4]),
+            fields[5].replace("\\012", "\n"),
+        )

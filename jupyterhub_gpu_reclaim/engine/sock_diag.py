@@ -1,0 +1,253 @@
+"""The kernel's own list of inet sockets, and its way to end one (netlink sock_diag).
+
+Called by ``sockets`` only. It decides nothing. ``/proc/<pid>/net/tcp`` would list the
+same, but only sock_diag can end a socket (``SOCK_DESTROY``, Linux 4.5,
+CONFIG_INET_DIAG_DESTROY), and one source of truth for both is safer than two; ``ss -K``
+is the same call, but a program that the agent's machine may lack, with output to parse.
+Layouts: ``linux/inet_diag.h``, ``linux/netlink.h``, ``linux/rtnetlink.h``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import socket
+import struct
+import threading
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Address = IPv4Address | IPv6Address
+
+TIMEOUT_SECONDS: Final = 10.0
+
+_CLONE_NEWNET = 0x40000000
+_SOCK_DIAG = 4
+_ROUTE = 0
+_BY_FAMILY, _DESTROY = 20, 21
+_GETADDR, _NEWADDR = 22, 20
+_ERROR, _DONE = 2, 3
+_REQUEST, _ACK, _DUMP = 1, 4, 0x300
+_ALL_STATES = 0xFFFFFFFF
+
+_HEADER = struct.Struct("=IHHII")
+_REQUEST_V2 = struct.Struct("=BBBBI48s")
+_MESSAGE = struct.Struct("=BBBB48sIIIII")
+_SOCKID = struct.Struct("!HH16s16s")
+
+
+class State(IntEnum):
+    """TCP's states, which UDP borrows (``net/tcp_states.h``)."""
+
+    ESTABLISHED = 1
+    SYN_SENT = 2
+    SYN_RECV = 3
+    FIN_WAIT1 = 4
+    FIN_WAIT2 = 5
+    TIME_WAIT = 6
+    CLOSE = 7
+    CLOSE_WAIT = 8
+    LAST_ACK = 9
+    LISTEN = 10
+    CLOSING = 11
+    NEW_SYN_RECV = 12
+    BOUND_INACTIVE = 13
+
+
+class Endpoint(NamedTuple):
+    """An address and a port; both are zero where nothing is bound."""
+
+    address: Address
+    port: int
+
+
+class InetSocket(NamedTuple):
+    """One TCP or UDP socket, as the kernel lists it."""
+
+    family: int
+    protocol: int
+    state: State
+    local: Endpoint
+    remote: Endpoint
+    inode: int  #: 0 when no descriptor refers to it (accept queue, TIME_WAIT)
+    key: bytes = b""  #: the kernel's own name for it, to destroy it by
+
+
+def address_of(packed: bytes) -> Address:
+    """An address from its bytes; IPv4 mapped into IPv6 counts as IPv4."""
+    address = ip_address(packed)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+class Diag:
+    """The sockets of one network namespace; a context manager."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        self._netlink = _in_namespace_of(self._pid, _SOCK_DIAG)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._netlink.close()
+
+    def sockets(self) -> list[InetSocket]:
+        """Every TCP and UDP socket of the namespace, of any owner.
+
+        Raises:
+            Refused: the kernel does not answer (``internal``).
+        """
+        return [
+            _socket_of(payload, protocol)
+            for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for kind, payload in self._ask(
+                _BY_FAMILY,
+                _REQUEST | _DUMP,
+                _REQUEST_V2.pack(family, protocol, 0, 0, _ALL_STATES, bytes(48)),
+            )
+            if kind == _BY_FAMILY and len(payload) >= _MESSAGE.size
+        ]
+
+    def destroy(self, one: InetSocket) -> bool:
+        """End a socket at once; a TCP peer gets a reset. True when it is no more.
+
+        False when this kernel cannot do that (CONFIG_INET_DIAG_DESTROY) or refuses.
+        Repeating it is harmless.
+        """
+        request = _REQUEST_V2.pack(
+            one.family, one.protocol, 0, 0, 1 << one.state, one.key
+        )
+        try:
+            for _ in self._ask(_DESTROY, _REQUEST | _ACK, request):
+                pass
+        except OSError as error:
+            return error.errno in {errno.ENOENT, errno.ENOTCONN}
+        return True
+
+    def _ask(self, kind: int, flags: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+        self._sequence += 1
+        yield from _converse(self._netlink, self._sequence, kind, flags, body)
+
+
+def own_addresses(pid: int) -> frozenset[Address]:
+    """Every address of the interfaces in the network namespace of ``pid``."""
+    found: set[Address] = set()
+    with _in_namespace_of(pid, _ROUTE) as netlink:
+        body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
+        for kind, payload in _converse(netlink, 1, _GETADDR, _REQUEST | _DUMP, body):
+            if kind == _NEWADDR:
+                found.update(_addresses(payload[8:]))
+    return frozenset(found)
+
+
+def _addresses(attributes: bytes) -> Iterator[Address]:
+    at = 0
+    while at + 4 <= len(attributes):
+        length, kind = struct.unpack_from("=HH", attributes, at)
+        if length < 4:
+            return
+        if kind in {1, 2} and length in {8, 20}:  # IFA_ADDRESS, IFA_LOCAL
+            yield address_of(attributes[at + 4 : at + length])
+        at += (length + 3) & ~3
+
+
+def _socket_of(payload: bytes, protocol: int) -> InetSocket:
+    family, state, _, _, key, _, _, _, _, inode = _MESSAGE.unpack_from(payload)
+    source_port, peer_port, source, peer = _SOCKID.unpack_from(key)
+    width = 4 if family == socket.AF_INET else 16
+    return InetSocket(
+        family,
+        protocol,
+        State(state),
+        Endpoint(address_of(source[:width]), source_port),
+        Endpoint(address_of(peer[:width]), peer_port),
+        inode,
+        key,
+    )
+
+
+def _converse(
+    netlink: socket.socket, sequence: int, kind: int, flags: int, body: bytes
+) -> Iterator[tuple[int, bytes]]:
+    """Send one request; yield its answers until the kernel says that is all."""
+    netlink.send(
+        _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
+    )
+    while True:
+        try:
+            data = netlink.recv(1 << 18)
+        except TimeoutError:
+            raise Refused(Reason.INTERNAL, detail="netlink does not answer") from None
+        at = 0
+        while at + _HEADER.size <= len(data):
+            length, answer, _, its_sequence, _ = _HEADER.unpack_from(data, at)
+            payload = data[at + _HEADER.size : at + length]
+            at += max((length + 3) & ~3, _HEADER.size)
+            if its_sequence != sequence:
+                continue  # the rest of an earlier answer that nobody waited for
+            if answer == _DONE:
+                return
+            if answer == _ERROR:
+                code = -int.from_bytes(payload[:4], "little", signed=True)
+                if code:
+                    raise OSError(code, os.strerror(code))
+                return
+            yield answer, payload
+
+
+def _in_namespace_of(pid: int, protocol: int) -> socket.socket:
+    """A netlink socket in the network namespace of ``pid``.
+
+    ``setns`` holds for one thread, so a foreign namespace is entered by a thread that
+    ends at once; the socket stays where it was made.
+    """
+    target = Path(f"/proc/{pid}/ns/net")
+    result: list[socket.socket | OSError] = []
+
+    def work(namespace: int | None) -> None:
+        try:
+            if namespace is not None:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(namespace, _CLONE_NEWNET) != 0:
+                    code = ctypes.get_errno()
+                    result.append(OSError(code, os.strerror(code)))
+                    return
+            netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+            netlink.settimeout(TIMEOUT_SECONDS)
+            result.append(netlink)
+        except OSError as error:
+            result.append(error)
+
+    try:
+        with contextlib.ExitStack() as stack:
+            namespace = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, namespace)
+            here = Path("/proc/thread-self/ns/net").stat()
+            there = os.fstat(namespace)
+            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                work(None)
+            else:
+                thread = threading.Thread(target=work, args=(namespace,))
+                thread.start()
+                thread.join(TIMEOUT_SECONDS)
+        outcome = result[0] if result else OSError(errno.ETIMEDOUT, "no answer")
+    except OSError as error:
+        outcome = error
+    if isinstance(outcome, OSError):
+        raise Refused(Reason.NO_TREE, detail=f"{target}: {outcome}") from None
+    return outcome
