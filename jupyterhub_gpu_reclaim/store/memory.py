@@ -1,0 +1,119 @@
+"""A backend that keeps its objects in memory, for tests and simulations.
+
+Used by the contract suite and by tests of the layers above. Nothing in production
+makes one: what it holds ends with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.backend import Buffer
+
+
+class MemoryBackend:
+    """Named bytes in a dictionary.
+
+    Args:
+        capacity: bytes that fit, None for no limit.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        #: Open to tests, which damage what stands here.
+        self.objects: dict[str, bytearray] = {}
+
+    def create(self, name: str) -> _MemoryWriter:
+        """Begin a new object."""
+        with self._lock:
+            if name in self.objects:
+                raise StoreError(Reason.STORE_FAILED, why=f"{name} stands already")
+            self.objects[name] = bytearray()
+        return _MemoryWriter(self, name)
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Put it whole, or not at all."""
+        with self._lock:
+            if name in self.objects:
+                raise StoreError(Reason.STORE_FAILED, why=f"{name} stands already")
+            self._make_room(len(data))
+            self.objects[name] = bytearray(data)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``."""
+        with self._lock:
+            return bytes(self._find(name)[offset : offset + length])
+
+    def length(self, name: str) -> int:
+        """Bytes of that object."""
+        with self._lock:
+            return len(self._find(name))
+
+    def list(self, prefix: str) -> list[Entry]:
+        """All objects below that prefix, by name."""
+        with self._lock:
+            return sorted(
+                Entry(name, len(data))
+                for name, data in self.objects.items()
+                if name.startswith(prefix)
+            )
+
+    def delete(self, name: str) -> None:
+        """Forget it."""
+        with self._lock:
+            self.objects.pop(name, None)
+
+    def free_bytes(self) -> int | None:
+        """What is left of the capacity."""
+        with self._lock:
+            return None if self._capacity is None else self._free()
+
+    def append(self, name: str, data: Buffer) -> None:
+        """Add to an object that is being written."""
+        with self._lock:
+            self._make_room(len(data))
+            # An object that was deleted under its writer is an unlinked file.
+            self.objects.get(name, bytearray()).extend(data)
+
+    def _find(self, name: str) -> bytearray:
+        if name not in self.objects:
+            raise ObjectMissing(name)
+        return self.objects[name]
+
+    def _free(self) -> int:
+        assert self._capacity is not None
+        return self._capacity - sum(len(data) for data in self.objects.values())
+
+    def _make_room(self, needed: int) -> None:
+        if self._capacity is not None and needed > self._free():
+            raise StoreError(
+                Reason.STORE_FULL,
+                needed=words.size(needed),
+                free=words.size(self._free()),
+            )
+
+
+class _MemoryWriter:
+    """One object that is being written; see :class:`~.backend.ObjectWriter`."""
+
+    def __init__(self, backend: MemoryBackend, name: str) -> None:
+        self._backend = backend
+        self._name = name
+
+    def write(self, data: Buffer) -> None:
+        """Append all of it."""
+        self._backend.append(self._name, memoryview(data).cast("B"))
+
+    def finish(self) -> None:
+        """As durable as memory is."""
+
+    def abandon(self) -> None:
+        """Nothing is held."""
