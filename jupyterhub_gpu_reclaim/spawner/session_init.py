@@ -17,7 +17,7 @@ the init when the session is brought back elsewhere. Then two processes are made
 * *root* (``--first-pid``): leads the saved tree and does nothing but reap. As the
   "child subreaper" it inherits processes whose parent has ended (``nohup train &``
   in a terminal that was closed); under the init they would not be in the checkpoint.
-* *server* (the root's pid + 1): ``CMD``, in its own session and process group.
+* *server* (the next free pid): ``CMD``, in its own session and process group.
 
 ``hold``  nothing is started. A restored root becomes the init's child; until the
 agent has said which of its children that is, the init ends for nobody's exit (CRIU's
@@ -57,6 +57,8 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: From the init to the root: every pid below the server's is taken.
+GO = signal.SIGUSR1
 AWAITED = {*FORWARDED, signal.SIGCHLD, signal.SIGUSR1}
 
 
@@ -176,6 +178,8 @@ def run_server(command: list[str]) -> int:
 def run_root(args: argparse.Namespace) -> int:
     """In the root's process: start the server, reap until it has ended."""
     os.setsid()
+    # The init is about to make a thread, which takes a pid: the server's comes after.
+    signal.sigwaitinfo({GO})
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         become(args)
@@ -205,7 +209,7 @@ def start_root(args: argparse.Namespace) -> int:
         if args.relay:
             os.dup2(RELAY_WRITE_FD, 1)
             os.dup2(RELAY_WRITE_FD, 2)
-        os.closerange(RELAY_WRITE_FD, RELAY_READ_FD + 1)
+        os.closerange(3, 256)
         code = run_root(args)
     finally:
         os._exit(code)
@@ -314,13 +318,15 @@ def main(argv: list[str]) -> int:
     os.close(null)
     if args.relay:
         open_relay()
+    relay = Relay() if args.relay else None
     root = start_root(args) if args.mode == "start" else None
-    if not args.relay:
-        return serve(root)
-    relay = Relay()
-    threading.Thread(target=relay.run, name="relay", daemon=True).start()
+    if relay is not None:
+        threading.Thread(target=relay.run, name="relay", daemon=True).start()
+    if root is not None:
+        send(root, GO)
     code = serve(root)
-    relay.copy()
+    if relay is not None:
+        relay.copy()
     return code
 
 
