@@ -1,0 +1,262 @@
+"""A session's processes, as /proc tells them: look, let go on, end.
+
+Called by the agent and by the rest of the engine. A process is known by its pid and
+its start time together, so that a pid that was given to somebody else is never
+touched. Nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+PROC = Path("/proc")
+#: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
+STOPPED = "T"
+DEAD = frozenset("ZXx")
+_STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment."""
+
+    pid: int  #: in our own pid namespace
+    ns_pid: int  #: in the session's
+    ppid: int  #: in our own
+    name: str
+    state: str  #: one letter, as in proc(5)
+    start_time: int  #: clock ticks since boot; with the pid it names the process
+    uid: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it (Ctrl-Z, SIGSTOP)."""
+        return self.state == STOPPED
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A session's init and everything below it, parents before children."""
+
+    init: Process
+    processes: tuple[Process, ...]
+
+    @cached_property
+    def root(self) -> Process | None:
+        """The process that leads the tree, the init's child; None while there is none.
+
+        Orphans stay below the root, which is a "child subreaper"; the oldest child of
+        the init is the root.
+        """
+        children = [p for p in self.processes if p.ppid == self.init.pid]
+        return min(children, key=lambda p: p.ns_pid, default=None)
+
+    @cached_property
+    def server(self) -> Process | None:
+        """The session's own program: the first process that the root made."""
+        if self.root is None:
+            return None
+        children = [p for p in self.processes if p.ppid == self.root.pid]
+        return min(children, key=lambda p: p.ns_pid, default=None)
+
+    @cached_property
+    def stopped(self) -> frozenset[int]:
+        """The pids, in the session's namespace, of those that are stopped."""
+        return frozenset(p.ns_pid for p in self.processes if p.stopped)
+
+
+def _stat(pid: int) -> tuple[str, str, int, int] | None:
+    """Name, state, ppid and start time; None when there is no such process."""
+    try:
+        match = _STAT.match((PROC / str(pid) / "stat").read_bytes())
+    except OSError:
+        return None
+    if match is None:
+        return None
+    fields = match[4].split()
+    name = match[2].decode("utf-8", "replace")
+    return name, match[3].decode(), int(fields[0]), int(fields[18])
+
+
+def start_time(pid: int) -> int | None:
+    """When that process started (clock ticks since boot); None when it is gone."""
+    stat = _stat(pid)
+    return None if stat is None or stat[1] in DEAD else stat[3]
+
+
+def _status(pid: int) -> dict[str, list[str]]:
+    """The lines of /proc/PID/status; empty when the process is gone."""
+    try:
+        text = (PROC / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.split() for name, _, value in pairs}
+
+
+def _process(pid: int, depth: int) -> Process | None:
+    """One process, whose own pid is the ``depth``-th of its NSpid line."""
+    stat, status = _stat(pid), _status(pid)
+    if stat is None or not status or stat[1] in "Xx":
+        return None
+    name, state, ppid, started = stat
+    pids = [int(number) for number in status["NSpid"]]
+    return Process(
+        pid=pid,
+        ns_pid=pids[depth] if depth < len(pids) else 0,
+        ppid=ppid,
+        name=name,
+        state=state,
+        start_time=started,
+        uid=int(status["Uid"][0]),
+    )
+
+
+def _parents() -> dict[int, list[int]]:
+    """Every process of the machine, by its parent."""
+    children: dict[int, list[int]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
+            children.setdefault(stat[2], []).append(int(entry.name))
+    return children
+
+
+def snapshot(init_pid: int, start: int | None = None) -> Snapshot:
+    """The session under that init, now.
+
+    Args:
+        init_pid: pid of the session's init, in our own namespace.
+        start: its start time, where it is known, against a pid used again.
+
+    Raises:
+        NotFound: there is no such init.
+    """
+    pids = _status(init_pid).get("NSpid", [])
+    init = _process(init_pid, len(pids) - 1) if pids else None
+    if init is None or init.state in DEAD or start not in (None, init.start_time):
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {init_pid}")
+    children = _parents()
+    found: list[Process] = []
+    waiting = list(children.get(init_pid, ()))
+    while waiting:
+        pid = waiting.pop(0)
+        process = _process(pid, len(pids) - 1)
+        if process is not None:
+            found.append(process)
+        waiting.extend(children.get(pid, ()))
+    return Snapshot(init=init, processes=tuple(found))
+
+
+@contextlib.contextmanager
+def held(process: Process) -> Iterator[int | None]:
+    """A pidfd of exactly that process; None when it has ended."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        # Looked at after the pidfd was opened: from then on it cannot change hands.
+        same = start_time(process.pid) == process.start_time
+        yield pidfd if same else None
+    finally:
+        os.close(pidfd)
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal exactly that process; False when it has ended."""
+    with held(process) as pidfd:
+        if pidfd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
+    """Let stopped processes go on, children before their parents.
+
+    A shell that went on first would find its foreground program stopped and take
+    the terminal away from it.
+
+    Args:
+        processes: parents before children, as in a snapshot.
+        keep_stopped: pids (in the session's namespace) that the user had stopped.
+    """
+    for process in reversed(list(processes)):
+        if process.ns_pid not in keep_stopped:
+            send(process, signal.SIGCONT)
+
+
+def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
+    """Wait until they have ended; who has not when the time is up.
+
+    Args:
+        processes: whom to wait for.
+        deadline: of ``time.monotonic()``.
+    """
+    late = []
+    for process in processes:
+        with held(process) as pidfd:
+            if pidfd is None:
+                continue
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                late.append(process)
+    return late
+
+
+def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> None:
+    """End everything below the init, and leave the init: after a failed restore.
+
+    Raises:
+        NotFound: there is no such init.
+        ReclaimError: somebody was still there when the time (seconds) was up.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        alive = [p for p in snapshot(init_pid, start).processes if p.state not in DEAD]
+        if not alive:
+            return
+        for process in alive:
+            send(process, signal.SIGKILL)
+        _refuse_late(wait_gone(alive, deadline))
+
+
+def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
+    """End the init, and so, by the kernel, all of its pid namespace. Gone is gone.
+
+    Raises:
+        ReclaimError: it was still there when the time (seconds) was up.
+    """
+    try:
+        init = snapshot(init_pid, start).init
+    except NotFound:
+        return
+    send(init, signal.SIGKILL)
+    # The init ends last, when the kernel has reaped everybody else.
+    _refuse_late(wait_gone([init], time.monotonic() + timeout))
+
+
+def _refuse_late(late: list[Process]) -> None:
+    if late:
+        names = ", ".join(f"{p.pid} ({p.name})" for p in late[:3])
+        raise ReclaimError(Reason.RELEASE_FAILED, why=f"still running: {names}")
