@@ -1,0 +1,93 @@
+"""What the routes may ask of the orchestrator, as a protocol.
+
+Fulfilled by ``orchestrator.controller.Controller`` and, in tests, by doubles that are
+named for their fault. The routes know nothing else of the orchestrator: no journal,
+no agent, no Hub client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from jupyterhub_gpu_reclaim.models import (
+        Event,
+        Placement,
+        SessionKey,
+        SessionView,
+        StartPlan,
+        StopPlan,
+        Verdict,
+    )
+
+
+class People(Protocol):
+    """What persons and programs may ask about sessions.
+
+    Every call raises ``NotFound`` for a session that is not there and ``Refused``
+    where the session's phase or a guard forbids it; none of them waits for the
+    operation that it starts.
+    """
+
+    def sessions(self) -> Sequence[SessionView]:
+        """Every session that is known."""
+
+    def session(self, key: SessionKey) -> SessionView:
+        """One session."""
+
+    def why(self, key: SessionKey) -> Sequence[Verdict]:
+        """Why it is suspended or not: the deciding reason first."""
+
+    def changes(self) -> AsyncIterator[SessionView]:
+        """Every change from now on; it ends for a reader that is too slow."""
+
+    async def suspend(self, key: SessionKey, by: str) -> Any:
+        """Save the session and free its machine, as soon as can be."""
+
+    async def resume(self, key: SessionKey, by: str) -> Any:
+        """Bring the saved session back."""
+
+    async def keep(self, key: SessionKey, seconds: float, by: str) -> Any:
+        """Leave it alone for that long; 0 takes that back."""
+
+    async def start_fresh(self, key: SessionKey, by: str) -> Any:
+        """Put the saved session aside, so that the next start is a new one."""
+
+    async def discard(
+        self, key: SessionKey, by: str, checkpoint: str | None = None
+    ) -> Any:
+        """Delete what is saved of the session, or one of its checkpoints."""
+
+
+class Starter(Protocol):
+    """What the spawner in the Hub's process asks; see ``architecture.md``."""
+
+    async def plan_start(self, placement: Placement) -> StartPlan:
+        """How the session is to be started."""
+
+    async def placed(self, placement: Placement) -> Any:
+        """An init holds the place: bring the checkpoint back under it."""
+
+    def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
+        """Steps of the start in hand, from number ``after`` on, until its end."""
+
+    async def cancelled(self, placement: Placement) -> Any:
+        """The start was called off."""
+
+    async def plan_stop(self, placement: Placement) -> StopPlan:
+        """Whether to stop the programs or to release a saved tree."""
+
+    async def release(self, placement: Placement) -> Any:
+        """End the saved tree."""
+
+    async def stopped(self, placement: Placement) -> Any:
+        """The programs were really stopped."""
+
+    async def forget(self, key: SessionKey) -> Any:
+        """The server was deleted for ever."""
+
+
+class Control(People, Starter, Protocol):
+    """All of it, as the application wires it."""

@@ -1,0 +1,27 @@
+"""All routes of the API, as tornado rules and as an OpenAPI document.
+
+Called by ``web.py``. The pages for people are not among them: see ``pages.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.service.openapi import document
+from jupyterhub_gpu_reclaim.service.routes import events, operators, people, spawner
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.service.routes.base import Route
+
+ROUTES: tuple[type[Route], ...] = (
+    *people.ROUTES,
+    *events.ROUTES,
+    *spawner.ROUTES,
+    *operators.ROUTES,
+)
+
+
+def openapi(prefix: str) -> dict[str, Any]:
+    """The document of all routes under that URL prefix."""
+    return document(ROUTES, prefix=prefix, version=__version__)

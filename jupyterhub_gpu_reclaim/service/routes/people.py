@@ -1,0 +1,195 @@
+"""What persons and programs ask about sessions: list, show, suspend, resume, keep.
+
+Called by the service's own page, by the admin panel's buttons and by scripts. A user
+sees and steers their own sessions; who holds the manage scope, all. Nothing here
+waits for an operation: it is begun, and the session's view shows how it goes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.models import SessionView, Value, Verdict
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service.openapi import operation
+from jupyterhub_gpu_reclaim.service.routes.base import PersonRoute, Route
+
+#: Longest "keep" that anybody can ask for: a year, in seconds.
+LONGEST_KEEP = 366 * 86400.0
+
+
+class Keep(Value, frozen=True, kw_only=True):
+    """How long a session is to be left alone; 0 takes an earlier wish back."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
+
+
+def check_keep(route: PersonRoute, seconds: float) -> float:
+    """The seconds, where that person may ask for so long.
+
+    Raises:
+        BadRequest: not a time at all.
+        Refused: longer than users may; managers are bound by a year only.
+    """
+    if not 0 <= seconds <= LONGEST_KEEP:
+        raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
+    limit = route.context.limits.keep
+    if seconds > limit and not route.person.manages:
+        what = f"A session can be kept for {words.duration(limit)} at most."
+        raise Refused(Reason.INVALID, what=what)
+    return seconds
+
+
+class Sessions(PersonRoute):
+    """All sessions that the caller may see."""
+
+    path: ClassVar = "api/sessions"
+
+    @operation("List the sessions that you may see", answer=list[SessionView])
+    async def get(self) -> None:
+        """List them, by user and server."""
+        seen = self.context.control.sessions()
+        mine = [view for view in seen if self.person.may_see(view.key)]
+        self.answer(sorted(mine, key=lambda view: view.key))
+
+
+class Session(PersonRoute):
+    """One session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}"
+
+    @operation("Show one session", answer=SessionView, errors=(404,))
+    async def get(self, user: str, server: str) -> None:
+        """Show it."""
+        self.answer(self.context.control.session(self.key(user, server)))
+
+
+class Why(PersonRoute):
+    """Every reason for and against a suspend."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/why"
+
+    @operation(
+        "Why it is suspended, or why not: the deciding reason first",
+        answer=list[Verdict],
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """List them."""
+        self.answer(list(self.context.control.why(self.key(user, server))))
+
+
+class Suspend(PersonRoute):
+    """Save a session and free its machine."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/suspend"
+
+    @operation(
+        "Save the session now and free its machine",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin it."""
+        key = self.key(user, server)
+        await self.context.control.suspend(key, self.person.label)
+        self.answer(self.context.control.session(key), 202)
+
+
+class Resume(PersonRoute):
+    """Bring a saved session back."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/resume"
+
+    @operation(
+        "Bring the saved session back",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin it."""
+        key = self.key(user, server)
+        await self.context.control.resume(key, self.person.label)
+        self.answer(self.context.control.session(key), 202)
+
+
+class KeepSession(PersonRoute):
+    """Leave a session alone for a while."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/keep"
+
+    @operation(
+        "Leave the session alone for a while, whatever it does",
+        body=Keep,
+        answer=SessionView,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it."""
+        key = self.key(user, server)
+        seconds = check_keep(self, self.body(Keep).seconds)
+        await self.context.control.keep(key, seconds, self.person.label)
+        self.answer(self.context.control.session(key))
+
+
+class StartFresh(PersonRoute):
+    """Put what is saved aside."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/start-fresh"
+
+    @operation(
+        "Put the saved session aside, so that the next start is a new one",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Do it."""
+        key = self.key(user, server)
+        await self.context.control.start_fresh(key, self.person.label)
+        self.answer(self.context.control.session(key), 202)
+
+
+class Saved(PersonRoute):
+    """All that is saved of a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/saved"
+
+    @operation("Delete all that is saved of the session", status=204, errors=(404, 409))
+    async def delete(self, user: str, server: str) -> None:
+        """Delete it for good."""
+        key = self.key(user, server)
+        await self.context.control.discard(key, self.person.label)
+        self.no_content()
+
+
+class SavedOne(PersonRoute):
+    """One saved state of a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
+
+    @operation("Delete one saved state", status=204, errors=(404, 409))
+    async def delete(self, user: str, server: str, checkpoint: str) -> None:
+        """Delete it for good."""
+        key = self.key(user, server)
+        await self.context.control.discard(key, self.person.label, checkpoint)
+        self.no_content()
+
+
+ROUTES: tuple[type[Route], ...] = (
+    Sessions,
+    Session,
+    Why,
+    Suspend,
+    Resume,
+    KeepSession,
+    StartFresh,
+    Saved,
+    SavedOne,
+)

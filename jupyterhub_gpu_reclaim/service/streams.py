@@ -1,0 +1,75 @@
+"""Passing an asynchronous stream on to an HTTP client that may leave at any time.
+
+Used by the event and progress routes. A source that is silent must not hide that its
+reader has gone, and a reader that takes nothing must not fill our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, TypeVar
+
+from tornado.iostream import StreamClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from tornado.web import RequestHandler
+
+T = TypeVar("T")
+
+
+async def with_pauses(
+    source: AsyncIterator[T], *, pause: float, left: asyncio.Event
+) -> AsyncGenerator[T | None]:
+    """The source's items, and None once it is being read and after every silence.
+
+    Args:
+        source: read one item ahead; closed at the end.
+        pause: length of a silence, in seconds.
+        left: set when nobody reads any more; ends the iteration at once.
+    """
+    gone = asyncio.ensure_future(left.wait())
+    item = asyncio.ensure_future(anext(source))
+    try:
+        await asyncio.sleep(0)  # the source has begun to listen before we say so
+        yield None
+        while True:
+            done, _ = await asyncio.wait(
+                {gone, item}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+            )
+            if gone in done:
+                return
+            if not done:
+                yield None
+                continue
+            try:
+                value = item.result()
+            except StopAsyncIteration:
+                return
+            yield value
+            item = asyncio.ensure_future(anext(source))
+    finally:
+        gone.cancel()
+        item.cancel()
+        await asyncio.gather(gone, item, return_exceptions=True)
+        close = getattr(source, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def flushed(handler: RequestHandler, *, limit: float) -> bool:
+    """Send what was written; False when the reader is gone or takes nothing.
+
+    A reader that took nothing for ``limit`` seconds is cut off.
+    """
+    try:
+        await asyncio.wait_for(handler.flush(), limit)
+    except StreamClosedError:
+        return False
+    except TimeoutError:
+        with contextlib.suppress(StreamClosedError, AttributeError):
+            handler.detach().close()
+        return False
+    return True
