@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.store.manifest import ObjectRef
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer, ObjectWriter
 
+#: Large enough for few objects, small enough to be settled while the next one fills.
 PACK_BYTES = 128 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 
@@ -35,9 +36,7 @@ class Packs:
         pack_bytes: a pack that has that many is full.
     """
 
-    def __init__(
-        self, backend: Backend, prefix: str, *, pack_bytes: int = PACK_BYTES
-    ) -> None:
+    def __init__(self, backend: Backend, prefix: str, *, pack_bytes: int) -> None:
         self._backend = backend
         self._prefix = prefix
         self._limit = pack_bytes

@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.store.manifest import (
     decode_index,
     decode_manifest,
 )
+from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter, Draft
 
 if TYPE_CHECKING:
@@ -51,11 +52,15 @@ class Repository:
     Args:
         backend: where the objects stand.
         clock: for the time of a commit.
+        pack_bytes: size of the objects that hold the chunks.
     """
 
-    def __init__(self, backend: Backend, *, clock: Clock) -> None:
+    def __init__(
+        self, backend: Backend, *, clock: Clock, pack_bytes: int = PACK_BYTES
+    ) -> None:
         self._backend = backend
         self._clock = clock
+        self._pack_bytes = pack_bytes
         self._lock = threading.Lock()
         self._writing: set[str] = set()
 
@@ -86,7 +91,13 @@ class Repository:
             draft = Draft(
                 id=id, key=key, incarnation=incarnation, generation=generation
             )
-            return CheckpointWriter(self._backend, draft, self._clock, self._ended)
+            return CheckpointWriter(
+                self._backend,
+                draft,
+                self._clock,
+                self._ended,
+                pack_bytes=self._pack_bytes,
+            )
         except BaseException:
             self._ended(id)
             raise

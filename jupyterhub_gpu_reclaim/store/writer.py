@@ -54,6 +54,7 @@ class CheckpointWriter:
         draft: whose checkpoint it is.
         clock: for the time of the commit.
         ended: called once, when it is committed or gone.
+        pack_bytes: a pack that has that many is full.
     """
 
     def __init__(
@@ -62,12 +63,16 @@ class CheckpointWriter:
         draft: Draft,
         clock: Clock,
         ended: Callable[[str], None],
+        *,
+        pack_bytes: int,
     ) -> None:
         self._backend = backend
         self._draft = draft
         self._clock = clock
         self._ended = ended
-        self._packs = Packs(backend, layout.pack_prefix(draft.id))
+        self._packs = Packs(
+            backend, layout.pack_prefix(draft.id), pack_bytes=pack_bytes
+        )
         self._files: dict[str, FileWriter] = {}
         #: Guards the counters and the files; held for moments only.
         self._lock = threading.Lock()
@@ -139,9 +144,9 @@ class CheckpointWriter:
         with self._ending:
             if self._committed:
                 return self._committed
-            with self._lock:
-                self._check_open()
             try:
+                with self._lock:
+                    self._check_open()
                 info = self._publish(list(steps), frozen_seconds, timeout)
             except BaseException as error:
                 self.fail(error)
@@ -164,8 +169,7 @@ class CheckpointWriter:
         with self._ending:
             if self._committed:
                 return False
-            if not self._gone:
-                self._discard()
+            self._discard()
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -250,6 +254,8 @@ class CheckpointWriter:
             )
 
     def _discard(self) -> None:
+        if self._gone:
+            return
         self._packs.abandon()
         layout.remove(self._backend, self._draft.id)
         self._gone = True

@@ -1,0 +1,141 @@
+"""What every backend must do, run on every backend."""
+
+import threading
+
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import Backend, Entry, ObjectMissing
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+
+
+@pytest.fixture(params=["folder", "memory"])
+def backend(request, tmp_path) -> Backend:
+    if request.param == "folder":
+        return FolderBackend(tmp_path / "store")
+    return MemoryBackend()
+
+
+def write(backend: Backend, name: str, *parts: bytes) -> None:
+    writer = backend.create(name)
+    for part in parts:
+        writer.write(part)
+    writer.finish()
+    writer.abandon()
+
+
+def test_create_of_parts_reads_back_as_one(backend):
+    write(backend, "packs/a/0", b"one", b"", b"two")
+    assert backend.read("packs/a/0", 0, 100) == b"onetwo"
+    assert backend.length("packs/a/0") == 6
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_write_of_any_buffer_kind_takes_all(backend, kind):
+    write(backend, "packs/a/0", kind(b"abc"))
+    assert backend.read("packs/a/0", 0, 3) == b"abc"
+
+
+def test_write_of_reused_buffer_keeps_what_was_there(backend):
+    buffer = bytearray(b"first")
+    writer = backend.create("packs/a/0")
+    writer.write(buffer)
+    buffer[:] = b"other"
+    writer.finish()
+    assert backend.read("packs/a/0", 0, 5) == b"first"
+
+
+def test_create_of_existing_name_is_refused(backend):
+    write(backend, "packs/a/0", b"x")
+    with pytest.raises(StoreError):
+        backend.create("packs/a/0")
+    assert backend.read("packs/a/0", 0, 9) == b"x"
+
+
+def test_publish_of_new_name_stands_whole(backend):
+    backend.publish("manifests/a.json", b"{}")
+    assert backend.read("manifests/a.json", 0, 9) == b"{}"
+    assert backend.list("tmp/") == []
+
+
+def test_publish_of_existing_name_is_refused(backend):
+    backend.publish("manifests/a.json", b"old")
+    with pytest.raises(StoreError) as caught:
+        backend.publish("manifests/a.json", b"new")
+    assert caught.value.reason is Reason.STORE_FAILED
+    assert backend.read("manifests/a.json", 0, 9) == b"old"
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "found"),
+    [(0, 4, b"0123"), (3, 4, b"3456"), (8, 4, b"89"), (10, 4, b""), (50, 1, b"")],
+)
+def test_read_of_range_ends_at_the_end(backend, offset, length, found):
+    write(backend, "packs/a/0", b"0123456789")
+    assert backend.read("packs/a/0", offset, length) == found
+
+
+def test_missing_object_is_object_missing(backend):
+    with pytest.raises(ObjectMissing):
+        backend.read("packs/a/0", 0, 1)
+    with pytest.raises(ObjectMissing):
+        backend.length("manifests/a.json")
+
+
+def test_list_of_prefix_is_sorted_and_confined(backend):
+    for name in ("packs/b/0", "packs/a/1", "packs/a/0", "packs/ab/0"):
+        write(backend, name, b"xy")
+    assert backend.list("packs/a/") == [Entry("packs/a/0", 2), Entry("packs/a/1", 2)]
+    assert [entry.name for entry in backend.list("packs/")] == [
+        "packs/a/0",
+        "packs/a/1",
+        "packs/ab/0",
+        "packs/b/0",
+    ]
+
+
+def test_list_of_nothing_is_empty(backend):
+    assert backend.list("packs/nobody/") == []
+
+
+def test_delete_twice_is_idempotent(backend):
+    write(backend, "packs/a/0", b"x")
+    backend.delete("packs/a/0")
+    backend.delete("packs/a/0")
+    assert backend.list("packs/") == []
+    write(backend, "packs/a/0", b"again")
+    assert backend.read("packs/a/0", 0, 9) == b"again"
+
+
+def test_abandon_after_finish_keeps_the_object(backend):
+    write(backend, "packs/a/0", b"x")
+    assert backend.length("packs/a/0") == 1
+
+
+def test_delete_under_a_writer_does_not_break_it(backend):
+    writer = backend.create("packs/a/0")
+    backend.delete("packs/a/0")
+    writer.write(b"late")
+    writer.abandon()
+    assert backend.list("packs/") == []
+
+
+def test_writers_of_several_threads_do_not_mix(backend):
+    def fill(number: int) -> None:
+        write(backend, f"packs/a/{number}", *[bytes([number]) * 1000] * 50)
+
+    threads = [threading.Thread(target=fill, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for number in range(8):
+        data = backend.read(f"packs/a/{number}", 0, 100_000)
+        assert data == bytes([number]) * 50_000
+
+
+def test_free_bytes_is_known_or_none(backend):
+    free = backend.free_bytes()
+    assert free is None or free > 0

@@ -1,0 +1,70 @@
+"""A disk that is full: said in words, and nothing is left behind."""
+
+import contextlib
+import ctypes
+import os
+
+import pytest
+
+from jupyterhub_gpu_reclaim.clock import ManualClock
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = libc.mount(b"tmpfs", str(path).encode(), b"tmpfs", 0, b"size=4m,mode=700")
+    if done != 0:
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    yield path
+    assert libc.umount2(str(path).encode(), 2) == 0
+
+
+@pytest.fixture
+def repository(small_disk):
+    return Repository(FolderBackend(small_disk), clock=ManualClock())
+
+
+def begin(repository, name):
+    return repository.begin(id=name, key=SessionKey("u"), incarnation="i", generation=1)
+
+
+def test_full_disk_while_writing_is_store_full_and_abort_makes_room(repository):
+    before = repository.free_bytes()
+    writer = begin(repository, "c1")
+    with pytest.raises(StoreError) as caught:
+        writer.add("pages.img", os.urandom(6_000_000))
+    assert caught.value.reason is Reason.STORE_FULL
+    assert caught.value.retryable
+    assert "more needed" in caught.value.message
+    assert writer.abort()
+    assert repository.free_bytes() >= before - 65_536
+    small = begin(repository, "c2")
+    small.add("pages.img", os.urandom(1_000_000))
+    small.commit()
+    assert [info.id for info in repository.list()] == ["c2"]
+
+
+def test_full_disk_at_commit_is_store_full_and_leaves_nothing(repository, small_disk):
+    writer = begin(repository, "c1")
+    writer.add("pages.img", os.urandom(1_000_000))
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(65_536)):
+            pass
+    with pytest.raises(StoreError) as caught:
+        writer.commit()
+    assert caught.value.reason is Reason.STORE_FULL
+    assert repository.list() == []
+    assert [p for p in small_disk.rglob("*") if p.is_file()] == [filler]
+    filler.unlink()
+    again = begin(repository, "c1")
+    again.add("pages.img", b"1")
+    assert again.commit().id == "c1"

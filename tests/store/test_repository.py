@@ -1,0 +1,390 @@
+import os
+import random
+import stat
+import threading
+
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import (
+    BadRequest,
+    NotFound,
+    ReclaimError,
+    Refused,
+    StoreError,
+)
+from jupyterhub_gpu_reclaim.models import SessionKey, Step
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+
+RANDOM = os.urandom(700_001)
+
+
+def files_under(root):
+    return sorted(p for p in root.rglob("*") if p.is_file())
+
+
+def commit_one(begin, checkpoint="c1", **contents):
+    writer = begin(checkpoint)
+    for name, data in (contents or {"pages.img": RANDOM}).items():
+        writer.add(name, data)
+    return writer.commit()
+
+
+# --- writing and reading -------------------------------------------------------------
+
+
+def test_commit_of_several_files_reads_back_in_order(repository, begin):
+    writer = begin()
+    contents = {
+        "pages-1.img": RANDOM,
+        "inventory.img": b"x",
+        "tmpfs/0.tar": bytes(600_000),
+        "empty": b"",
+        "identity.json": b'{"api_token": "t"}' * 400,
+    }
+    for name, data in contents.items():
+        writer.add(name, data)
+    info = writer.commit(
+        steps=[Step(step="dump", title="Saving", bytes=5)], frozen_seconds=1.5
+    )
+    checkpoint = repository.open("c1")
+    assert checkpoint.names() == list(contents)
+    assert {name: checkpoint.read(name) for name in contents} == contents
+    assert [checkpoint.size(name) for name in contents] == list(
+        map(len, contents.values())
+    )
+    assert checkpoint.info == info == repository.info("c1")
+    assert info.key == SessionKey("ada", "lab")
+    assert info.frozen_seconds == 1.5
+    assert info.steps[0].bytes == 5
+    assert info.logical_bytes == sum(map(len, contents.values()))
+    assert len(RANDOM) < info.stored_bytes < len(RANDOM) + 5000
+    assert "empty" in checkpoint
+    assert "other" not in checkpoint
+
+
+def test_writer_with_many_threads_and_odd_buffers_keeps_every_byte(root, clock):
+    repository = Repository(FolderBackend(root), clock=clock, pack_bytes=1_000_000)
+    writer = repository.begin(
+        id="c1", key=SessionKey("u"), incarnation="i", generation=1
+    )
+    source = random.Random(7)
+    plain = {
+        f"pages-{n}.img": RANDOM[n:] * 3 + bytes(300_000) + b"ab" * 200_000
+        for n in range(6)
+    }
+    sizes = [source.choice((1, 13, 4096, 65536, 300_000)) for _ in range(4000)]
+    errors = []
+
+    def fill(name, data):
+        try:
+            view, at = memoryview(data), 0
+            with writer.file(name) as file:
+                for size in sizes:
+                    file.write(view[at : at + size])
+                    at += size
+                file.write(view[at:])
+        except ReclaimError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=fill, args=item) for item in plain.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert writer.logical_bytes == sum(map(len, plain.values()))
+    writer.commit()
+    assert len(files_under(root / "packs")) > 6
+    checkpoint = repository.open("c1")
+    for name, data in plain.items():
+        assert checkpoint.read(name) == data
+
+
+def test_stream_gives_chunks_not_the_whole(repository, begin):
+    commit_one(begin)
+    sizes = [len(part) for part in repository.open("c1").stream("pages.img")]
+    assert sizes == [262_144, 262_144, len(RANDOM) - 2 * 262_144]
+
+
+def test_checkpoint_read_by_several_threads_is_right(repository, begin):
+    commit_one(begin, a=RANDOM, b=RANDOM[::-1])
+    checkpoint = repository.open("c1")
+    found = {}
+
+    def read(number):
+        found[number] = checkpoint.read("ab"[number % 2])
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all(found[n] == (RANDOM, RANDOM[::-1])[n % 2] for n in range(6))
+
+
+def test_zero_memory_is_hardly_stored(begin):
+    info = commit_one(begin, pages=bytes(50_000_000))
+    assert info.logical_bytes == 50_000_000
+    assert info.stored_bytes < 10_000
+
+
+def test_folder_and_files_are_closed_to_others(root, begin):
+    commit_one(begin)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in files_under(root)}
+    folders = {
+        stat.S_IMODE(path.stat().st_mode)
+        for path in (root, *root.rglob("*"))
+        if path.is_dir()
+    }
+    assert modes == {0o600}
+    assert folders == {0o700}
+
+
+# --- the commit law ------------------------------------------------------------------
+
+
+def test_begun_checkpoint_is_not_listed(repository, begin):
+    writer = begin()
+    writer.add("a", RANDOM)
+    assert repository.list() == []
+    assert not repository.exists("c1")
+    with pytest.raises(NotFound) as caught:
+        repository.open("c1")
+    assert caught.value.reason is Reason.CHECKPOINT_MISSING
+
+
+def test_begin_of_committed_id_is_refused(begin, repository):
+    commit_one(begin)
+    with pytest.raises(StoreError) as caught:
+        begin()
+    assert caught.value.reason is Reason.CHECKPOINT_EXISTS
+    assert repository.open("c1").read("pages.img") == RANDOM
+
+
+def test_begin_of_id_in_hand_is_refused(begin):
+    writer = begin()
+    with pytest.raises(Refused) as caught:
+        begin()
+    assert caught.value.reason is Reason.OPERATION_IN_FLIGHT
+    writer.abort()
+    assert begin().abort()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\n", "-a", "x" * 129])
+def test_begin_of_dangerous_id_is_bad_request(begin, repository, name):
+    with pytest.raises(BadRequest):
+        begin(name)
+    with pytest.raises(NotFound):
+        repository.info(name)
+    assert not repository.exists(name)
+    repository.delete(name)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "/x", "a//b", "a b", "x\0"])
+def test_file_of_dangerous_name_is_bad_request(begin, name):
+    with pytest.raises(BadRequest):
+        begin().file(name)
+
+
+def test_file_of_same_name_twice_is_bad_request(begin):
+    writer = begin()
+    writer.add("a", b"1")
+    with pytest.raises(BadRequest):
+        writer.add("a", b"2")
+
+
+def test_commit_with_open_file_fails_and_leaves_nothing(root, begin, repository):
+    writer = begin()
+    writer.file("pages.img").write(RANDOM)
+    with pytest.raises(StoreError, match="not written to its end"):
+        writer.commit()
+    assert files_under(root) == []
+    assert repository.list() == []
+
+
+def test_commit_after_reader_error_fails_and_leaves_nothing(root, begin):
+    writer = begin()
+    with pytest.raises(ZeroDivisionError), writer.file("pages.img") as file:
+        file.write(RANDOM + bytes(1 // 0))
+    with pytest.raises(StoreError, match="not written to its end"):
+        writer.commit()
+    assert files_under(root) == []
+
+
+def test_commit_twice_gives_the_same(begin):
+    writer = begin()
+    writer.add("a", b"1")
+    assert writer.commit() == writer.commit()
+
+
+def test_abort_removes_everything_and_is_idempotent(root, begin, repository):
+    writer = begin()
+    writer.add("a", RANDOM)
+    assert writer.abort()
+    assert writer.abort()
+    assert files_under(root) == []
+    with pytest.raises(StoreError) as caught:
+        writer.add("b", b"1")
+    assert caught.value.reason is Reason.CANCELLED
+    with pytest.raises(StoreError):
+        writer.commit()
+    assert repository.list() == []
+
+
+def test_abort_after_commit_keeps_the_checkpoint(begin, repository):
+    writer = begin()
+    writer.add("a", RANDOM)
+    writer.commit()
+    assert not writer.abort()
+    assert repository.open("c1").read("a") == RANDOM
+
+
+def test_abort_beside_writing_threads_leaves_nothing(root, begin):
+    writer = begin()
+    begun = threading.Barrier(5, timeout=30)
+    ended = []
+
+    def fill(number):
+        file = writer.file(f"{number}")
+        begun.wait()
+        try:
+            for _ in range(5000):
+                file.write(RANDOM)
+        except StoreError as error:
+            ended.append(error.reason)
+
+    threads = [threading.Thread(target=fill, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    writer.abort()
+    for thread in threads:
+        thread.join(60)
+    assert ended == [Reason.CANCELLED] * 4
+    assert files_under(root) == []
+
+
+# --- list, delete, sweep -------------------------------------------------------------
+
+
+def test_list_is_sorted_by_age(begin, repository, clock):
+    for name in ("b", "c", "a"):
+        commit_one(begin, name)
+        clock.advance(1)
+    assert [info.id for info in repository.list()] == ["b", "c", "a"]
+
+
+def test_list_leaves_out_a_damaged_manifest_but_exists_tells(
+    begin, repository, root, caplog
+):
+    commit_one(begin, "good")
+    commit_one(begin, "bad")
+    (root / "manifests" / "bad.json").write_bytes(b"{}")
+    assert [info.id for info in repository.list()] == ["good"]
+    assert "bad" in caplog.text
+    assert repository.exists("bad")
+    with pytest.raises(StoreError):
+        repository.info("bad")
+    repository.sweep()
+    assert (root / "packs" / "bad" / "000000").exists()
+    repository.delete("bad")
+    assert not repository.exists("bad")
+
+
+def test_delete_is_whole_and_idempotent(begin, repository, root):
+    commit_one(begin, "a")
+    commit_one(begin, "b")
+    repository.delete("a")
+    repository.delete("a")
+    repository.delete("never")
+    assert [info.id for info in repository.list()] == ["b"]
+    assert not (root / "packs" / "a").exists()
+    assert repository.open("b").read("pages.img") == RANDOM
+
+
+def test_delete_of_id_in_hand_is_refused(begin, repository):
+    writer = begin()
+    with pytest.raises(Refused):
+        repository.delete("c1")
+    writer.abort()
+    repository.delete("c1")
+
+
+def test_sweep_removes_only_what_nobody_writes(begin, repository, root, clock):
+    commit_one(begin, "committed")
+    begin("live").add("a", RANDOM)
+    for name in ("dead", "elsewhere"):
+        dead = Repository(FolderBackend(root), clock=clock)
+        dead.begin(id=name, key=SessionKey("u"), incarnation="i", generation=1).add(
+            "a", RANDOM
+        )
+    (root / "tmp" / "manifests").mkdir(parents=True, exist_ok=True)
+    (root / "tmp" / "manifests" / "half.json").write_bytes(b"{")
+    result = repository.sweep(keep_writing={"elsewhere"})
+    assert result.removed == ["dead", "half"]
+    assert result.freed_bytes == len(RANDOM)
+    assert sorted(p.name for p in (root / "packs").iterdir()) == [
+        "committed",
+        "elsewhere",
+        "live",
+    ]
+    assert list((root / "tmp").rglob("*.json")) == []
+    assert repository.sweep(keep_writing={"elsewhere"}).removed == []
+
+
+def test_begin_over_remains_starts_clean(begin, repository, root, clock):
+    dead = Repository(FolderBackend(root), clock=clock)
+    dead.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1).add(
+        "old", RANDOM
+    )
+    commit_one(begin, "c1", new=b"1")
+    assert repository.open("c1").names() == ["new"]
+
+
+def test_free_bytes_of_a_folder_is_positive(repository):
+    assert repository.free_bytes() > 0
+
+
+# --- the folder ----------------------------------------------------------------------
+
+
+def test_folder_open_to_others_is_closed(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(0o755)
+    FolderBackend(root)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make another's folder")
+def test_folder_of_another_user_is_refused(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir()
+    os.chown(root, 1234, 1234)
+    with pytest.raises(StoreError, match="belongs to user id 1234"):
+        FolderBackend(root)
+
+
+def test_folder_that_is_a_file_is_a_sentence(tmp_path):
+    (tmp_path / "store").write_text("")
+    with pytest.raises(StoreError) as caught:
+        FolderBackend(tmp_path / "store")
+    assert caught.value.reason is Reason.STORE_FAILED
+
+
+def test_memory_too_small_is_store_full_and_leaves_nothing(clock):
+    backend = MemoryBackend(capacity=500_000)
+    repository = Repository(backend, clock=clock)
+    writer = repository.begin(
+        id="c1", key=SessionKey("u"), incarnation="i", generation=1
+    )
+    with pytest.raises(StoreError) as caught:
+        writer.add("a", RANDOM)
+    assert caught.value.reason is Reason.STORE_FULL
+    with pytest.raises(StoreError) as caught:
+        writer.commit()
+    assert caught.value.reason is Reason.STORE_FULL
+    assert backend.objects == {}
