@@ -316,6 +316,15 @@ class Reason(Enum):
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
     )
+    SAVED_UNKNOWN = (
+        "saved_unknown",
+        (
+            "The service that keeps suspended sessions does not answer, so it is not"
+            " known whether yours is saved; it is not replaced by a new one."
+        ),
+        "Try again in a minute; the administrator finds the reason in the Hub's log.",
+        True,
+    )
     HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
 
     # --- callers -------------------------------------------------------------------
