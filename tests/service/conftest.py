@@ -1,0 +1,266 @@
+"""The service's HTTP side in this process, under a Hub that only knows tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from jupyterhub.services.auth import HubOAuth
+from prometheus_client import CollectorRegistry
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, RequestHandler
+
+from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    Event,
+    Failure,
+    Phase,
+    Placement,
+    SessionKey,
+    SessionView,
+    StartPlan,
+    Step,
+    StopPlan,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service import pages
+from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
+from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
+from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+
+PREFIX = "/services/gpu-reclaim/"
+SPAWNER_TOKEN = "spawner-secret-of-the-tests"
+ACCESS = "access:services!service=gpu-reclaim"
+
+#: token → the Hub's model of its owner
+PEOPLE = {
+    "token-ada": {"kind": "user", "name": "ada", "scopes": [ACCESS]},
+    "token-bob": {"kind": "user", "name": "bob", "scopes": [ACCESS]},
+    "token-root": {"kind": "user", "name": "root", "scopes": [ACCESS, MANAGE]},
+    "token-stranger": {"kind": "user", "name": "eve", "scopes": []},
+    "token-service-ada": {"kind": "service", "name": "ada", "scopes": [ACCESS]},
+    "token-prometheus": {"kind": "service", "name": "prom", "scopes": [METRICS]},
+}
+
+
+def checkpoint(key: SessionKey, name: str = "c1") -> CheckpointInfo:
+    return CheckpointInfo(
+        id=name,
+        key=key,
+        incarnation="i1",
+        generation=1,
+        created=1_700_000_000.0,
+        logical_bytes=1_500_000_000,
+        stored_bytes=400_000_000,
+        frozen_seconds=2.0,
+        steps=[Step(step="dump", title="Saving the memory", state="done", seconds=3.4)],
+    )
+
+
+class SessionsInMemory:
+    """Sessions without anything behind them: only the phases change."""
+
+    def __init__(self) -> None:
+        self.views: dict[SessionKey, SessionView] = {}
+        self.calls: list[tuple[object, ...]] = []
+        self.readers: list[asyncio.Queue[SessionView | None]] = []
+        self.events: list[Event | Exception] = []
+        self.plan = StartPlan(action="cold")
+
+    def put(self, user: str, server: str = "", **changes: object) -> SessionView:
+        key = SessionKey(user, server)
+        old = self.views.get(key) or SessionView(
+            key=key, phase=Phase.RUNNING, since=1_700_000_000.0
+        )
+        view = msgspec.structs.replace(old, **changes)
+        self.views[key] = view
+        for reader in self.readers:
+            reader.put_nowait(view)
+        return view
+
+    def sessions(self) -> list[SessionView]:
+        return list(self.views.values())
+
+    def session(self, key: SessionKey) -> SessionView:
+        if key not in self.views:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return self.views[key]
+
+    def why(self, key: SessionKey) -> list[Verdict]:
+        self.session(key)
+        return [Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")]
+
+    async def changes(self) -> AsyncIterator[SessionView]:
+        queue: asyncio.Queue[SessionView | None] = asyncio.Queue(100)
+        self.readers.append(queue)
+        try:
+            while (view := await queue.get()) is not None:
+                yield view
+        finally:
+            self.readers.remove(queue)
+
+    def _phase(self, key: SessionKey, needed: Phase, new: Phase, action: str) -> None:
+        view = self.session(key)
+        if view.phase is not needed:
+            raise Refused(Reason.WRONG_PHASE, phase=view.phase, action=action)
+        self.put(key.user, key.server, phase=new)
+
+    async def suspend(self, key: SessionKey, by: str) -> None:
+        self.calls.append(("suspend", key, by))
+        self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
+
+    async def resume(self, key: SessionKey, by: str) -> None:
+        self.calls.append(("resume", key, by))
+        self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
+
+    async def keep(self, key: SessionKey, seconds: float, by: str) -> None:
+        self.session(key)
+        self.calls.append(("keep", key, seconds, by))
+
+    async def start_fresh(self, key: SessionKey, by: str) -> None:
+        self.calls.append(("start_fresh", key, by))
+        self._phase(key, Phase.SUSPENDED, Phase.STOPPED, "be started fresh")
+
+    async def discard(
+        self, key: SessionKey, by: str, checkpoint: str | None = None
+    ) -> None:
+        self.session(key)
+        self.calls.append(("discard", key, by, checkpoint))
+
+    async def plan_start(self, placement: Placement) -> StartPlan:
+        self.calls.append(("plan_start", placement))
+        return self.plan
+
+    async def placed(self, placement: Placement) -> None:
+        self.calls.append(("placed", placement))
+
+    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
+        self.session(key)
+        for event in self.events[after:]:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    async def cancelled(self, placement: Placement) -> None:
+        self.calls.append(("cancelled", placement))
+
+    async def plan_stop(self, placement: Placement) -> StopPlan:
+        return StopPlan(action="stop")
+
+    async def release(self, placement: Placement) -> None:
+        raise Refused(Reason.NOT_CAPTURED)
+
+    async def stopped(self, placement: Placement) -> None:
+        self.calls.append(("stopped", placement))
+
+    async def forget(self, key: SessionKey) -> None:
+        self.calls.append(("forget", key))
+
+
+class HubThatKnowsTokens(RequestHandler):
+    """The one call of the Hub that a login needs."""
+
+    def get(self) -> None:
+        if self.settings["broken"]:
+            self.set_status(503)
+            return
+        token = self.request.headers.get("Authorization", "").partition(" ")[2]
+        if token not in PEOPLE:
+            self.set_status(403)
+            self.finish({"status": 403})
+            return
+        self.finish(PEOPLE[token])
+
+
+@dataclass
+class Running:
+    """The service under test and how to talk to it."""
+
+    url: str
+    control: SessionsInMemory
+    context: Context
+    hub: Application
+    app: Application
+
+    async def call(
+        self,
+        path: str,
+        token: str = "token-ada",
+        method: str = "GET",
+        body: object = None,
+        **options: object,
+    ) -> HTTPResponse:
+        headers = dict(options.pop("headers", {}))
+        if token:
+            headers["Authorization"] = f"token {token}"
+        data = body if isinstance(body, bytes | str) else json.dumps(body)
+        request = HTTPRequest(
+            self.url + path,
+            method=method,
+            headers=headers,
+            body=data if method in ("POST", "PUT", "PATCH") else None,
+            follow_redirects=False,
+            request_timeout=20,
+            allow_nonstandard_methods=True,
+            **options,
+        )
+        return await AsyncHTTPClient().fetch(request, raise_error=False)
+
+    async def spawner(self, path: str, body: object, method: str = "POST"):
+        return await self.call(f"api/spawner/{path}", SPAWNER_TOKEN, method, body)
+
+
+def _failure(response: HTTPResponse) -> Failure:
+    return msgspec.json.decode(response.body, type=Failure)
+
+
+@pytest.fixture
+def failure():
+    """An answer's Failure."""
+    return _failure
+
+
+@pytest.fixture
+async def service(tmp_path):
+    """The service over HTTP, with sessions in memory."""
+    hub = Application([(r"/hub/api/user", HubThatKnowsTokens)], broken=False)
+    hub_server = HTTPServer(hub)
+    hub_server.listen(0, "127.0.0.1")
+    hub_port = next(iter(hub_server._sockets.values())).getsockname()[1]
+    HubOAuth.clear_instance()
+    HubOAuth.instance(
+        api_url=f"http://127.0.0.1:{hub_port}/hub/api",
+        api_token="token-of-the-service",
+        oauth_client_id="service-gpu-reclaim",
+        base_url=PREFIX,
+        access_scopes={ACCESS},
+    )
+    control = SessionsInMemory()
+    context = Context(
+        control=control,
+        clock=SystemClock(),
+        registry=CollectorRegistry(),
+        templates=pages.templates(),
+        spawner_token=SPAWNER_TOKEN.encode(),
+        prefix=PREFIX,
+        hub_prefix="/hub/",
+        limits=Limits(heartbeat=0.1, stalled=5.0),
+        streams=Streams(per_person=2, total=3),
+    )
+    app = application(context, cookie_secret=b"c" * 32)
+    server = HTTPServer(app, max_body_size=MAX_BODY)
+    server.listen(0, "127.0.0.1")
+    port = next(iter(server._sockets.values())).getsockname()[1]
+    yield Running(f"http://127.0.0.1:{port}{PREFIX}", control, context, hub, app)
+    for one in (server, hub_server):
+        one.stop()
+        await one.close_all_connections()
+    HubOAuth.clear_instance()

@@ -1,0 +1,226 @@
+"""The API for persons and programs: what they see, what they may do, and errors."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.models import Phase, SessionKey, SessionView, Verdict
+from jupyterhub_gpu_reclaim.service.web import MAX_BODY
+
+ADA = SessionKey("ada")
+
+
+def views(response) -> list[SessionView]:
+    return msgspec.json.decode(response.body, type=list[SessionView])
+
+
+async def test_sessions_of_a_user_are_their_own_only(service):
+    service.control.put("ada")
+    service.control.put("ada", "train")
+    service.control.put("bob")
+    response = await service.call("api/sessions")
+    assert response.code == 200
+    assert [str(v.key) for v in views(response)] == ["ada/", "ada/train"]
+
+
+async def test_sessions_with_manage_scope_are_all(service):
+    service.control.put("ada")
+    service.control.put("bob")
+    response = await service.call("api/sessions", "token-root")
+    assert [v.key.user for v in views(response)] == ["ada", "bob"]
+
+
+async def test_session_of_somebody_else_looks_like_none_at_all(service, failure):
+    service.control.put("bob")
+    there = await service.call("api/sessions/bob/-")
+    service.control.views.clear()
+    missing = await service.call("api/sessions/bob/-")
+    assert there.code == missing.code == 404
+    assert there.body == missing.body
+    assert failure(there).code == "unknown_session"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "suspend"),
+        ("POST", "resume"),
+        ("POST", "keep"),
+        ("POST", "start-fresh"),
+        ("DELETE", "saved"),
+        ("DELETE", "saved/c1"),
+        ("GET", "why"),
+    ],
+)
+async def test_action_on_somebody_elses_session_is_not_found(service, method, path):
+    service.control.put("bob")
+    body = {"seconds": 60}
+    response = await service.call(
+        f"api/sessions/bob/-/{path}", body=body, method=method
+    )
+    assert response.code == 404
+    assert service.control.calls == []
+
+
+async def test_service_named_like_a_user_does_not_own_their_sessions(service):
+    service.control.put("ada")
+    response = await service.call("api/sessions", "token-service-ada")
+    assert response.code == 200
+    assert views(response) == []
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "token-nobody"])
+async def test_call_without_a_valid_token_is_unauthenticated(service, failure, token):
+    response = await service.call("api/sessions", token)
+    assert response.code == 401
+    assert failure(response).code == "unauthenticated"
+    assert "WWW-Authenticate" in response.headers
+
+
+async def test_call_without_access_to_the_service_is_forbidden(service, failure):
+    response = await service.call("api/sessions", "token-stranger")
+    assert response.code == 403
+    assert failure(response).code == "forbidden"
+
+
+async def test_call_while_the_hub_is_broken_says_that_the_hub_does_not_answer(
+    service, failure
+):
+    service.hub.settings["broken"] = True
+    response = await service.call("api/sessions")
+    assert response.code == 503
+    assert failure(response).code == "hub_unreachable"
+    assert failure(response).retryable
+
+
+async def test_suspend_of_a_running_session_is_begun_in_the_users_name(service):
+    service.control.put("ada", "train")
+    response = await service.call("api/sessions/ada/train/suspend", method="POST")
+    assert response.code == 202
+    assert (
+        msgspec.json.decode(response.body, type=SessionView).phase is Phase.SUSPENDING
+    )
+    assert service.control.calls == [("suspend", SessionKey("ada", "train"), "ada")]
+
+
+async def test_suspend_in_the_wrong_phase_is_refused_with_its_reason(service, failure):
+    service.control.put("ada", phase=Phase.SUSPENDED)
+    response = await service.call("api/sessions/ada/-/suspend", method="POST")
+    assert response.code == 409
+    assert failure(response).code == "wrong_phase"
+
+
+async def test_keep_passes_the_seconds_on(service):
+    service.control.put("ada")
+    response = await service.call(
+        "api/sessions/ada/-/keep", method="POST", body={"seconds": 3600}
+    )
+    assert response.code == 200
+    assert service.control.calls == [("keep", ADA, 3600.0, "ada")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"{",
+        b"[]",
+        {},
+        {"seconds": "1"},
+        {"seconds": -1},
+        {"seconds": 1e99},
+    ],
+)
+async def test_keep_with_a_body_that_does_not_fit_is_a_bad_request(
+    service, failure, body
+):
+    service.control.put("ada")
+    response = await service.call("api/sessions/ada/-/keep", method="POST", body=body)
+    assert response.code == 400
+    assert failure(response).code == "invalid"
+    assert "Traceback" not in response.body.decode()
+    assert service.control.calls == []
+
+
+async def test_keep_longer_than_the_limit_is_refused(service, failure):
+    service.control.put("ada")
+    response = await service.call(
+        "api/sessions/ada/-/keep", method="POST", body={"seconds": 300 * 86400}
+    )
+    assert response.code == 409
+    assert "at most" in failure(response).message
+
+
+async def test_body_that_is_too_large_is_not_read(service):
+    service.control.put("ada")
+    body = json.dumps({"seconds": 1, "padding": "x" * MAX_BODY})
+    response = await service.call("api/sessions/ada/-/keep", method="POST", body=body)
+    assert response.code in (400, 599)
+    assert service.control.calls == []
+
+
+async def test_saved_states_are_deleted_one_or_all(service):
+    service.control.put("ada")
+    one = await service.call("api/sessions/ada/-/saved/c7", method="DELETE")
+    everything = await service.call("api/sessions/ada/-/saved", method="DELETE")
+    assert (one.code, everything.code) == (204, 204)
+    assert service.control.calls == [
+        ("discard", ADA, "ada", "c7"),
+        ("discard", ADA, "ada", None),
+    ]
+
+
+async def test_why_tells_the_reasons(service):
+    service.control.put("ada")
+    response = await service.call("api/sessions/ada/-/why")
+    found = msgspec.json.decode(response.body, type=list[Verdict])
+    assert [verdict.code for verdict in found] == ["kernel_busy"]
+
+
+async def test_names_with_unusual_characters_survive_the_path(service):
+    service.control.put("ada lovelace@x.org/ü", "a b")
+    response = await service.call(
+        "api/sessions/ada%20lovelace%40x.org%2F%C3%BC/a%20b", "token-root"
+    )
+    assert response.code == 200
+    key = msgspec.json.decode(response.body, type=SessionView).key
+    assert key == SessionKey("ada lovelace@x.org/ü", "a b")
+
+
+async def test_path_that_is_not_utf8_is_a_bad_request(service, failure):
+    response = await service.call("api/sessions/%ff%fe/-", "token-root")
+    assert response.code == 400
+    assert failure(response).code == "invalid"
+
+
+async def test_method_that_a_route_lacks_names_those_it_has(service, failure):
+    response = await service.call("api/sessions/ada/-/suspend", method="GET")
+    assert response.code == 405
+    assert response.headers["Allow"] == "POST"
+    assert failure(response).code == "invalid"
+
+
+async def test_address_that_is_not_there_is_not_found_as_json(service, failure):
+    response = await service.call("api/nothing")
+    assert response.code == 404
+    assert failure(response).message == "There is nothing at this address."
+
+
+async def test_surprise_is_told_without_details(service, failure, caplog):
+    service.control.views = None  # what no code of ours expects
+    response = await service.call("api/sessions")
+    assert response.code == 500
+    assert failure(response).code == "internal"
+    assert b"NoneType" not in response.body
+    assert "NoneType" in caplog.text
+
+
+async def test_answers_are_not_cached_and_not_framed(service):
+    response = await service.call("api/sessions")
+    assert response.headers["Cache-Control"] == "no-store"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
