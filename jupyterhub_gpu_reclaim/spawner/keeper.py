@@ -1,0 +1,234 @@
+"""The spawner's memory and its line to the service; the placement hooks.
+
+Base of the mixin's parts (``starting.py``, ``stopping.py``). It keeps the pointer in
+the Hub's database ahead of every step and asks the service; it starts and ends nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from traitlets import Float, Unicode
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.clients.service import ServiceClient
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.spawner import logins
+from jupyterhub_gpu_reclaim.spawner.state import KEY, Place, Pointer, PointerPhase
+
+if TYPE_CHECKING:
+    from jupyterhub.spawner import Spawner as Base
+else:
+    # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
+    Base = Configurable
+
+
+class PointerKeeper(Base):
+    """Remembers one server's session; the hooks at the end are the placement's."""
+
+    reclaim_service = Unicode(
+        "",
+        help="""Address of the service: ``http://127.0.0.1:10101`` or ``unix:/path``.
+
+        ``hub_config.configure(c)`` sets it. Empty: nothing can be suspended, and a
+        server starts and stops as it would without this package.
+        """,
+    ).tag(config=True)
+
+    reclaim_service_prefix = Unicode(
+        "/services/gpu-reclaim",
+        help="""Path of the service on that address and on the Hub's own, with the
+        Hub's ``base_url`` in front where one is set.""",
+    ).tag(config=True)
+
+    reclaim_token_file = Unicode(
+        "",
+        help="""File with the token that the Hub's process shows to the service.
+
+        ``hub_config.configure(c)`` makes it. Only root may be able to read it.
+        """,
+    ).tag(config=True)
+
+    reclaim_kept_days = Float(
+        30.0,
+        help="""Days that a saved session is kept after "start fresh".
+
+        Only for the sentence on the button; the service does the keeping.
+        """,
+    ).tag(config=True)
+
+    reclaim_timeout = Float(
+        10.0,
+        help="""Seconds to wait for an answer of the service to a question.""",
+    ).tag(config=True)
+
+    reclaim_slow_timeout = Float(
+        120.0,
+        help="""Seconds to wait for the service where processes must end first.""",
+    ).tag(config=True)
+
+    reclaim_mode = "start"  #: for ``super().start()``: start, or hold
+    reclaim_incarnation = ""
+
+    _pointer = Pointer()
+    _starting = False
+    _stopping = False
+
+    # --- what templates and other parts ask ---
+
+    @property
+    def reclaim_suspended(self) -> bool:
+        """Whether there is a saved session: a visit brings it back."""
+        return self._pointer.saved and not self._starting
+
+    @property
+    def reclaim_resuming(self) -> bool:
+        """Whether a saved session is being brought back right now."""
+        return self._pointer.saved and self._starting
+
+    @property
+    def reclaim_releasing(self) -> bool:
+        """Whether it is saved and its programs are being ended right now."""
+        return self._stopping and self._pointer.phase is PointerPhase.RELEASING
+
+    @property
+    def reclaim_key(self) -> SessionKey:
+        """This server's name for all parts."""
+        return SessionKey(self.user.name, self.name)
+
+    @property
+    def reclaim_fresh_url(self) -> str:
+        """The service's page that offers to start fresh."""
+        key = self.reclaim_key
+        base = str(self.hub.base_url).removesuffix("hub/").rstrip("/")
+        prefix = self.reclaim_service_prefix.strip("/")
+        if base and prefix.startswith(base.strip("/") + "/"):
+            base = ""
+        name = self.user.escaped_name
+        return f"{base}/{prefix}/sessions/{name}/{key.server or '-'}/fresh"
+
+    # --- state ---
+
+    def get_state(self) -> dict[str, Any]:
+        """What the database keeps; never a token (T13)."""
+        state = dict(super().get_state())
+        if self._pointer != Pointer():
+            state[KEY] = self._pointer.to_state()
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """After a restart of the Hub, and for every new spawner object."""
+        super().load_state(state)
+        self._pointer = Pointer.from_state(state.get(KEY))
+        self.reclaim_incarnation = self._pointer.incarnation
+        self.reclaim_take(self._pointer.place)
+        # Else a resume that fails wipes OAuth client and browser logins (T4).
+        self.will_resume = self._pointer.precious
+
+    def clear_state(self) -> None:
+        """The Hub calls this at stop and before start; the pointer outlives both."""
+        super().clear_state()
+        if self._pointer.phase is not PointerPhase.NONE:
+            self.reclaim_take(self._pointer.place)
+
+    def _point(self, **changes: Any) -> None:
+        """Change the pointer and write it to the database now (T6)."""
+        self._pointer = msgspec.structs.replace(self._pointer, **changes)
+        self.will_resume = self._pointer.precious
+        logins.save_state(self)
+
+    def _forget(self) -> None:
+        """Nothing is saved and nothing runs: the pointer and the old login go (T5)."""
+        logins.delete_token(self, self._pointer.token_id)
+        self._pointer = Pointer()
+        self.will_resume = False
+        logins.save_state(self)
+
+    # --- asking the service ---
+
+    @property
+    def _service(self) -> ServiceClient:
+        """The client, shared by all spawners.
+
+        Raises:
+            Unreachable: no service is configured, or its token cannot be read.
+        """
+        if not self.reclaim_service:
+            raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="not configured")
+        return _client(
+            self.reclaim_service,
+            self.reclaim_token_file,
+            self.reclaim_service_prefix,
+            self.reclaim_timeout,
+            self.reclaim_slow_timeout,
+        )
+
+    def _placement(self) -> Placement:
+        return Placement(
+            key=self.reclaim_key,
+            incarnation=self.reclaim_incarnation or "none",
+            checkpoint=self._pointer.checkpoint,
+        )
+
+    async def _tell_service(self, call: str) -> None:
+        """Tell it what has happened; it finds out by itself if it does not hear."""
+        with suppress(Unreachable):
+            service = self._service
+            try:
+                await getattr(service, call)(self._placement())
+            except ReclaimError as error:
+                self.log.warning("%s: service, %s: %s", self.reclaim_key, call, error)
+
+    # --- hooks: where sessions run ---
+
+    def reclaim_place(self) -> Place:
+        """Where the session runs, to find it again after a restart of the Hub."""
+        raise NotImplementedError
+
+    def reclaim_take(self, place: Place) -> None:
+        """Take up what runs there; the empty place is none."""
+        raise NotImplementedError
+
+    def reclaim_alive(self) -> bool:
+        """Whether the place taken up lives."""
+        raise NotImplementedError
+
+    def reclaim_frozen(self) -> bool:
+        """Whether its programs are stopped, as those of a captured session are."""
+        raise NotImplementedError
+
+    def reclaim_find(self, incarnation: str) -> Place | None:
+        """Look for an incarnation that the Hub has lost sight of."""
+        raise NotImplementedError
+
+    def reclaim_token(self) -> str:
+        """The API token that the running session was started with; empty: unknown."""
+        raise NotImplementedError
+
+    def reclaim_port(self) -> int:
+        """The port that the running session was started on; 0: unknown."""
+        raise NotImplementedError
+
+    async def reclaim_end(self) -> None:
+        """End the place at once, whatever it holds; none is fine."""
+        raise NotImplementedError
+
+
+@cache
+def _client(
+    address: str, token_file: str, prefix: str, timeout: float, slow_timeout: float
+) -> ServiceClient:
+    """One client per service."""
+    try:
+        token = Path(token_file).read_text().strip()
+    except OSError as error:
+        raise Unreachable(Reason.SERVICE_UNREACHABLE, detail=str(error)) from None
+    return ServiceClient(
+        address, token, prefix=prefix, timeout=timeout, slow_timeout=slow_timeout
+    )

@@ -1,0 +1,71 @@
+"""A session's login in the Hub's database: API token, OAuth client, state.
+
+Used by the mixin only. JupyterHub makes a new token at every start and forgets to
+delete it when the old one is used again or the start fails (traps T3, T5, T7); this
+module finds tokens by their database id, so that none needs to be remembered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyterhub import orm
+from sqlalchemy import inspect
+
+
+def session_of(spawner: Any) -> Any:
+    """The Hub's database session."""
+    return inspect(spawner.orm_spawner).session
+
+
+def save_state(spawner: Any) -> None:
+    """Write ``get_state()`` to the database now, not when the Hub next thinks of it."""
+    if spawner.orm_spawner is None:
+        return
+    spawner.orm_spawner.state = spawner.get_state()
+    session_of(spawner).commit()
+
+
+def token_id(spawner: Any, token: str) -> int:
+    """The database id of a valid token of this spawner's user; 0: there is none."""
+    if not token:
+        return 0
+    found = orm.APIToken.find(session_of(spawner), token)
+    if found is None or found.user is not spawner.user.orm_user:
+        return 0
+    return int(found.id)
+
+
+def delete_token(spawner: Any, number: int) -> None:
+    """Delete a token of this spawner's user by its id; a missing one is fine."""
+    session = session_of(spawner)
+    found = session.get(orm.APIToken, number) if number else None
+    if found is not None and found.user is spawner.user.orm_user:
+        session.delete(found)
+        session.commit()
+
+
+class ClientRepair:
+    """What the Hub's second ``add_client`` wipes, remembered before it does (T3)."""
+
+    def __init__(self, allowed_scopes: list[str], description: str) -> None:
+        self.allowed_scopes = allowed_scopes
+        self.description = description
+
+    @classmethod
+    async def remember(cls, spawner: Any) -> ClientRepair:
+        """Before the start: what the OAuth client should be allowed."""
+        client = spawner.orm_spawner.oauth_client
+        return cls(
+            await spawner._get_oauth_client_allowed_scopes(),  # noqa: SLF001 - the Hub's own; no public one
+            client.description if client is not None else "",
+        )
+
+    def apply(self, spawner: Any) -> None:
+        """After the start: put it back."""
+        client = spawner.orm_spawner.oauth_client
+        if client is None:
+            return
+        client.allowed_scopes = self.allowed_scopes
+        client.description = client.description or self.description
+        session_of(spawner).commit()

@@ -1,0 +1,51 @@
+"""What makes a spawner's sessions suspendable: asks the service, keeps the login alive.
+
+``class MySpawner(ReclaimMixin, SomeSpawner)`` with the placement hooks of ``keeper.py``
+filled in (``local.py`` shows how). It decides nothing: whether a start is cold, a
+restore or an adoption, and whether a stop is real or the release of a saved session,
+is the service's answer. It never starts a session cold while there may be a saved one,
+and never writes a token anywhere.
+
+Every trap of JupyterHub that is handled here is listed, with its test, in
+``docs/reference/jupyterhub-traps.md``; "T4" in a comment points there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyterhub.utils import maybe_future
+from tornado import web
+
+from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.spawner import hub_patches, logins
+from jupyterhub_gpu_reclaim.spawner.state import Pointer
+from jupyterhub_gpu_reclaim.spawner.stopping import Stopping
+
+hub_patches.apply()
+
+
+class ReclaimMixin(Stopping):
+    """Cooperative mixin for spawners: ``super()`` places, this class plans."""
+
+    async def get_options_form(self) -> Any:
+        """No form on a resume: the session is what it was (T14)."""
+        return "" if self.reclaim_suspended else await super().get_options_form()
+
+    async def rename(self, old_name: str, new_name: str) -> None:
+        """Refused while suspended: URL, cookie and client carry the name (T10)."""
+        if self._pointer.precious:
+            reason = Reason.RENAME_SUSPENDED
+            raise web.HTTPError(409, f"{reason.sentence()} {reason.hint}")
+        await super().rename(old_name, new_name)
+
+    async def delete_forever(self) -> None:
+        """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
+        await maybe_future(super().delete_forever())
+        try:
+            await self._service.forget(self.reclaim_key)
+        except ReclaimError as error:
+            self.log.warning("%s: forget: %s", self.reclaim_key, error)
+        logins.delete_token(self, self._pointer.token_id)
+        self._pointer = Pointer()

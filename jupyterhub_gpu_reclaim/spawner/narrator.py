@@ -1,0 +1,94 @@
+"""The steps of a resume as the Hub's progress page shows them.
+
+Filled by the mixin from the service's events, read by ``Spawner.progress()``. It
+formats; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.words import size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.models import Step
+
+#: Percent that all steps together may reach; the rest is the server's first answer.
+CEILING = 92.0
+#: Share of the way left that one finished step takes.
+STRIDE = 0.25
+
+
+class Narrator:
+    """Events of one start, for any number of readers, from the beginning."""
+
+    def __init__(self) -> None:
+        self._told: list[dict[str, Any]] = []
+        self._ended = False
+        self.handed_over = False  #: the spawner itself says the rest
+        self._news = asyncio.Event()
+        self._percent = 2.0
+
+    def tell(self, message: str, percent: float | None = None) -> None:
+        """Add one line."""
+        if percent is not None:
+            self._percent = max(self._percent, min(percent, CEILING))
+        self._told.append({"progress": int(self._percent), "message": message})
+        self._wake()
+
+    def step(self, step: Step) -> None:
+        """Add one step of the service's, with bytes and seconds."""
+        left = CEILING - self._percent
+        if step.state == "done":
+            self._percent += left * STRIDE
+        elif step.total_bytes:
+            part = min(1.0, step.bytes / step.total_bytes)
+            shown = self._percent + left * STRIDE * part
+            self._told.append({"progress": int(shown), "message": sentence(step)})
+            self._wake()
+            return
+        self.tell(sentence(step))
+
+    def end(self) -> None:
+        """No more lines will come."""
+        self._ended = True
+        self._wake()
+
+    def hand_over(self) -> None:
+        """No more lines of ours: it is a cold start."""
+        self.handed_over = True
+        self.end()
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """All lines, from the first on, until the end."""
+        shown = 0
+        while True:
+            news = self._news
+            while shown < len(self._told):
+                yield self._told[shown]
+                shown += 1
+            if self._ended:
+                return
+            await news.wait()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def sentence(step: Step) -> str:
+    """One step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
+    facts = []
+    if step.total_bytes:
+        facts.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
+    elif step.bytes:
+        facts.append(size(step.bytes))
+    if step.seconds >= 0.05:
+        facts.append(f"{step.seconds:.1f} s")
+    words = f"{step.title}: {', '.join(facts)}" if facts else step.title
+    if step.state == "done":
+        return f"{words} ✓"
+    return f"{words} (failed)" if step.state == "failed" else f"{words} …"

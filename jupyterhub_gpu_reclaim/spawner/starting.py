@@ -1,0 +1,248 @@
+"""How a start goes: cold, brought back, taken up, or refused with the reason.
+
+Part of the mixin; the Hub calls it. Which of these it is, the service decides; without
+its answer nothing is started cold that may be saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import (
+    ReclaimError,
+    Refused,
+    RestoreFailed,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.models import StartPlan
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.spawner import logins
+from jupyterhub_gpu_reclaim.spawner.keeper import PointerKeeper
+from jupyterhub_gpu_reclaim.spawner.narrator import Narrator
+from jupyterhub_gpu_reclaim.spawner.refusal import StartRefused
+from jupyterhub_gpu_reclaim.spawner.state import Place, PointerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+#: Seconds for tidying up after a start that was called off.
+CALL_OFF_SECONDS = 20.0
+#: Seconds between two attempts to hear how a restore goes on.
+RECONNECT_SECONDS = 0.5
+
+
+class Starting(PointerKeeper):
+    """``start()`` and ``progress()``; ``super().start()`` places."""
+
+    _undo = ""  #: what a failing start has to take back: cold, restore or nothing
+    _confirmed = True  #: whether a resumed session has answered the Hub
+    _narrator: Narrator | None = None
+    _repair: logins.ClientRepair | None = None
+
+    async def start(self) -> Any:
+        """Start cold, bring back, or take up what still runs, as the service plans.
+
+        Raises:
+            StartRefused: there is a saved session that does not come back now.
+        """
+        minted = self.api_token
+        self._starting, self._undo = True, ""
+        self._narrator = self._narrator or Narrator()
+        try:
+            return await self._start(minted)
+        except asyncio.CancelledError:
+            await self._call_off(minted)
+            raise
+        except ReclaimError as error:
+            await self._call_off(minted)
+            self.log.warning("%s: not started: %s", self.reclaim_key, error)
+            raise self._refused(error) from None
+        except Exception:
+            await self._call_off(minted)
+            raise
+        finally:
+            self._starting = False
+            self._narrator.end()
+            self._narrator = None
+
+    async def _start(self, minted: str) -> Any:
+        plan = await self._plan_start()
+        if plan.action == "cold":
+            return await self._start_cold(minted)
+        if plan.action == "restore":
+            return await self._restore(plan, minted)
+        if plan.action == "adopt":
+            return await self._adopt(plan, minted)
+        if plan.failure is None:
+            raise Refused(Reason.INTERNAL, detail=f"plan {plan.action!r}")
+        raise wire.error_of(plan.failure, RestoreFailed)
+
+    async def _plan_start(self) -> StartPlan:
+        """The service's plan; without an answer only what cannot lose anything."""
+        former, self.reclaim_incarnation = self.reclaim_incarnation, uuid.uuid4().hex
+        try:
+            return await self._service.plan_start(self._placement())
+        except Unreachable as error:
+            if self._pointer.phase is PointerPhase.NONE:
+                self.log.warning("%s: no plan, cold: %s", self.reclaim_key, error)
+                return StartPlan(action="cold")
+            self.reclaim_incarnation = former
+            if not self._pointer.saved:
+                raise Unreachable(Reason.SAVED_UNKNOWN, detail=error.detail) from None
+            raise
+
+    async def _start_cold(self, minted: str) -> Any:
+        self._forget()
+        self.reclaim_mode, self._undo = "start", "cold"
+        if self._narrator is not None:
+            self._narrator.hand_over()
+        self._point(phase=PointerPhase.RUNNING, incarnation=self.reclaim_incarnation)
+        where = await super().start()
+        self._now_runs(minted, where)
+        await self._tell_service("placed")
+        return where
+
+    async def _restore(self, plan: StartPlan, minted: str) -> Any:
+        """Hold a place, have the session brought back there, keep its login."""
+        identity = plan.identity
+        if identity is None:
+            raise RestoreFailed(
+                Reason.RESTORE_FAILED,
+                why="its login is not known",
+                detail="no identity",
+            )
+        number = logins.token_id(self, identity.api_token)
+        if not number:
+            # The Hub would make a revoked token valid again (T7).
+            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        self._repair = await logins.ClientRepair.remember(self)
+        self.port = identity.port
+        self._point(
+            phase=PointerPhase.RESUMING,
+            incarnation=self.reclaim_incarnation,
+            checkpoint=plan.checkpoint,
+            token_id=number,
+            port=identity.port,
+            place=Place(),
+        )
+        self.reclaim_mode, self._undo = "hold", "restore"
+        where = await super().start()
+        self._point(place=self.reclaim_place())
+        await self._service.placed(self._placement())
+        await self._follow()
+        self._confirmed = False
+        self._now_runs(identity.api_token, where)
+        logins.delete_token(self, logins.token_id(self, minted))
+        return where
+
+    async def _adopt(self, plan: StartPlan, minted: str) -> Any:
+        """Take up a tree that still runs, with the login it has (T8, T9)."""
+        place = self._pointer.place
+        if self._pointer.incarnation != plan.incarnation or not self.reclaim_alive():
+            found = self.reclaim_find(plan.incarnation)
+            if found is None:
+                raise RestoreFailed(
+                    Reason.RESTORE_FAILED, why="its programs are not found any more"
+                )
+            place = found
+        self.reclaim_take(place)
+        self.reclaim_incarnation = plan.incarnation
+        token, port = self.reclaim_token(), self.reclaim_port()
+        if plan.identity is not None:
+            token, port = plan.identity.api_token, plan.identity.port
+        if not logins.token_id(self, token):
+            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        self._repair = await logins.ClientRepair.remember(self)
+        self.port = port
+        where = (self.ip or "127.0.0.1", port)
+        self._now_runs(token, where)
+        logins.delete_token(self, logins.token_id(self, minted))
+        return where
+
+    def _now_runs(self, token: str, where: Any) -> None:
+        self.api_token = token
+        self._point(
+            phase=PointerPhase.RUNNING,
+            incarnation=self.reclaim_incarnation,
+            token_id=logins.token_id(self, token),
+            port=where[1] if isinstance(where, tuple) else 0,
+            place=self.reclaim_place(),
+        )
+
+    async def _follow(self) -> None:
+        """Hear how the restore goes until it ends, or the Hub's start_timeout.
+
+        Raises:
+            RestoreFailed: it failed; the checkpoint is kept.
+        """
+        narrator = self._narrator or Narrator()
+        while True:
+            with suppress(Unreachable):
+                async for event in self._service.progress(self.reclaim_key, 0):
+                    if event.step is not None:
+                        narrator.step(event.step)
+                    if event.failure is not None:
+                        raise wire.error_of(event.failure, RestoreFailed)
+                    if event.tree is not None:
+                        return
+            # The stream broke: the operation goes on, ask again.
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _call_off(self, minted: str) -> None:
+        """After a start that failed or was cancelled: leave nothing behind (T5, T9)."""
+        task = asyncio.ensure_future(self._tidy_up(minted))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(task), CALL_OFF_SECONDS)
+
+    async def _tidy_up(self, minted: str) -> None:
+        undo, self._undo = self._undo, ""
+        if undo == "restore":
+            await self._back_to_saved()
+        elif undo == "cold":
+            await self.reclaim_end()
+            await self._tell_service("cancelled")
+            self._forget()
+        if self._pointer.precious:
+            # The Hub deletes nothing of a spawner that will resume.
+            logins.delete_token(self, logins.token_id(self, minted))
+
+    async def _back_to_saved(self) -> None:
+        """A resume has failed: nothing of it stays, the checkpoint does."""
+        await self._tell_service("cancelled")
+        await self.reclaim_end()
+        self._point(phase=PointerPhase.SUSPENDED, place=Place())
+
+    def _refused(self, error: ReclaimError) -> Exception:
+        # The Hub's memory or the service's: one of them knows of a saved session.
+        saved = self._pointer.precious or isinstance(error, RestoreFailed)
+        return StartRefused(
+            error,
+            spawn_url=f"{self.hub.base_url}spawn/{self.user.escaped_name}/{self.name}",
+            fresh_url=self.reclaim_fresh_url if saved else "",
+            kept_days=self.reclaim_kept_days,
+        )
+
+    def start_polling(self) -> None:
+        """The Hub's first call after it has wiped the OAuth client's scopes (T3)."""
+        if self._repair is not None:
+            self._repair.apply(self)
+            self._repair = None
+        super().start_polling()
+
+    def add_poll_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
+        """The Hub's last call of a start that went well: the server has answered."""
+        self._confirmed = True
+        super().add_poll_callback(callback, *args, **kwargs)
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Steps of a resume with bytes and seconds; else the spawner's own."""
+        self._narrator = narrator = self._narrator or Narrator()
+        async for line in narrator.lines():
+            yield line
+        if narrator.handed_over:
+            async for line in super().progress():
+                yield line

@@ -1,0 +1,78 @@
+"""The spawner's write-ahead pointer: what the Hub's database remembers of a session.
+
+Used by the mixin and the local spawner through ``get_state``/``load_state``. It never
+holds a token: the Hub shows spawner state to everyone with ``admin:server_state``.
+Old and new versions read each other: fields are only ever added.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+#: Under this name the pointer stands in ``Spawner.get_state()``.
+KEY = "gpu_reclaim"
+VERSION = 1
+
+
+class PointerPhase(StrEnum):
+    """What the Hub's side last knew."""
+
+    NONE = ""  #: nothing was started, or it was really stopped
+    RUNNING = "running"
+    RELEASING = "releasing"  #: saved; its processes are being ended
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
+    #: The service could not be asked; there may be a saved session or a stopped tree.
+    UNKNOWN = "unknown"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The session's init on this machine, named so that a reused pid is not it."""
+
+    pid: int = 0
+    start: int = 0  #: clock ticks after boot (field 22 of ``/proc/PID/stat``)
+    boot: str = ""  #: the machine's boot id
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of one server; the empty one means: nothing."""
+
+    version: int = VERSION
+    phase: PointerPhase = PointerPhase.NONE
+    incarnation: str = ""
+    checkpoint: str = ""
+    #: Row of the session's API token in the Hub's database, not the token.
+    token_id: int = 0
+    port: int = 0
+    place: Place = Place()
+
+    @property
+    def saved(self) -> bool:
+        """Whether a checkpoint is known: a cold start would lose work."""
+        return bool(self.checkpoint) and self.phase in {
+            PointerPhase.RELEASING,
+            PointerPhase.SUSPENDED,
+            PointerPhase.RESUMING,
+        }
+
+    @property
+    def precious(self) -> bool:
+        """Whether login, OAuth client and this pointer must outlive a stop."""
+        return self.saved or self.phase is PointerPhase.UNKNOWN
+
+    def to_state(self) -> dict[str, Any]:
+        """For ``get_state()``: plain JSON values."""
+        return dict(msgspec.to_builtins(self))
+
+    @classmethod
+    def from_state(cls, state: Any) -> Pointer:
+        """From ``load_state()``; what cannot be read is *unknown*, never *nothing*."""
+        if not state:
+            return cls()
+        try:
+            return msgspec.convert(state, cls)
+        except msgspec.ValidationError:
+            return cls(phase=PointerPhase.UNKNOWN)
