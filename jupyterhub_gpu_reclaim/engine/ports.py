@@ -6,7 +6,8 @@ administrator has reserved out of the kernel's list.
 
 The kernel never hands out a port of ``net.ipv4.ip_local_reserved_ports`` by itself, for
 IPv6 neither, but a program may still bind it explicitly: that is what
-:func:`check_free` finds. The list is lost at a reboot, so what is ours stands in a file as well.
+:func:`check_free` finds. The list is lost at a reboot, so what is ours stands in a
+file as well.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.sock_diag import Diag, State
 from jupyterhub_gpu_reclaim.engine.sockets import Port
 from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
@@ -196,17 +198,13 @@ def check_free(init_pid: int, ports: Iterable[Port]) -> list[Finding]:
             for one in diag.sockets()
             if one.inode or one.state is State.LISTEN
         ]
-    findings = {}
+    findings: dict[int, Finding] = {}
     for port in wanted:
         for other, one in bound:
             if port.port and _conflict(port, other):
                 holder = _holder(one.inode)
-                message = Reason.PORT_IN_USE.sentence(port=port.port, holder=holder)
-                findings[port.port] = Finding(
-                    code=Reason.PORT_IN_USE.value,
-                    message=message,
-                    hint=Reason.PORT_IN_USE.hint,
-                    retryable=True,
+                findings[port.port] = finding(
+                    Reason.PORT_IN_USE, port=port.port, holder=holder
                 )
                 break
     return list(findings.values())

@@ -1,0 +1,101 @@
+"""Open and make files below a folder that no path, link or race can leave.
+
+Called by ``files`` and ``archive`` for the root of a session, which its user owns: any
+part of a path there may be a symbolic link to anywhere, and may become one while we
+look. Everything is opened with ``openat2`` (Linux 5.6), which resolves inside the given
+folder in one step; nothing here follows ``/proc`` magic links.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from typing import Final
+
+_NO_XDEV: Final = 0x01
+_OPENAT2: Final = 437  # the same number on every architecture
+_NO_MAGICLINKS: Final = 0x02
+_NO_SYMLINKS: Final = 0x04
+_BENEATH: Final = 0x08
+_IN_ROOT: Final = 0x10
+
+_HOW = struct.Struct("=QQQ")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_in_root(root: int, path: bytes, flags: int, mode: int = 0) -> int:
+    """Open a path as a process sees it whose root folder is ``root``.
+
+    Absolute links and ``..`` stay inside. Returns a descriptor.
+
+    Raises:
+        OSError: as ``open`` does.
+    """
+    return _open(root, path, flags, mode, _IN_ROOT | _NO_MAGICLINKS)
+
+
+def open_beneath(folder: int, path: bytes, flags: int, mode: int = 0) -> int:
+    """Open a relative path below ``folder``, in its mount, following no symbolic link.
+
+    Raises:
+        OSError: as ``open`` does; ELOOP for a link, EXDEV for a way out of the folder
+            or into another mount.
+    """
+    resolve = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV
+    return _open(folder, path, flags, mode, resolve)
+
+
+def open_root(path: str | os.PathLike[str]) -> int:
+    """A folder to resolve in, e.g. ``/proc/<pid>/root``, which is trusted itself."""
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def names_in(folder: int) -> list[bytes]:
+    """What an open folder holds."""
+    return [os.fsencode(name) for name in os.listdir(folder)]
+
+
+def remove(parent: int, name: bytes) -> None:
+    """Remove a name below an open folder, and all that is below it. Idempotent.
+
+    Raises:
+        OSError: EBUSY or EXDEV when another mount is in the way.
+    """
+    if _unlink(parent, name):
+        return
+    waiting = [name]
+    while waiting:
+        path = waiting[-1]
+        folder = open_beneath(parent, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            below = [n for n in names_in(folder) if not _unlink(folder, n)]
+        finally:
+            os.close(folder)
+        if below:
+            waiting += [path + b"/" + one for one in below]
+        else:
+            waiting.pop()
+            os.rmdir(path, dir_fd=parent)
+
+
+def _unlink(folder: int, name: bytes) -> bool:
+    """Remove what is no folder; false when it is one."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    except (IsADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def _open(folder: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
+    how = _HOW.pack((flags | os.O_CLOEXEC) & 0xFFFFFFFF, mode, resolve)
+    descriptor: int = _libc.syscall(
+        _OPENAT2, folder, ctypes.c_char_p(path), ctypes.c_char_p(how), len(how)
+    )
+    if descriptor < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fsdecode(path))
+    return descriptor

@@ -1,0 +1,282 @@
+"""Remember the files that a session has open, and say whether they still fit.
+
+Called by the agent at the end of a capture (:func:`fingerprint`) and before a restore
+(:func:`compare`, :func:`drop_checks`). It never changes a file. Deleted files that are
+still open are in CRIU's image, and what lies on a private tmpfs is in the archive:
+neither is this module's business.
+
+CRIU takes a file by its name, and refuses one whose size, build ID or mode differs.
+That is right for a library and wrong for a log that grew. So we judge by how the
+file was open, and take CRIU's own check out of the image where a change is harmless:
+
+=========================  ===========================  ==========================
+changed file               harmless                     refused
+=========================  ===========================  ==========================
+gone                                                    ``file_missing``
+mapped private             same contents (build ID)     ``library_changed``
+mapped shared                                           ``file_changed``
+shorter                                                 ``file_shrank``
+read, or appended to       always
+written (not appended)     SQLite without a journal     ``file_changed``
+only the mode              always
+=========================  ===========================  ==========================
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.engine import images, procfs
+from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
+from jupyterhub_gpu_reclaim.engine.contents import digest
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.mounts import private_tmpfs, read_mounts
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import Finding, Value
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from pathlib import Path
+
+#: File systems whose files are windows of the kernel, and made anew.
+_KERNEL_FILES: Final = frozenset(
+    {"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "debugfs", "tracefs"}
+)
+_SQLITE: Final = b"SQLite format 3\0"
+
+
+class Opened(Value, frozen=True, kw_only=True):
+    """One file that a session had open or mapped, when it was saved."""
+
+    path: bytes  #: as the session names it; need not be UTF-8, so base64 in JSON
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    mode: int
+    written: bool = False  #: open for writing without O_APPEND
+    appended: bool = False  #: open with O_APPEND
+    position: int = 0  #: the furthest of its descriptors
+    mapped: bool = False  #: privately: code, or data that is only read
+    shared: bool = False  #: mapped so that writes reach the file
+    digest: str = ""  #: of the contents, where mapped
+    database: bool = False  #: SQLite, and no transaction was under way
+
+
+class Comparison(NamedTuple):
+    """What became of the files."""
+
+    findings: list[Finding]  #: each one refuses the restore
+    drop: frozenset[bytes]  #: paths whose check in files.img must go
+
+
+class _Use:
+    """How the descriptors and mappings of a tree use one path, added up."""
+
+    def __init__(self) -> None:
+        self.written = self.appended = self.mapped = self.shared = False
+        self.position = 0
+
+    def add_descriptor(self, info: dict[str, str]) -> None:
+        """Take in one entry of /proc/<pid>/fdinfo."""
+        flags = int(info.get("flags", "0"), 8)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            self.appended |= bool(flags & os.O_APPEND)
+            self.written |= not flags & os.O_APPEND
+        self.position = max(self.position, int(info.get("pos", "0")))
+
+    def add_mapping(self, mode: str) -> None:
+        """Take in one mapping by its mode, e.g. ``r-xp``."""
+        shared = mode.endswith("s") and "w" in mode
+        self.shared |= shared
+        self.mapped |= not shared
+
+
+def fingerprint(
+    init_pid: int, pids: Iterable[int], named: Collection[Path] = ()
+) -> list[Opened]:
+    """Every regular file that those processes have open or mapped, sorted by path.
+
+    Call it while they are stopped, so that nothing changes any more.
+
+    Args:
+        init_pid: of the session; its root is where the paths are looked up.
+        pids: host pids of the tree.
+        named: targets of tmpfs mounts that are archived because the placement says so.
+
+    Raises:
+        Refused: the session is gone (``no_tree``).
+    """
+    mounts = read_mounts(init_pid)
+    skip = {mount.device for mount in mounts if mount.kind in _KERNEL_FILES}
+    skip |= {m.device for m in private_tmpfs(mounts, read_mounts("self"), named)}
+    with ExitStack() as stack:
+        try:
+            root = open_root(f"/proc/{init_pid}/root")
+        except OSError as error:
+            raise Refused(Reason.NO_TREE, detail=str(error)) from None
+        stack.callback(os.close, root)
+        found = (_opened(root, path, use, skip) for path, use in _uses(pids).items())
+        return sorted((one for one in found if one), key=lambda one: one.path)
+
+
+def compare(opened: Iterable[Opened], root: Path) -> Comparison:
+    """What became of those files below a root, e.g. ``/proc/<init>/root``.
+
+    Raises:
+        Refused: there is no such root (``no_tree``).
+    """
+    findings: list[Finding] = []
+    drop: set[bytes] = set()
+    with ExitStack() as stack:
+        try:
+            folder = open_root(root)
+        except OSError as error:
+            raise Refused(Reason.NO_TREE, detail=str(error)) from None
+        stack.callback(os.close, folder)
+        for one in opened:
+            reason = _judge(one, folder)
+            if isinstance(reason, Reason):
+                path = one.path.decode("utf-8", "backslashreplace")
+                findings.append(finding(reason, path=path))
+            elif reason:
+                drop.add(one.path)
+    return Comparison(findings, frozenset(drop))
+
+
+def drop_checks(files_img: bytes, paths: Collection[bytes]) -> bytes:
+    """``files.img`` in which CRIU takes those files as they are.
+
+    Raises:
+        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
+    """
+
+    def change(entry: Any) -> bool:
+        if entry.type != images.TYPE_REG or entry.reg.name not in paths:
+            return False
+        for field in ("size", "mode", "build_id"):
+            entry.reg.ClearField(field)
+        return True
+
+    return images.rewrite_files(files_img, change)
+
+
+def _uses(pids: Iterable[int]) -> dict[bytes, _Use]:
+    uses: dict[bytes, _Use] = {}
+    for pid in pids:
+        for fd, target in procfs.descriptors(pid):
+            if target.startswith("/"):
+                use = uses.setdefault(os.fsencode(target), _Use())
+                use.add_descriptor(procfs.fdinfo(pid, fd))
+        for mapping in procfs.mappings(pid):
+            if mapping.path.startswith("/"):
+                use = uses.setdefault(os.fsencode(mapping.path), _Use())
+                use.add_mapping(mapping.mode)
+    return uses
+
+
+def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened | None:
+    """The fingerprint of one path; None for what is not a file of this module."""
+    try:
+        name = open_in_root(root, path, os.O_PATH)
+    except OSError:
+        return None  # deleted, "(deleted)" or "/memfd:…"
+    try:
+        status = os.fstat(name)
+        device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+        if not stat.S_ISREG(status.st_mode) or device in skip:
+            return None
+        return Opened(
+            path=path,
+            device=status.st_dev,
+            inode=status.st_ino,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            mode=status.st_mode,
+            written=use.written,
+            appended=use.appended,
+            position=use.position,
+            mapped=use.mapped,
+            shared=use.shared,
+            digest=_digest(root, path) if use.mapped else "",
+            database=use.written and _is_quiet_database(root, path),
+        )
+    finally:
+        os.close(name)
+
+
+def _judge(one: Opened, root: int) -> Reason | bool:
+    """A reason to refuse, or whether CRIU's check must be dropped; see the table."""
+    try:
+        name = open_in_root(root, one.path, os.O_PATH)
+    except OSError:
+        return Reason.FILE_MISSING
+    try:
+        status = os.fstat(name)
+    finally:
+        os.close(name)
+    if not stat.S_ISREG(status.st_mode):
+        return Reason.FILE_MISSING
+    if (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns):
+        return status.st_mode != one.mode
+    if one.mapped and not _same_contents(one, status, root):
+        return Reason.LIBRARY_CHANGED
+    if one.shared:
+        return Reason.FILE_CHANGED
+    if status.st_size < one.size:
+        return Reason.FILE_SHRANK
+    if one.written and not (one.database and _is_quiet_database(root, one.path)):
+        return Reason.FILE_CHANGED
+    return status.st_size != one.size or status.st_mode != one.mode
+
+
+def _same_contents(one: Opened, status: os.stat_result, root: int) -> bool:
+    same = one.digest and status.st_size == one.size
+    return bool(same) and _digest(root, one.path) == one.digest
+
+
+def _digest(root: int, path: bytes) -> str:
+    try:
+        descriptor = open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return ""
+    try:
+        return digest(descriptor)
+    except OSError:
+        return ""  # unreadable counts as not known, so that any change refuses
+    finally:
+        os.close(descriptor)
+
+
+def _is_quiet_database(root: int, path: bytes) -> bool:
+    """Whether it is an SQLite database without a transaction under way.
+
+    Between transactions SQLite keeps nothing of the file that it does not check anew:
+    its pages are valid only as long as the change counter is (sqlite.org/fileformat2).
+    """
+    try:
+        descriptor = open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        if os.pread(descriptor, len(_SQLITE), 0) != _SQLITE:
+            return False
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    for suffix in (b"-journal", b"-wal"):
+        try:
+            journal = open_in_root(root, path + suffix, os.O_PATH)
+        except OSError:
+            continue
+        try:
+            if os.fstat(journal).st_size:
+                return False
+        finally:
+            os.close(journal)
+    return True
