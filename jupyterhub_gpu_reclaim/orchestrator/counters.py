@@ -1,0 +1,65 @@
+"""What has happened so far, counted for ``/metrics``.
+
+Written by the worker through ``sessions.py``; read by the service's exporter. Numbers
+of this program's life only: they begin at zero when it starts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from jupyterhub_gpu_reclaim.models import Phase, Step
+
+#: Upper bounds of the histograms of seconds.
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+@dataclass
+class Histogram:
+    """Observations in cumulative buckets, as Prometheus has them."""
+
+    buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
+    count: int = 0
+    total: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one observation."""
+        self.count += 1
+        self.total += seconds
+        for index, bound in enumerate(BUCKETS):
+            if seconds <= bound:
+                self.buckets[index] += 1
+
+
+@dataclass
+class Counters:
+    """All counts; keys are bounded sets of our own words."""
+
+    #: operation (``suspend``, ``resume``) and outcome (``ok``, ``failed``)
+    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: operation and reason code
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: operation and step
+    steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+    logical_bytes: int = 0
+    stored_bytes: int = 0
+
+    def step(self, operation: str, step: Step) -> None:
+        """Count a step that is done."""
+        if step.state == "done":
+            histogram = self.steps.setdefault((operation, step.step), Histogram())
+            histogram.observe(step.seconds)
+
+
+@dataclass(frozen=True)
+class MetricsSnapshot:
+    """Everything that ``/metrics`` shows, at one moment."""
+
+    phases: dict[Phase, int]
+    counters: Counters
+    checkpoints: int
+    stored_bytes: int  #: of all checkpoints that are kept
+    #: seconds since the agent has last told what the sessions do; None: never
+    sample_age: float | None
+    watched: int  #: sessions with recent samples

@@ -1,0 +1,103 @@
+"""What the orchestrator asks of the outside world, as protocols.
+
+Fulfilled by ``clients.agent.AgentClient``, ``clients.hub.HubClient``, ``policy`` and
+``metrics.window``; wired by ``service/app.py``. Nothing here does anything. A fleet of
+agents (one per node) is one more ``Agent`` that knows where each incarnation lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    Event,
+    HubState,
+    Identity,
+    Sample,
+    SessionKey,
+    SessionView,
+    Tree,
+    Usage,
+    Verdict,
+)
+
+
+class Agent(Protocol):
+    """The hand on the node. Every call may raise ``Unreachable``: nothing is known.
+
+    ``capture``, ``release``, ``restore``, ``thaw``, ``kill``, ``cancel`` and
+    ``discard`` are idempotent and may be repeated after any failure.
+    """
+
+    async def trees(self) -> list[Tree]:
+        """Every incarnation with an init or a record."""
+
+    async def tree(self, incarnation: str) -> Tree:
+        """One incarnation; ``NotFound`` where there is none."""
+
+    async def samples(self) -> list[Sample]:
+        """What every session does now."""
+
+    def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree; the last event has ``checkpoint`` or ``failure``."""
+
+    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring a tree back; the last event has ``tree`` or ``failure``."""
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on; its checkpoint is discarded."""
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree; refused unless that checkpoint is committed."""
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End an orphan; refused while a capture runs."""
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off."""
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed ones."""
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login inside a checkpoint."""
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint."""
+
+
+class Hub(Protocol):
+    """The Hub. Every call may raise ``Unreachable``."""
+
+    async def servers(self) -> dict[SessionKey, HubState]:
+        """Every server that is not stopped."""
+
+    async def server(self, key: SessionKey) -> HubState:
+        """One server; ``STOPPED`` also where user or server do not exist."""
+
+    async def stop(self, key: SessionKey) -> None:
+        """Ask for a stop; ``Refused`` (retryable) while something else is pending."""
+
+    async def start(self, key: SessionKey) -> None:
+        """Ask for a start; ``Refused`` (retryable) while something is pending."""
+
+
+class Window(Protocol):
+    """The recent samples of one session, summed up."""
+
+    def add(self, sample: Sample) -> None:
+        """Take one sample; older ones may come late or twice."""
+
+    def usage(self, now: float) -> Usage:
+        """The sum up to now."""
+
+
+class Decide(Protocol):
+    """Whether a session is to be suspended, and why (not)."""
+
+    def __call__(self, view: SessionView, now: float) -> Sequence[Verdict]:
+        """Every reason, the deciding one first; pure."""

@@ -1,0 +1,303 @@
+"""What is to be done for a session, from journal, agent and Hub alone.
+
+Asked by ``worker.py`` for a key, again and again, until it answers "nothing". It is
+pure: the same three views always give the same act, so it does not matter which part
+was restarted when, nor what was heard before. A view that is missing settles nothing.
+
+===========  ==========================  ===========  ================================
+journal      tree (agent)                Hub          act
+===========  ==========================  ===========  ================================
+RUNNING      running                     any          ready: policy and intents
+(WARNED)     captured                    running      thaw
+             captured                    stopped      found captured (→ RELEASING)
+             capturing                   any          cancel
+             gone, another one runs      running      adopt that one
+             gone                        stopped      vanished; lost if its last
+                                                      checkpoint is still kept
+SUSPENDING   capturing                   any          attach to the capture
+             captured                    any          committed (→ RELEASING)
+             running                     any          rolled back (→ RUNNING)
+             gone, committed             any          committed (→ RELEASING)
+             gone, not committed         any          vanished, or lost
+RELEASING    captured, gone              running      ask the Hub for a stop
+             captured                    stopping     wait; after the limit release
+             captured                    stopped¹     release
+             gone                        stopped¹     released (→ SUSPENDED)
+             captured, not committed     any          thaw (→ RUNNING)
+             captured                    running, —²  after the limit thaw (→ RUNNING)
+             running                     any          thawed (→ RUNNING)
+SUSPENDED    running                     running      adopt (→ RUNNING)
+             running or restoring from   stopped      kill³ (its checkpoint is kept)
+             our checkpoint, holding
+             captured                    stopped      release
+             gone                        running      ask the Hub for a stop³
+RESUMING     restoring                   any          attach to the restore
+             holding, placed             spawning, —  restore
+             holding, restore failed     any          restore failed (→ SUSPENDED)
+             running                     running      restored (→ RUNNING)
+             running, restoring          stopped      kill³ (→ SUSPENDED)
+             holding                     stopped      kill (→ SUSPENDED)
+             gone                        stopped      restore failed (→ SUSPENDED)
+STOPPED      running                     running      adopt (→ RUNNING)
+(or no row)  captured                    any          found captured (→ RELEASING)
+             the one that was stopped,   stopped      kill³
+             or restored from a
+             checkpoint; holding
+             running, otherwise          stopped      leave it, report it
+             gone, unknown checkpoint    stopped,     no row: found saved
+                                         spawning     (→ SUSPENDED); else set it aside
+===========  ==========================  ===========  ================================
+
+¹ or spawning: the Hub has stopped it, and its user is back already.
+² no answer. ³ only after this has been so for ``Settings.orphan_grace``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.models import HubState, Phase, Tree, TreeState
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.orchestrator.rows import SessionRow
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+
+
+class Do(StrEnum):
+    """What the worker does next for a session."""
+
+    NOTHING = "nothing"
+    WAIT = "wait"  #: something is under way; look again soon
+    READY = "ready"
+    ATTACH = "attach to the capture"
+    COMMITTED = "take the commit"
+    ROLLED_BACK = "take the roll back"
+    CANCEL = "cancel"
+    STOP_AT_HUB = "ask the Hub for a stop"
+    RELEASE = "release"
+    RELEASED = "take the release"
+    THAW = "thaw"
+    RESTORE = "restore"
+    RESTORED = "take the restore"
+    GIVE_UP = "give the restore up"
+    KILL = "kill"
+    ADOPT = "adopt"
+    VANISHED = "take the end"
+    LOST = "take the loss"
+    FOUND_CAPTURED = "take what is captured"
+    FOUND_SAVED = "take what is saved"
+    SET_ASIDE = "set aside"
+    REPORT = "report"
+
+
+class Act(NamedTuple):
+    """One act, on one tree or checkpoint."""
+
+    do: Do
+    tree: Tree | None = None
+    saved: CheckpointInfo | None = None
+    #: only if the same act has been due for ``orphan_grace``
+    patient: bool = False
+
+
+class Facts(NamedTuple):
+    """One session as agent and Hub see it now; ``None`` where nobody answered."""
+
+    trees: tuple[Tree, ...] | None
+    saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
+    hub: HubState | None
+    #: ids of checkpoints that the journal knows
+    known: frozenset[str] = frozenset()
+
+    def tree(self, incarnation: str) -> Tree | None:
+        """That incarnation, if anything is left of it."""
+        return next((t for t in self.left() if t.incarnation == incarnation), None)
+
+    def left(self) -> tuple[Tree, ...]:
+        """All trees that are not gone."""
+        return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
+
+    def running(self) -> Tree | None:
+        """A tree that runs, whichever it is."""
+        return next((t for t in self.left() if t.state is TreeState.RUNNING), None)
+
+    def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
+        """That checkpoint, if it is committed."""
+        return next((s for s in self.saved or () if s.id == checkpoint), None)
+
+
+NOTHING = Act(Do.NOTHING)
+WAIT = Act(Do.WAIT)
+_ENDED = (HubState.STOPPED, HubState.SPAWNING)
+
+
+def settle(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    """The one act that brings the three views of a session closer together.
+
+    Args:
+        row: what the journal says; a fresh row where it says nothing.
+        facts: what agent and Hub say.
+        now: seconds since the epoch.
+        settings: the limits.
+    """
+    if facts.trees is None or facts.saved is None:
+        if row.phase is Phase.RELEASING and facts.hub is HubState.RUNNING:
+            return WAIT
+        return NOTHING
+    return _BY_PHASE[row.phase](row, facts, now, settings)
+
+
+def _live(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    """RUNNING and WARNED."""
+    del now, settings
+    tree = facts.tree(row.incarnation)
+    if tree is None:
+        return _without_tree(row, facts)
+    if tree.state is TreeState.CAPTURING:
+        return Act(Do.CANCEL, tree)
+    if tree.state is TreeState.CAPTURED:
+        if facts.hub is HubState.STOPPED and facts.checkpoint(tree.checkpoint):
+            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
+        return Act(Do.THAW, tree) if facts.hub is HubState.RUNNING else NOTHING
+    if tree.state is not TreeState.RUNNING:
+        return NOTHING
+    return _leftover(row, facts) or Act(Do.READY, tree)
+
+
+def _without_tree(row: SessionRow, facts: Facts) -> Act:
+    """A live session whose tree is gone."""
+    other = facts.running()
+    if other is not None and facts.hub is HubState.RUNNING:
+        return Act(Do.ADOPT, other)
+    if facts.hub is not HubState.STOPPED:
+        return NOTHING
+    saved = facts.checkpoint(row.checkpoint)
+    return Act(Do.LOST, None, saved) if saved else Act(Do.VANISHED)
+
+
+def _leftover(row: SessionRow, facts: Facts) -> Act | None:
+    """An init that holds a place for nobody, beside the session's own tree."""
+    if facts.hub is HubState.SPAWNING:
+        return None
+    for tree in facts.left():
+        if tree.incarnation != row.incarnation and tree.state is TreeState.HOLDING:
+            return Act(Do.KILL, tree, patient=True)
+    return None
+
+
+def _suspending(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    del now, settings
+    tree = facts.tree(row.incarnation)
+    committed = facts.checkpoint(tree.checkpoint if tree else row.attempt)
+    if tree is None:
+        if committed is not None:
+            return Act(Do.COMMITTED, None, committed)
+        saved = facts.checkpoint(row.checkpoint)
+        return Act(Do.LOST, None, saved) if saved else Act(Do.VANISHED)
+    if tree.state is TreeState.CAPTURING:
+        return Act(Do.ATTACH, tree)
+    if tree.state is TreeState.CAPTURED:
+        if committed is None:
+            return Act(Do.THAW, tree)
+        return Act(Do.COMMITTED, tree, committed)
+    return Act(Do.ROLLED_BACK, tree)
+
+
+def _releasing(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    tree = facts.tree(row.incarnation)
+    too_long = now - row.since > settings.release_limit
+    if tree is not None and tree.state is TreeState.RUNNING:
+        return Act(Do.ROLLED_BACK, tree)
+    if tree is not None and facts.checkpoint(row.checkpoint) is None:
+        return Act(Do.THAW, tree)
+    if facts.hub in _ENDED:
+        return Act(Do.RELEASED) if tree is None else Act(Do.RELEASE, tree)
+    if facts.hub is HubState.STOPPING:
+        return Act(Do.RELEASE, tree) if tree and too_long else WAIT
+    if tree is not None and too_long:
+        return Act(Do.THAW, tree)
+    return Act(Do.STOP_AT_HUB) if facts.hub is HubState.RUNNING else WAIT
+
+
+def _suspended(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    del now, settings
+    running = facts.running()
+    if facts.hub is HubState.RUNNING:
+        if running is not None:
+            return Act(Do.ADOPT, running)
+        return NOTHING if facts.left() else Act(Do.STOP_AT_HUB, patient=True)
+    if facts.hub is not HubState.STOPPED:
+        return NOTHING
+    for tree in facts.left():
+        if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
+            return Act(Do.RELEASE, tree)
+        ours = tree.checkpoint == row.checkpoint
+        if tree.state is TreeState.HOLDING or (
+            ours and tree.state in {TreeState.RUNNING, TreeState.RESTORING}
+        ):
+            return Act(Do.KILL, tree, patient=True)
+    return Act(Do.REPORT, running, patient=True) if running else NOTHING
+
+
+def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    del now, settings
+    tree = facts.tree(row.incarnation)
+    ended = facts.hub is HubState.STOPPED
+    if tree is None:
+        return Act(Do.GIVE_UP) if ended else WAIT
+    if tree.state is TreeState.RUNNING:
+        if facts.hub is HubState.RUNNING:
+            return Act(Do.RESTORED, tree)
+        return Act(Do.GIVE_UP, tree, patient=True) if ended else WAIT
+    if tree.state is TreeState.RESTORING:
+        return Act(Do.GIVE_UP, tree, patient=True) if ended else Act(Do.RESTORE, tree)
+    if tree.failure is not None and tree.checkpoint == row.checkpoint:
+        return Act(Do.GIVE_UP, tree)
+    if ended:
+        return Act(Do.GIVE_UP, tree)
+    return Act(Do.RESTORE, tree) if row.placed else WAIT
+
+
+def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    """STOPPED, or a session that the journal has never heard of."""
+    del now, settings
+    running = facts.running()
+    if running is not None and facts.hub is HubState.RUNNING:
+        return Act(Do.ADOPT, running)
+    for tree in facts.left():
+        if tree.state is TreeState.CAPTURED and facts.checkpoint(tree.checkpoint):
+            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
+        if facts.hub is HubState.STOPPED and _is_orphan(row, tree, facts):
+            return Act(Do.KILL, tree, patient=True)
+    if running is not None:
+        report = facts.hub is HubState.STOPPED
+        return Act(Do.REPORT, running, patient=True) if report else NOTHING
+    unknown = [s for s in facts.saved or () if s.id not in facts.known]
+    if facts.left() or not unknown or facts.hub not in _ENDED:
+        return NOTHING
+    # A row that says "stopped" is a person's word; no row at all is a lost journal.
+    found = not row.since
+    return Act(Do.FOUND_SAVED if found else Do.SET_ASIDE, None, unknown[-1])
+
+
+def _is_orphan(row: SessionRow, tree: Tree, facts: Facts) -> bool:
+    """Whether nothing is lost with that tree, or its user has stopped it."""
+    if tree.state is TreeState.HOLDING:
+        return True
+    stopped = bool(row.since) and tree.incarnation == row.incarnation
+    restored = facts.checkpoint(tree.checkpoint) is not None
+    return tree.state is TreeState.RUNNING and (stopped or restored)
+
+
+_BY_PHASE: dict[Phase, Callable[[SessionRow, Facts, float, Settings], Act]] = {
+    Phase.RUNNING: _live,
+    Phase.WARNED: _live,
+    Phase.SUSPENDING: _suspending,
+    Phase.RELEASING: _releasing,
+    Phase.SUSPENDED: _suspended,
+    Phase.RESUMING: _resuming,
+    Phase.STOPPED: _stopped,
+}

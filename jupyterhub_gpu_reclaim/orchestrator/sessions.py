@@ -1,0 +1,308 @@
+"""Every session's present: the one place that changes rows, and what pages see of it.
+
+Used by all of the orchestrator. A change goes through the phase table, is written to
+the journal together with its audit line, and is then told to readers. It never talks
+to the agent or the Hub.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.errors import NotFound
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    Event,
+    Failure,
+    Phase,
+    SessionKey,
+    SessionView,
+    Step,
+    Usage,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.orchestrator import phases
+from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
+from jupyterhub_gpu_reclaim.orchestrator.rows import (
+    AuditRow,
+    CheckpointRow,
+    Keeping,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.orchestrator.streams import Broadcast, Operation, Watch
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+    from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+
+_log = logging.getLogger(__name__)
+
+#: Who acts when nobody asked.
+SERVICE = "gpu-reclaim"
+
+
+class Sessions:
+    """Rows, views, and everybody who waits for a change of them."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self.journal = journal
+        self.clock = clock
+        self.counters = Counters()
+        self._views: Broadcast[SessionView] = Broadcast()
+        self._watch = Watch()
+        self._operations: dict[SessionKey, Operation] = {}
+        self._usage: dict[SessionKey, Usage] = {}
+        self._verdicts: dict[SessionKey, list[Verdict]] = {}
+        self._suspends_at: dict[SessionKey, float] = {}
+
+    # --- rows --------------------------------------------------------------------
+    def row(self, key: SessionKey) -> SessionRow:
+        """The journal's row, or a fresh one (``since`` is 0 then)."""
+        return self.journal.session(key) or SessionRow(key=key)
+
+    def apply(
+        self,
+        key: SessionKey,
+        happened: Happened,
+        *,
+        by: str = SERVICE,
+        failure: Failure | None = None,
+        checkpoints: Iterable[CheckpointRow] = (),
+        **changes: Any,
+    ) -> SessionRow:
+        """Let something happen to a session: table, journal, audit, readers.
+
+        Args:
+            key: the session.
+            happened: what.
+            by: who is behind it.
+            failure: why, for the page and the audit; None clears the last one.
+            checkpoints: rows to be written in the same transaction.
+            **changes: other columns.
+
+        Raises:
+            Refused: the phase table does not allow it; nothing is changed.
+            StoreError: the journal could not be written; nothing is changed.
+        """
+        before = self.row(key)
+        row = msgspec.structs.replace(before, failure=failure, **changes)
+        following = phases.advance(before.phase, happened, saved=bool(row.checkpoint))
+        now = self.clock.now()
+        moved = following.phase is not before.phase or not before.since
+        row = msgspec.structs.replace(
+            row, phase=following.phase, since=now if moved else before.since
+        )
+        audit = AuditRow(
+            at=now,
+            key=key,
+            who=by,
+            what=happened.name.lower(),
+            code=failure.code if failure else "",
+            message=failure.message if failure else "",
+        )
+        self.journal.save(row, audit, checkpoints)
+        _log.info(
+            "%s: %s -> %s (%s by %s)%s",
+            key,
+            before.phase.value,
+            row.phase.value,
+            happened.name.lower(),
+            by,
+            f": {failure.message}" if failure else "",
+        )
+        if row.phase is not Phase.WARNED:
+            self._suspends_at.pop(key, None)
+        self.touch(key)
+        return row
+
+    def update(
+        self, key: SessionKey, audit: AuditRow | None = None, **changes: Any
+    ) -> SessionRow:
+        """Change columns that are no phase: an intent, a wish, a note."""
+        row = msgspec.structs.replace(self.row(key), **changes)
+        self.journal.save(row, audit)
+        self.touch(key)
+        return row
+
+    def audit_line(
+        self, key: SessionKey, who: str, what: str, message: str = ""
+    ) -> AuditRow:
+        """A line for something that is no phase change."""
+        return AuditRow(
+            at=self.clock.now(), key=key, who=who, what=what, message=message
+        )
+
+    async def until(
+        self, key: SessionKey, condition: Callable[[SessionRow], bool], limit: float
+    ) -> bool:
+        """Wait until the row is as wanted; False when the limit (s) is over."""
+        return await self._watch.until(lambda: condition(self.row(key)), limit)
+
+    # --- operations ----------------------------------------------------------------
+    def begin(self, key: SessionKey) -> Operation:
+        """A new capture or restore; its predecessor's readers are let go."""
+        self.end(key, Reason.CANCELLED)
+        operation = self._operations[key] = Operation()
+        return operation
+
+    def operation(self, key: SessionKey) -> Operation | None:
+        """The last capture or restore of this program's life."""
+        return self._operations.get(key)
+
+    def end(self, key: SessionKey, reason: Reason) -> None:
+        """End an operation that nobody goes on with."""
+        operation = self._operations.get(key)
+        if operation is not None and not operation.ended:
+            failure = Failure(
+                code=reason.value,
+                message=reason.sentence(),
+                hint=reason.hint,
+                retryable=reason.retryable,
+            )
+            operation.add(Event(failure=failure))
+
+    def step(self, key: SessionKey, event: Event) -> None:
+        """One event of the operation in hand."""
+        operation = self._operations.get(key)
+        if operation is None or operation.ended:
+            operation = self.begin(key)
+        operation.add(event)
+        self.touch(key)
+
+    # --- what is measured and judged -------------------------------------------------
+    def measured(self, key: SessionKey, usage: Usage | None) -> None:
+        """The newest sum of a session's samples."""
+        if usage is None:
+            self._usage.pop(key, None)
+        else:
+            self._usage[key] = usage
+
+    def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
+        """The newest verdicts; readers hear of it when the deciding one changes."""
+        before = self._verdicts.get(key)
+        self._verdicts[key] = verdicts
+        if _code(before) != _code(verdicts):
+            self.touch(key)
+
+    def verdicts(self, key: SessionKey) -> list[Verdict]:
+        """The newest verdicts, the deciding one first; empty when never judged."""
+        return self._verdicts.get(key, [])
+
+    def suspends_at(self, key: SessionKey) -> float | None:
+        """When a warned session is going to be suspended."""
+        return self._suspends_at.get(key)
+
+    def warn(self, key: SessionKey, at: float) -> None:
+        """Remember when the suspend is due; must be followed by a phase change."""
+        self._suspends_at[key] = at
+
+    # --- views -------------------------------------------------------------------------
+    def view(self, key: SessionKey) -> SessionView:
+        """A session as pages show it.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        row = self.journal.session(key)
+        if row is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return self.view_of(row, self.journal.checkpoints(key))
+
+    def views(self) -> list[SessionView]:
+        """All that run, are saved, or have something set aside."""
+        kept: dict[SessionKey, list[CheckpointRow]] = {}
+        for checkpoint in self.journal.checkpoints():
+            kept.setdefault(checkpoint.key, []).append(checkpoint)
+        views = [
+            self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()
+        ]
+        return [v for v in views if v.phase is not Phase.STOPPED or v.saved]
+
+    def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
+        """A row with its checkpoints, as pages show it."""
+        verdicts = self._verdicts.get(row.key)
+        return SessionView(
+            key=row.key,
+            phase=row.phase,
+            since=row.since,
+            incarnation=row.incarnation,
+            generation=row.generation,
+            checkpoint=row.checkpoint,
+            verdict=verdicts[0] if verdicts else None,
+            usage=self._usage.get(row.key),
+            failure=row.failure,
+            kept_until=row.kept_until,
+            suspends_at=self._suspends_at.get(row.key),
+            steps=self._steps(row.key),
+            last_suspend=_last(kept),
+            saved=[
+                c.info
+                for c in kept
+                if c.keeping is Keeping.ASIDE and c.info is not None
+            ],
+            facts=_facts(row),
+        )
+
+    def touch(self, key: SessionKey) -> None:
+        """Tell readers and waiters that a session has changed."""
+        self._watch.touch()
+        row = self.journal.session(key)
+        if row is not None:
+            self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
+
+    async def changes(self) -> AsyncIterator[SessionView]:
+        """Every change from now on; ends for a reader that is too slow."""
+        async for view in self._views.read():
+            yield view
+
+    def close(self) -> None:
+        """Let all readers go."""
+        self._views.close()
+        for key in list(self._operations):
+            self.end(key, Reason.CANCELLED)
+
+    def forget(self, key: SessionKey) -> None:
+        """Drop what is only in memory."""
+        self.end(key, Reason.CANCELLED)
+        for store in (self._operations, self._usage, self._verdicts):
+            store.pop(key, None)  # type: ignore[attr-defined]
+        self._suspends_at.pop(key, None)
+
+    def phases(self) -> Counter[Phase]:
+        """How many sessions are in each phase."""
+        return Counter(row.phase for row in self.journal.sessions())
+
+    def _steps(self, key: SessionKey) -> list[Step]:
+        operation = self._operations.get(key)
+        return operation.steps() if operation is not None else []
+
+
+def _code(verdicts: list[Verdict] | None) -> str:
+    return verdicts[0].code if verdicts else ""
+
+
+def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
+    """The newest checkpoint that the session itself stands on."""
+    mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
+    return mine[-1] if mine else None
+
+
+def _facts(row: SessionRow) -> dict[str, Any]:
+    """What guards and pages may want to know besides."""
+    return {
+        "started_at": row.started_at,
+        "resumed_at": row.resumed_at,
+        "kept_by": row.kept_by,
+        "opted_out_by": row.opted_out_by,
+        "backoff_until": row.backoff_until,
+        "failures": row.failures,
+        "intent": row.intent.value,
+        "node": row.node,
+    }
