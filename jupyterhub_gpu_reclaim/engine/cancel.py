@@ -1,0 +1,34 @@
+"""Calling an operation off, from another thread.
+
+Made by the agent for each operation, handed to dump and restore, which wait for it
+together with everything else that they wait for.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class Cancel:
+    """Set once, never unset; ``fileno()`` is readable from then on."""
+
+    def __init__(self) -> None:
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._set = False
+
+    def set(self) -> None:
+        """Call the operation off; safe from any thread, any number of times."""
+        self._set = True
+        os.eventfd_write(self._event, 1)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it has been called off."""
+        return self._set
+
+    def fileno(self) -> int:
+        """For select(2)."""
+        return self._event
+
+    def __del__(self) -> None:
+        os.close(self._event)

@@ -1,0 +1,191 @@
+"""CRIU on this machine: where it is, whether it works, and how it is started.
+
+Called by the agent's health check, by dump and restore, and by the command line. A
+private copy (``criu install``) is preferred to the system's. Nothing here touches a
+session.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import Finding
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+#: Where ``criu install`` puts the private copy unless told otherwise.
+FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
+#: The first version whose stream and restore work on today's kernels (FACTS §2).
+MINIMUM = (4, 1)
+#: CRIU's answers come in a second; more means that it hangs.
+PATIENCE = 20.0
+#: Bit of a capability set that lets CRIU change limits of another user's processes.
+CAP_SYS_RESOURCE = 24
+#: What CRIU's loader must not take from the session's file system, and GnuTLS (which
+#: CRIU links and we never use) must not read there.
+ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
+
+
+@dataclass(frozen=True)
+class Criu:
+    """A CRIU that can be started anywhere: its binary, its loader, its libraries."""
+
+    binary: Path
+    loader: Path
+    libraries: tuple[Path, ...]
+    private: bool
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line that starts it in our own namespaces."""
+        libraries = ":".join(str(path) for path in self.libraries)
+        start = [str(self.loader), "--library-path", libraries, str(self.binary)]
+        return [*start, *arguments]
+
+    def version(self) -> tuple[int, ...]:
+        """Its version, e.g. (4, 1, 1).
+
+        Raises:
+            Refused: it cannot be started.
+        """
+        code, text = _run(self.command("--version"))
+        match = re.search(r"Version: (\d+(?:\.\d+)*)", text)
+        if code != 0 or match is None:
+            raise Refused(Reason.CRIU_UNUSABLE, why=_last_line(text), detail=text)
+        return tuple(int(number) for number in match[1].split("."))
+
+
+def locate(folder: Path = FOLDER) -> Criu:
+    """The CRIU to use: the private copy, else the system's.
+
+    Raises:
+        Refused: there is none, it is too old, or it cannot be started.
+    """
+    found = _private(folder) or _system()
+    if found is None:
+        raise Refused(Reason.CRIU_MISSING)
+    version = found.version()
+    if version < MINIMUM:
+        raise Refused(
+            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(MINIMUM)
+        )
+    return found
+
+
+def check(folder: Path = FOLDER) -> list[Finding]:
+    """Everything that keeps this machine from saving sessions; empty when nothing does.
+
+    A missing capability is not fatal: the sessions of root can be saved without.
+    """
+    try:
+        criu = locate(folder)
+    except Refused as error:
+        return [_finding(error.reason, **error.facts)]
+    findings = []
+    code, text = _run(criu.command("check"))
+    if code != 0:
+        findings.append(_finding(Reason.CRIU_UNUSABLE, why=first_error(text)))
+    if not has_capability(CAP_SYS_RESOURCE):
+        findings.append(
+            _finding(
+                Reason.CAPABILITY_MISSING,
+                fatal=False,
+                capability="CAP_SYS_RESOURCE",
+                user="any other than root",
+            )
+        )
+    return findings
+
+
+def has_capability(bit: int) -> bool:
+    """Whether this process holds that capability (its number in capabilities(7))."""
+    status = Path("/proc/self/status").read_text()
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> bit & 1)
+
+
+def first_error(log: str) -> str:
+    """CRIU's first complaint, without its source position; "no reason given" if none.
+
+    Lines look like ``(00.012345)    301: Error (criu/files.c:12): Can't …``.
+    """
+    for line in log.splitlines():
+        match = re.search(r"Error \([^)]*\): (.*)", line)
+        if match:
+            words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
+            return words.rstrip(".") or "no reason given"
+    return "no reason given"
+
+
+def _finding(reason: Reason, *, fatal: bool = True, **facts: object) -> Finding:
+    return Finding(
+        code=reason.value,
+        message=reason.sentence(**facts),
+        hint=reason.hint,
+        fatal=fatal,
+        retryable=reason.retryable,
+    )
+
+
+def _private(folder: Path) -> Criu | None:
+    """The copy that ``criu install`` made, if it is there."""
+    loaders = sorted((folder / "lib").glob("ld-linux*.so.*"))
+    if not loaders or not (folder / "criu").is_file():
+        return None
+    return Criu(
+        binary=folder / "criu",
+        loader=loaders[0],
+        libraries=(folder / "lib",),
+        private=True,
+    )
+
+
+def _system() -> Criu | None:
+    """The system's own, with the loader and the folders that ldd(1) tells."""
+    path = shutil.which("criu", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if path is None:
+        return None
+    code, text = _run(["ldd", path])
+    files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
+    loaders = [file for file in files if file.name.startswith("ld-")]
+    if code != 0 or not loaders:
+        return None
+    folders = tuple(dict.fromkeys(f.parent for f in files if f not in loaders))
+    return Criu(
+        binary=Path(path).resolve(),
+        loader=loaders[0].resolve(),
+        libraries=folders,
+        private=False,
+    )
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit status and all output; a program that cannot run or hangs answers 127."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+        )
+    except OSError as error:
+        return 127, error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        return 127, f"no answer in {PATIENCE:.0f} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it says nothing"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in version)

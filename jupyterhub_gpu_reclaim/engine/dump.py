@@ -1,0 +1,129 @@
+"""Freeze a session's tree and stream its image out.
+
+Called by the agent's capture. On success the tree is left stopped and alive, until the
+agent ends it or thaws it; on any failure it runs as before. Nothing here knows where
+the image goes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.engine import outputs, processes
+from jupyterhub_gpu_reclaim.engine.attempt import Attempt, Session
+from jupyterhub_gpu_reclaim.engine.processes import PROC
+from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
+from jupyterhub_gpu_reclaim.engine.thaw import thaw
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, RolledBack
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.engine.cancel import Cancel
+    from jupyterhub_gpu_reclaim.engine.criu import Criu
+    from jupyterhub_gpu_reclaim.engine.processes import Snapshot
+    from jupyterhub_gpu_reclaim.engine.stream import Sink
+
+
+@dataclass(frozen=True)
+class DumpResult:
+    """What a restore has to know besides the image files; all plain values.
+
+    Attributes:
+        root_pid: of the tree's root, in the session's namespace.
+        pids: every process and thread id in use, in the session's namespace.
+        stopped: pids of processes that a signal had stopped before.
+        pipes: CRIU's names of the pipes whose reader was outside of the tree.
+        files: image files with their lengths in bytes.
+        seconds: how long it took.
+        log: CRIU's log.
+    """
+
+    root_pid: int
+    pids: tuple[int, ...]
+    stopped: tuple[int, ...]
+    pipes: tuple[str, ...]
+    files: dict[str, int]
+    seconds: float
+    log: str
+
+
+def dump(
+    criu: Criu,
+    session: Session,
+    *,
+    sinks: Callable[[str], Sink],
+    folder: Path,
+    limit: float,
+    cancel: Cancel | None = None,
+) -> DumpResult:
+    """Dump the tree under that init; blocks, so call it in a thread.
+
+    Args:
+        criu: which CRIU.
+        session: the session's init.
+        sinks: opens a sink for each of CRIU's image files, called from many threads.
+        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
+        limit: seconds that it may take.
+        cancel: calls it off.
+
+    Raises:
+        Refused: there is nothing to save.
+        RolledBack: CRIU could not, time was up, or it was called off; the tree runs.
+        Exception: what a sink has raised; the tree runs.
+    """
+    begun = time.monotonic()
+    before = processes.snapshot(session.init_pid, session.init_start)
+    if before.root is None or before.root.state in processes.DEAD:
+        raise Refused(Reason.NO_TREE)
+    server = CaptureServer(folder, sinks)
+    attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
+    arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
+    try:
+        attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED)
+    except BaseException as error:
+        _roll_back(session, before)
+        if isinstance(error, ReclaimError) and type(error) is ReclaimError:
+            raise _rolled_back(error) from error
+        raise
+    return DumpResult(
+        root_pid=before.root.ns_pid,
+        pids=_ids(before),
+        stopped=tuple(sorted(before.stopped)),
+        pipes=outputs.names(before),
+        files=dict(server.files),
+        seconds=time.monotonic() - begun,
+        log=attempt.log(),
+    )
+
+
+def _roll_back(session: Session, before: Snapshot) -> None:
+    """CRIU cures what it can; the rest is ours, and harmless where nothing is left."""
+    try:
+        now = processes.snapshot(session.init_pid, session.init_start)
+    except NotFound:
+        # The session has ended meanwhile.
+        return
+    thaw(now, before.stopped)
+
+
+def _rolled_back(error: ReclaimError) -> RolledBack:
+    return RolledBack(error.reason, detail=error.detail, **error.facts)
+
+
+def _ids(snapshot: Snapshot) -> tuple[int, ...]:
+    """Every process and thread id of the stopped tree, in the session's namespace."""
+    found = set()
+    for process in snapshot.processes:
+        for task in (PROC / str(process.pid) / "task").glob("*/status"):
+            try:
+                text = task.read_text(errors="replace")
+            except OSError:
+                continue
+            line = text.partition("\nNSpid:")[2].partition("\n")[0]
+            found.add(int(line.split()[-1]))
+    return tuple(sorted(found))

@@ -1,0 +1,179 @@
+"""Bring a session's tree back under an init that holds its place.
+
+Called by the agent's restore. The tree comes back stopped; :func:`proceed` lets it go
+on, so that more can be done to its memory in between. On failure nothing is left but
+the holding init.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.engine import outputs, processes
+from jupyterhub_gpu_reclaim.engine.attempt import Attempt
+from jupyterhub_gpu_reclaim.engine.stream import RestoreServer
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from jupyterhub_gpu_reclaim.engine.attempt import Session
+    from jupyterhub_gpu_reclaim.engine.cancel import Cancel
+    from jupyterhub_gpu_reclaim.engine.criu import Criu
+    from jupyterhub_gpu_reclaim.engine.processes import Snapshot
+
+#: CRIU's own processes take some tens of pids; as many are kept free for them.
+HELPER_PIDS = 1000
+#: Pids below this are not used again once the kernel's counter has wrapped.
+LOWEST_PID = 300
+KILL_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """A tree that came back, stopped."""
+
+    tree: Snapshot
+    seconds: float
+    log: str
+
+
+def restore(
+    criu: Criu,
+    session: Session,
+    *,
+    source: Callable[[str], Iterable[bytes | memoryview] | None],
+    folder: Path,
+    limit: float,
+    root_pid: int,
+    pids: Sequence[int],
+    pipes: Sequence[str] = (),
+    prepare: Callable[[int], None] | None = None,
+    cancel: Cancel | None = None,
+) -> RestoreResult:
+    """Restore a tree under a holding init; blocks, so call it in a thread.
+
+    Args:
+        criu: which CRIU.
+        session: the holding init.
+        source: a file's buffers in order, None where there is none; from many threads.
+        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
+        limit: seconds that it may take.
+        root_pid: as in ``DumpResult``; likewise the next two.
+        pids: every id that must be free.
+        pipes: to be replaced by the new init's output.
+        prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
+            into the new session's control groups; what CRIU restores stays there.
+        cancel: calls it off.
+
+    Raises:
+        RestoreFailed: CRIU could not, time was up, or it was called off.
+        Exception: what the source has raised.
+    """
+    begun = time.monotonic()
+    server = RestoreServer(folder, source)
+    attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
+    try:
+        with ExitStack() as stack:
+            ends = outputs.open_ends(session.init_pid, tuple(pipes))
+            for descriptor in ends.values():
+                stack.callback(os.close, descriptor)
+            attempt.run(
+                "restore",
+                ["--leave-stopped", "--restore-detached"],
+                reason=Reason.RESTORE_FAILED,
+                inherit=ends,
+                last_pid=free_pid(pids, _pid_max()),
+                prepare=prepare,
+            )
+        tree = _tree(session, root_pid, attempt)
+    except BaseException as error:
+        _clear(session)
+        if isinstance(error, OSError | ReclaimError):
+            raise _failed(error) from error
+        raise
+    return RestoreResult(tree, time.monotonic() - begun, attempt.log())
+
+
+def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
+    """Let a restored tree go on; from here on the init ends when the tree's root does.
+
+    Args:
+        restored: what :func:`restore` returned.
+        keep_stopped: ``DumpResult.stopped``.
+
+    Raises:
+        NotFound: the init has ended meanwhile.
+    """
+    tree = restored.tree
+    assert tree.root is not None
+    if processes.start_time(tree.init.pid) != tree.init.start_time:
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}")
+    _name_root(tree.init.pid, tree.root.ns_pid)
+    processes.resume(tree.processes, keep_stopped)
+
+
+def free_pid(pids: Sequence[int], pid_max: int) -> int:
+    """Where the pid counter is put, so that CRIU's own processes take nobody's pid.
+
+    Returns:
+        A number with ``HELPER_PIDS`` unused ones behind it, or behind which there is
+        the widest gap.
+    """
+    taken = sorted({*pids, LOWEST_PID - 1, pid_max})
+    gaps = [(high - low, low) for low, high in itertools.pairwise(taken)]
+    last_gap, last = gaps[-1]
+    return last if last_gap > HELPER_PIDS else max(gaps)[1]
+
+
+def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
+    """What has come back.
+
+    Raises:
+        ReclaimError: the root is not below the init.
+    """
+    tree = processes.snapshot(session.init_pid, session.init_start)
+    if tree.root is None or tree.root.ns_pid != root_pid:
+        raise attempt.failure(Reason.RESTORE_FAILED, 0)
+    return tree
+
+
+def _pid_max() -> int:
+    return int(Path("/proc/sys/kernel/pid_max").read_text())
+
+
+def _name_root(init_pid: int, root_pid: int) -> None:
+    """Tell the holding init which child is the session's root (session_init.py).
+
+    Raises:
+        OSError: the init has ended.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.sigqueue(init_pid, signal.SIGUSR1, ctypes.c_void_p(root_pid)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "sigqueue")
+
+
+def _clear(session: Session) -> None:
+    """Nothing stays under the init; an init that has ended has cleared it itself."""
+    with contextlib.suppress(NotFound):
+        processes.kill_tree(session.init_pid, session.init_start, timeout=KILL_PATIENCE)
+
+
+def _failed(error: OSError | ReclaimError) -> Exception:
+    if isinstance(error, OSError):
+        why = error.strerror or "a system call failed"
+        return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))
+    if type(error) is not ReclaimError:
+        return error
+    return RestoreFailed(error.reason, detail=error.detail, **error.facts)

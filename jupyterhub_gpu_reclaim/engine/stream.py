@@ -1,0 +1,305 @@
+"""CRIU's image files as streams: its ``--stream`` protocol, both ways (FACTS §2).
+
+Called by dump and restore. CRIU connects to a socket in the image folder and asks for
+one file after the other; each is then a pipe. There is a thread for each pipe, because
+several are open at once and in no fixed order. Nothing here looks into a file.
+
+An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
+and the socket. CRIU then fails by itself and cures the session's processes; the error
+is kept in ``failure`` for the caller to raise.
+
+The protocol (criu/img-streamer.c): CRIU sends ``u32 size`` and a protobuf message
+``{1: filename}``; when it restores it reads ``u32 size`` and ``{1: exists}``; then it
+passes its end of a pipe over with SCM_RIGHTS and one byte.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+CAPTURE_SOCKET = "streamer-capture.sock"
+RESTORE_SOCKET = "streamer-serve.sock"
+#: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
+#: CAP_SYS_RESOURCE.
+BLOCK = 1 << 20
+#: A request holds a file name; more is not CRIU.
+REQUEST_LIMIT = 4096
+
+
+class Sink(Protocol):
+    """Where one image file goes. One that is not closed was not completed."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Take these bytes; the buffer is used again after the return."""
+
+    def close(self) -> None:
+        """The file is complete."""
+
+
+class Server:
+    """Base of both directions: a listening socket, a thread per pipe, one failure."""
+
+    SOCKET = ""
+
+    def __init__(self, folder: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = folder / self.SOCKET
+        path.unlink(missing_ok=True)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen(1)
+        self._connection: socket.socket | None = None
+        self._pipes: set[int] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        #: The first error of ours; the caller raises it.
+        self.failure: Exception | None = None
+        #: Bytes of all files so far.
+        self.bytes = 0
+        self._main = threading.Thread(
+            target=self._serve, name="criu-stream", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._main.start()
+
+    def fileno(self) -> int:
+        """Readable once something has gone wrong on our side."""
+        return self._wake
+
+    def fail(self, error: Exception) -> None:
+        """Keep the first error and cut CRIU off, so that it fails and cures."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+        self._ended.set()
+        os.eventfd_write(self._wake, 1)
+        # Shut down rather than closed: the thread that reads it closes it.
+        for end in (self._connection, self._listener):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """CRIU has ended: wait for what it has sent, and close everything."""
+        if self._connection is None:
+            self._ended.set()
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+        self._main.join()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+        os.close(self._wake)
+
+    def _serve(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            # Shut down by fail() or finish() before CRIU came.
+            return
+        with connection:
+            self._connection = connection
+            try:
+                while (name := _request(connection)) is not None:
+                    self._open(connection, name)
+            except (OSError, ValueError, UnicodeDecodeError) as error:
+                if not self._ended.is_set():
+                    self.fail(_protocol(f"CRIU's stream broke off: {error}"))
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                self.fail(error)
+
+    def _open(self, connection: socket.socket, name: str) -> None:
+        raise NotImplementedError
+
+    def _spawn(self, pipe: int, name: str, work: Callable[[int], None]) -> None:
+        def run() -> None:
+            try:
+                work(pipe)
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                self.fail(error)
+            finally:
+                os.close(pipe)
+
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BLOCK)
+        thread = threading.Thread(target=run, name=f"criu-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _ready(self, pipe: int, event: int) -> bool:
+        """Wait for a pipe; False once something has gone wrong elsewhere."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        poll.register(self._wake, select.POLLIN)
+        poll.poll()
+        return not self._ended.is_set()
+
+
+class CaptureServer(Server):
+    """Takes what ``criu dump --stream`` sends, a sink for each file.
+
+    Args:
+        folder: CRIU's image folder.
+        sinks: opens the sink for a file's name; may raise.
+    """
+
+    SOCKET = CAPTURE_SOCKET
+
+    def __init__(self, folder: Path, sinks: Callable[[str], Sink]) -> None:
+        super().__init__(folder)
+        self._sinks = sinks
+        #: Length of each file that has come in completely.
+        self.files: dict[str, int] = {}
+
+    def _open(self, connection: socket.socket, name: str) -> None:
+        pipe = _receive_pipe(connection)
+        try:
+            sink = self._sinks(name)
+        except BaseException:
+            os.close(pipe)
+            raise
+        self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
+
+    def _drain(self, pipe: int, name: str, sink: Sink) -> None:
+        os.set_blocking(pipe, False)
+        # Made once for the file: fresh memory would cost more than the reading.
+        view = memoryview(bytearray(BLOCK))
+        total = filled = 0
+        while self._ready(pipe, select.POLLIN):
+            try:
+                count = os.readv(pipe, [view[filled:]])
+            except BlockingIOError:
+                continue
+            filled += count
+            if filled == BLOCK or (count == 0 and filled):
+                sink.write(view[:filled])
+                total += filled
+                with self._lock:
+                    self.bytes += filled
+                filled = 0
+            if count == 0:
+                sink.close()
+                self.files[name] = total
+                return
+
+
+class RestoreServer(Server):
+    """Gives ``criu restore --stream`` its files.
+
+    Args:
+        folder: CRIU's image folder.
+        source: a file's buffers in order, or None where there is no such file; may
+            raise, at once or between buffers.
+    """
+
+    SOCKET = RESTORE_SOCKET
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Callable[[str], Iterable[bytes | memoryview] | None],
+    ) -> None:
+        super().__init__(folder)
+        self._source = source
+
+    def _open(self, connection: socket.socket, name: str) -> None:
+        buffers = self._source(name)
+        # {1: exists} as protobuf, behind its length.
+        connection.sendall(struct.pack("=IBB", 2, 0x08, buffers is not None))
+        if buffers is not None:
+            pipe = _receive_pipe(connection)
+            self._spawn(pipe, name, lambda end: self._fill(end, buffers))
+
+    def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
+        os.set_blocking(pipe, False)
+        for buffer in buffers:
+            data = memoryview(buffer).cast("B")
+            while data:
+                if not self._ready(pipe, select.POLLOUT):
+                    return
+                try:
+                    count = os.write(pipe, data[:BLOCK])
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    # CRIU reads no further than it needs, which is its right.
+                    return
+                data = data[count:]
+                with self._lock:
+                    self.bytes += count
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly that many bytes; empty when the other side has ended instead."""
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            if data:
+                raise ValueError("cut off in a request")
+            return b""
+        data += part
+    return data
+
+
+def _request(connection: socket.socket) -> str | None:
+    """The file name that CRIU asks for; None when it has ended.
+
+    Raises:
+        ValueError: that was not a request.
+    """
+    head = _receive(connection, 4)
+    if not head:
+        return None
+    (size,) = struct.unpack("=I", head)
+    if not 2 <= size <= REQUEST_LIMIT:
+        raise ValueError(f"a request of {size} bytes")
+    body = _receive(connection, size)
+    # {1: filename}: tag 0x0a, the length as a varint, the name.
+    length, at, shift = 0, 1, 0
+    while at < len(body) and shift < 21:
+        length |= (body[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if not body[at - 1] & 0x80:
+            break
+    if body[:1] != b"\x0a" or at + length != len(body):
+        raise ValueError("a request without a file name")
+    return body[at:].decode("ascii")
+
+
+def _receive_pipe(connection: socket.socket) -> int:
+    """The end of a pipe that CRIU passes over.
+
+    Raises:
+        ValueError: something else came.
+    """
+    room = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+    data, ancillary, _, _ = connection.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            return array.array("i", payload[:4])[0]
+    raise ValueError("no pipe came" if data else "cut off before a pipe came")
+
+
+def _protocol(detail: str) -> ReclaimError:
+    return ReclaimError(Reason.INTERNAL, detail=detail)

@@ -1,0 +1,243 @@
+"""Real sessions for the engine's tests: namespaces, an init, programs, CRIU."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine import criu as criu_module
+from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.engine.dump import DumpResult, dump
+from jupyterhub_gpu_reclaim.engine.restore import RestoreResult, restore
+from jupyterhub_gpu_reclaim.errors import NotFound, Refused
+
+INIT = Path(criu_module.__file__).parent.parent / "spawner" / "session_init.py"
+#: What the launcher does in production: private /dev/shm, terminals and /proc.
+MOUNTS = """
+mount -t tmpfs -o mode=1777 shm /dev/shm &&
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
+mount --bind /dev/pts/ptmx /dev/ptmx &&
+exec "$@"
+"""
+#: Where a machine may keep its private CRIU, in this order.
+FOLDERS = (
+    os.environ.get("GPU_RECLAIM_TEST_CRIU", ""),
+    str(criu_module.FOLDER),
+    "/work/tmp/criu",
+)
+
+
+@pytest.fixture(scope="session")
+def criu() -> criu_module.Criu:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: CRIU enters namespaces")
+    for folder in FOLDERS:
+        if folder and Path(folder, "criu").is_file():
+            return criu_module.locate(Path(folder))
+    try:
+        return criu_module.locate()
+    except Refused:
+        pytest.skip("needs CRIU: jupyterhub-gpu-reclaim criu install")
+
+
+@dataclass
+class Place:
+    """One init with its namespaces, and the pipe that it writes its output to."""
+
+    popen: subprocess.Popen[bytes]
+    output: int
+    init_pid: int
+    init_start: int
+    seen: bytes = b""
+
+    @property
+    def session(self) -> Session:
+        return Session(self.init_pid, self.init_start)
+
+    @property
+    def tree(self) -> processes.Snapshot:
+        return processes.snapshot(self.init_pid, self.init_start)
+
+    def read_until(self, what: str, timeout: float = 20) -> str:
+        """Output up to and with ``what``; it must come in time."""
+        deadline = time.monotonic() + timeout
+        while what.encode() not in self.seen:
+            left = deadline - time.monotonic()
+            ready = left > 0 and select.select([self.output], [], [], left)[0]
+            data = os.read(self.output, 65536) if ready else b""
+            assert data, f"no {what!r} in {self.seen[-2000:]!r}"
+            self.seen += data
+        head, mark, self.seen = self.seen.partition(what.encode())
+        return (head + mark).decode()
+
+    def read_rest(self) -> str:
+        """Everything up to the end of a place that has ended."""
+        while data := os.read(self.output, 65536):
+            self.seen += data
+        rest, self.seen = self.seen.decode(), b""
+        return rest
+
+    def wait(self, timeout: float = 20) -> int:
+        return self.popen.wait(timeout)
+
+    def kill(self) -> None:
+        processes.kill_session(self.init_pid, self.init_start, timeout=20)
+        self.popen.wait(20)
+
+
+def wait_for(condition, timeout: float = 20):
+    """The first true value of a condition that must become true in time."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{condition} did not come true"
+        time.sleep(0.01)
+    return value
+
+
+def _init_below(pid: int) -> tuple[int, int]:
+    """The init that unshare(1) has forked, once it is session_init itself."""
+
+    def found():
+        path = Path(f"/proc/{pid}/task/{pid}/children")
+        for child in path.read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if any(word.endswith(b"session_init.py") for word in words[1:5]):
+                return int(child), processes.start_time(int(child))
+        return None
+
+    return wait_for(found)
+
+
+@dataclass
+class Places:
+    """Makes places, and clears them away."""
+
+    folder: Path
+    made: list[Place] = field(default_factory=list)
+
+    def make(self, mode: str, *command: str, relay: bool = True, options=()) -> Place:
+        read_end, write_end = os.pipe()
+        popen = subprocess.Popen(
+            [
+                *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
+                *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
+                *(sys.executable, "-I", "-S", str(INIT), mode),
+                *("--incarnation", "test", "--user", "ann", "--server", ""),
+                *(["--relay"] if relay else []),
+                *options,
+                *(["--", *command] if command else []),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            cwd="/",
+        )
+        os.close(write_end)
+        init_pid, init_start = _init_below(popen.pid)
+        place = Place(popen, read_end, init_pid, init_start)
+        self.made.append(place)
+        return place
+
+    def start(self, *command: str, **options) -> Place:
+        return self.make("start", *command, **options)
+
+    def hold(self, **options) -> Place:
+        return self.make("hold", **options)
+
+    def clear(self) -> None:
+        for place in self.made:
+            try:
+                place.kill()
+            except NotFound:
+                pass
+            finally:
+                place.popen.kill()
+                place.popen.wait()
+                os.close(place.output)
+
+
+@pytest.fixture(name="wait_for")
+def wait_for_fixture():
+    return wait_for
+
+
+@pytest.fixture
+def places(tmp_path):
+    made = Places(tmp_path)
+    yield made
+    made.clear()
+
+
+class Image(dict):
+    """CRIU's files in memory: sinks for a dump, a source for a restore."""
+
+    def sink(self, name: str):
+        image = self
+
+        class MemorySink:
+            def __init__(self):
+                self.data = bytearray()
+
+            def write(self, data):
+                self.data += data
+
+            def close(self):
+                image[name] = bytes(self.data)
+
+        return MemorySink()
+
+    def source(self, name: str):
+        data = self.get(name)
+        return None if data is None else [data]
+
+
+@dataclass
+class Engine:
+    """Dump and restore with the test's folders and limits."""
+
+    criu: criu_module.Criu
+    folder: Path
+    count: int = 0
+
+    @staticmethod
+    def image() -> Image:
+        return Image()
+
+    def work(self) -> Path:
+        self.count += 1
+        folder = self.folder / f"work{self.count}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def dump(self, place: Place, sinks, **options) -> DumpResult:
+        options = {"limit": 60, **options}
+        return dump(
+            self.criu, place.session, sinks=sinks, folder=self.work(), **options
+        )
+
+    def restore(
+        self, place: Place, source, result: DumpResult, **options
+    ) -> RestoreResult:
+        options = {"limit": 60, **options}
+        return restore(
+            self.criu,
+            place.session,
+            source=source,
+            folder=self.work(),
+            root_pid=result.root_pid,
+            pids=result.pids,
+            pipes=result.pipes,
+            **options,
+        )
+
+
+@pytest.fixture
+def engine(criu, tmp_path) -> Engine:
+    return Engine(criu, tmp_path)
