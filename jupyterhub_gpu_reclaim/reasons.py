@@ -90,6 +90,7 @@ class Reason(Enum):
         True,
     )
     CONNECTED = ("connected", "{count} browser connections are open.")
+    IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here.")
     IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
     REQUESTED = ("requested", "Asked for by {by}.")
     CALLED_OFF = ("called_off", "Called off: {why}.")
