@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -35,6 +35,9 @@ from jupyterhub_gpu_reclaim.service import pages
 from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"

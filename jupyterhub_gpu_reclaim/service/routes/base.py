@@ -10,8 +10,9 @@ import hmac
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
+import msgspec
 from jupyterhub.services.auth import HubOAuthenticated, UserNotAllowed
 from tornado.web import HTTPError, RequestHandler
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+#: A whole number in a query string.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
 #: How the default server, whose name is empty, is called in a path.
 DEFAULT_SERVER = "-"

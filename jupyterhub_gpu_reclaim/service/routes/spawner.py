@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.models import (
 from jupyterhub_gpu_reclaim.service.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.routes.base import (
     DEFAULT_SERVER,
+    Count,
     Route,
     SpawnerRoute,
 )
@@ -88,7 +89,7 @@ class Progress(SpawnerRoute):
         caller="spawner",
         answer=Event,
         media="application/x-ndjson",
-        query=(Query("after", int, "Leave out that many steps, already seen."),),
+        query=(Query("after", Count, "Leave out that many steps, already seen."),),
         errors=(404, 409),
     )
     async def get(self, user: str, server: str) -> None:

@@ -1,0 +1,189 @@
+"""Every setting of the service, with its unit, its effect and what 0 or empty means.
+
+Read by ``app.py`` only, from ``--ReclaimService.x=…`` or a configuration file. The
+reference documentation is generated from these traits. Secrets are not among them:
+the Hub's token and the spawner's token come in the environment.
+"""
+
+from __future__ import annotations
+
+from traitlets import Bool, Float, Int, Unicode
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+from jupyterhub_gpu_reclaim.service.context import Limits
+
+_DEFAULTS = Settings()
+_DAY = 86400.0
+
+
+class Options(Configurable):
+    """The service's settings; mixed into the application."""
+
+    config_file = Unicode(
+        "",
+        help="A Python configuration file (`c.ReclaimService.grace = 600`). Empty:"
+        " none.",
+    ).tag(config=True)
+
+    agent = Unicode(
+        "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
+        help="Address of the machine's agent: `unix:/path` for a socket,"
+        " `http://127.0.0.1:8099` or `https://host:8099` for TCP.",
+    ).tag(config=True)
+
+    agent_token_file = Unicode(
+        "/etc/jupyterhub-gpu-reclaim/agent.token",
+        help="File with the agent's bearer token. The agent makes it at its first"
+        " start; only root may read it. It may appear after the service has started.",
+    ).tag(config=True)
+
+    agent_ca_file = Unicode(
+        "",
+        help="Certificates (PEM) that vouch for an `https` agent. Empty: those of the"
+        " system.",
+    ).tag(config=True)
+
+    state_dir = Unicode(
+        "/var/lib/jupyterhub-gpu-reclaim/service",
+        help="Folder of the service (made with mode 0700): the journal and the secret"
+        " that signs login cookies. One service works on it at a time. Losing it loses"
+        " no session: they are found again at the agent and the Hub.",
+    ).tag(config=True)
+
+    journal_url = Unicode(
+        "",
+        help="SQLAlchemy URL of the journal, for example"
+        " `postgresql+psycopg://user@host/db`. Empty: SQLite in `state_dir`.",
+    ).tag(config=True)
+
+    sample_interval = Float(
+        _DEFAULTS.sample_interval,
+        min=0.5,
+        max=600,
+        help="Seconds between two looks at what the sessions do. Shorter notices"
+        " activity sooner and asks every session's server more often. Three missed"
+        " looks begin the watching anew.",
+    ).tag(config=True)
+
+    tick_interval = Float(
+        _DEFAULTS.tick_interval,
+        min=0.5,
+        max=600,
+        help="Seconds between two comparisons of journal, agent and Hub, even if"
+        " nothing was heard. One request to the Hub and one to the agent each.",
+    ).tag(config=True)
+
+    warn_for = Float(
+        _DEFAULTS.warn_for,
+        min=0,
+        max=3600,
+        help="Seconds for which an idle session is shown as about to be suspended;"
+        " any activity takes that back. 0: suspended at once.",
+    ).tag(config=True)
+
+    grace = Float(
+        _DEFAULTS.grace,
+        min=0,
+        help="Seconds for which a checkpoint is kept after its session has come back"
+        " and answered. Longer is safer and takes room in the store. 0: deleted as"
+        " soon as it has answered.",
+    ).tag(config=True)
+
+    set_aside_days = Float(
+        _DEFAULTS.set_aside / _DAY,
+        min=0,
+        help="Days for which a saved session is kept after its user chose to start"
+        " fresh. 0: deleted at once.",
+    ).tag(config=True)
+
+    keep_limit = Float(
+        _DEFAULTS.keep_limit,
+        min=0,
+        max=366 * _DAY,
+        help="Longest time in seconds for which somebody may ask that a session be"
+        " left alone, for example 86400 for a day. 0: nobody may ask.",
+    ).tag(config=True)
+
+    orphan_grace = Float(
+        _DEFAULTS.orphan_grace,
+        min=5,
+        help="Seconds for which a state that makes no sense (programs that the Hub"
+        " does not know of, say) must last before anything is ended for it.",
+    ).tag(config=True)
+
+    release_limit = Float(
+        _DEFAULTS.release_limit,
+        min=10,
+        help="Seconds for which a saved session stays frozen while the Hub does not"
+        " take the stop. Then it is thawed and goes on running.",
+    ).tag(config=True)
+
+    settle_limit = Float(
+        _DEFAULTS.settle_limit,
+        min=5,
+        help="Seconds for which a start or a stop waits for a suspend under way.",
+    ).tag(config=True)
+
+    operation_limit = Float(
+        _DEFAULTS.operation_limit,
+        min=60,
+        help="Seconds that one whole suspend or resume may take. The agent limits"
+        " each of its steps besides.",
+    ).tag(config=True)
+
+    backoff = Float(
+        _DEFAULTS.backoff,
+        min=1,
+        help="Seconds until the next try after a suspend that failed; doubled with"
+        " every failure in a row, up to `backoff_limit`.",
+    ).tag(config=True)
+
+    backoff_limit = Float(
+        _DEFAULTS.backoff_limit,
+        min=1,
+        help="Longest wait in seconds between two tries to suspend a session.",
+    ).tag(config=True)
+
+    captures = Int(
+        _DEFAULTS.captures,
+        min=1,
+        max=64,
+        help="Sessions that are saved at the same time. More of them share the"
+        " store's bandwidth, so that each is frozen for longer.",
+    ).tag(config=True)
+
+    metrics_open = Bool(
+        False,
+        help="Whether `/metrics` needs no login. False: a Hub token with the scope"
+        " `read:metrics` or `custom:gpu-reclaim:manage`. The names of users never"
+        " stand in the metrics.",
+    ).tag(config=True)
+
+    end_with_hub = Bool(
+        True,
+        help="Whether the service ends when the process that started it ends. False"
+        " where it is not started by the Hub but, say, by systemd.",
+    ).tag(config=True)
+
+    def settings(self) -> Settings:
+        """The orchestrator's part of the settings."""
+        return Settings(
+            sample_interval=self.sample_interval,
+            tick_interval=self.tick_interval,
+            warn_for=self.warn_for,
+            grace=self.grace,
+            set_aside=self.set_aside_days * _DAY,
+            orphan_grace=self.orphan_grace,
+            release_limit=self.release_limit,
+            settle_limit=self.settle_limit,
+            operation_limit=self.operation_limit,
+            keep_limit=self.keep_limit,
+            backoff=self.backoff,
+            backoff_limit=self.backoff_limit,
+            captures=self.captures,
+        )
+
+    def limits(self) -> Limits:
+        """The HTTP side's part."""
+        return Limits(keep=self.keep_limit, set_aside_days=self.set_aside_days)

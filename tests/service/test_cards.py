@@ -1,0 +1,107 @@
+"""What a card says, for each phase of a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    Failure,
+    Phase,
+    SessionKey,
+    SessionView,
+    Step,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.service.cards import ago, ahead, card
+
+NOW = 1_700_000_000.0
+ADA = SessionKey("ada", "train")
+SAVED = CheckpointInfo(
+    id="c1",
+    key=ADA,
+    incarnation="i1",
+    generation=1,
+    created=NOW - 120,
+    logical_bytes=1_500_000_000,
+    stored_bytes=400_000_000,
+    steps=[
+        Step(step="dump", title="Memory", state="done", seconds=3.0),
+        Step(step="commit", title="Commit", state="done", seconds=0.4),
+    ],
+)
+
+
+def made(phase: Phase, **changes: object):
+    view = SessionView(key=ADA, phase=phase, since=NOW - 720, **changes)
+    return card(view, now=NOW, user_prefix="/")
+
+
+def actions(one) -> list[str]:
+    return [button.action for button in one.buttons]
+
+
+def test_running_card_says_why_not_and_when():
+    verdict = Verdict(
+        reclaim=False, code="kernel_busy", message="Kernel a is busy.", at=NOW + 480
+    )
+    one = made(Phase.RUNNING, verdict=verdict)
+    assert one.reason == "Kernel a is busy."
+    assert one.due.words == "in 8 min"
+    assert one.since.words == "12 min ago"
+    assert actions(one) == ["suspend", "keep", "keep"]
+
+
+def test_kept_card_offers_to_keep_no_longer():
+    one = made(Phase.RUNNING, kept_until=NOW + 60)
+    assert [button.seconds for button in one.buttons] == [None, 3600, 14400, 0]
+
+
+def test_suspended_card_offers_resume_and_start_fresh():
+    one = made(Phase.SUSPENDED, checkpoint="c1", last_suspend=SAVED)
+    assert [button.label for button in one.buttons] == ["Resume"]
+    assert one.can_start_fresh
+    assert one.can_delete
+    assert one.last == "1.5 GB in 3.4 s, 400 MB stored, 2 min ago"
+
+
+def test_suspended_card_after_a_failure_offers_to_try_again():
+    failure = Failure(code="port_in_use", message="Port 5 is taken.", hint="End it.")
+    one = made(Phase.SUSPENDED, checkpoint="c1", failure=failure)
+    assert [button.label for button in one.buttons] == ["Try again"]
+    assert (one.failure, one.failure_hint) == ("Port 5 is taken.", "End it.")
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING, Phase.STOPPED]
+)
+def test_card_of_a_session_on_its_way_has_no_buttons(phase):
+    one = made(phase, checkpoint="c1")
+    assert actions(one) == []
+    assert not one.can_start_fresh
+    assert not one.can_delete
+
+
+def test_card_under_way_shows_its_steps():
+    step = Step(
+        step="dump", title="Memory", state="going", bytes=5_000_000, total_bytes=10**7
+    )
+    one = made(Phase.SUSPENDING, steps=[step])
+    assert one.steps[0].about == "5.0 MB of 10 MB"
+
+
+def test_running_card_hides_the_steps_of_the_past():
+    assert made(Phase.RUNNING, steps=SAVED.steps).steps == []
+
+
+def test_card_of_a_strange_name_has_safe_addresses():
+    key = SessionKey("a/b c", "x?y#z")
+    view = SessionView(key=key, phase=Phase.RUNNING, since=NOW)
+    one = card(view, now=NOW, user_prefix="/hubs/")
+    assert one.url == "sessions/a%2Fb%20c/x%3Fy%23z"
+    assert one.open_url == "/hubs/user/a%2Fb%20c/x%3Fy%23z/"
+
+
+def test_moments_near_now_are_said_as_now():
+    assert ago(NOW - 1, NOW).words == "just now"
+    assert ahead(NOW - 1, NOW).words == "now"

@@ -1,0 +1,104 @@
+"""The OpenAPI document: complete, and true when strangers' tools try it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.service.openapi import METHODS, document, operations
+from jupyterhub_gpu_reclaim.service.routes import ROUTES, openapi
+from jupyterhub_gpu_reclaim.service.routes.base import Route
+
+SCHEMATHESIS = shutil.which("st", path=str(Path(sys.executable).parent))
+
+
+def test_every_method_of_every_route_is_in_the_document():
+    paths = openapi("/services/gpu-reclaim/")["paths"]
+    for route in ROUTES:
+        written = {m for m in METHODS if m in vars(route)}
+        assert written, route
+        assert written == set(operations(route)), route
+        assert written == set(paths[f"/{route.path}"]), route
+
+
+def test_every_class_with_a_path_is_among_the_routes():
+    def below(kind):
+        for one in kind.__subclasses__():
+            yield one
+            yield from below(one)
+
+    assert {one for one in below(Route) if one.path} == set(ROUTES)
+
+
+def test_every_call_of_the_architecture_is_in_the_document():
+    paths = set(openapi("/")["paths"])
+    text = Path(__file__).parents[2] / "docs/explanation/architecture.md"
+    named = {
+        line.split("`")[1].split()[1].partition("?")[0]
+        for line in text.read_text().splitlines()
+        if line.startswith("| `") and "/api/spawner/" in line.split("`")[1]
+    }
+    assert len(named) == 8
+    assert named <= paths
+
+
+def test_operation_ids_are_unique():
+    paths = openapi("/")["paths"]
+    ids = [one["operationId"] for path in paths.values() for one in path.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_document_of_no_routes_is_still_a_document():
+    made = document((), prefix="/", version="1")
+    assert made["paths"] == {}
+    assert "Failure" in made["components"]["schemas"]
+
+
+async def test_document_is_served_to_anyone(service):
+    response = await service.call("api/openapi.json", "")
+    assert response.code == 200
+    assert json.loads(response.body)["openapi"] == "3.1.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("token", "only"), [("token-root", "person"), ("spawner", "spawner")]
+)
+async def test_service_keeps_to_its_document_when_schemathesis_tries_it(
+    service, tmp_path, token, only
+):
+    service.context.streams.per_person = 1000
+    for name in ("ada", "bob"):
+        service.control.put(name, phase=Phase.RUNNING)
+        service.control.put(name, "saved", phase=Phase.SUSPENDED)
+    if token == "spawner":
+        token = service.context.spawner_token.decode()
+    process = await asyncio.create_subprocess_exec(
+        SCHEMATHESIS,
+        "run",
+        service.url + "api/openapi.json",
+        "--header=Authorization: token " + token,
+        f"--include-tag={only}",
+        "--exclude-path=/api/events",  # never ends by itself
+        "--checks=all",
+        "--exclude-checks=ignored_auth",  # it would send the token to every call
+        "--phases=examples,coverage,fuzzing",
+        "--max-examples=8",
+        "--max-time=8",
+        "--seed=1",
+        "--request-timeout=10",
+        "--continue-on-failure",
+        "--no-color",
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()

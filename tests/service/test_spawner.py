@@ -1,0 +1,129 @@
+"""The calls of the spawner: its own secret, the plans, the stream of steps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.clients.service import ServiceClient
+from jupyterhub_gpu_reclaim.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.models import (
+    Event,
+    Identity,
+    Placement,
+    SessionKey,
+    StartPlan,
+    Step,
+)
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+ADA = SessionKey("ada", "train")
+PLACE = Placement(key=ADA, incarnation="i2", checkpoint="c1")
+STEPS = [
+    Event(step=Step(step="open", title="Opening", state="done")),
+    Event(step=Step(step="memory", title="Memory", state="done", bytes=7)),
+]
+
+
+@pytest.fixture
+def client(service):
+    address = service.url.removesuffix("/services/gpu-reclaim/")
+    made = ServiceClient(address, service.context.spawner_token.decode())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "token-root"])
+async def test_spawner_call_without_its_token_is_unauthenticated(
+    service, failure, token
+):
+    body = msgspec.to_builtins(PLACE)
+    response = await service.call("api/spawner/plan-start", token, "POST", body)
+    assert response.code == 401
+    assert failure(response).code == "unauthenticated"
+    assert service.control.calls == []
+
+
+async def test_spawner_token_opens_no_call_for_people(service):
+    token = service.context.spawner_token.decode()
+    response = await service.call("api/sessions", token)
+    assert response.code == 401
+
+
+async def test_plan_start_carries_the_login_of_the_saved_session(service, client):
+    identity = Identity(api_token="old", port=4711)
+    service.control.plan = StartPlan(
+        action="restore", checkpoint="c1", identity=identity
+    )
+    plan = await client.plan_start(PLACE)
+    assert plan.identity == identity
+    assert service.control.calls == [("plan_start", PLACE)]
+
+
+async def test_refusal_arrives_in_the_words_of_the_service(client):
+    with pytest.raises(Refused) as caught:
+        await client.release(PLACE)
+    assert caught.value.reason is Reason.NOT_CAPTURED
+    assert caught.value.message == Reason.NOT_CAPTURED.sentence()
+
+
+async def test_calls_without_an_answer_pass_the_placement_on(service, client):
+    await client.placed(PLACE)
+    await client.cancelled(PLACE)
+    await client.stopped(PLACE)
+    await client.forget(ADA)
+    assert service.control.calls == [
+        ("placed", PLACE),
+        ("cancelled", PLACE),
+        ("stopped", PLACE),
+        ("forget", ADA),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"key": {"user": "ada"}, "incarnation": "../etc"},
+        {"key": "ada", "incarnation": "i1"},
+        [],
+        None,
+    ],
+)
+async def test_placement_that_does_not_fit_is_a_bad_request(service, failure, body):
+    response = await service.spawner("placed", body)
+    assert response.code == 400
+    assert failure(response).code == "invalid"
+    assert service.control.calls == []
+
+
+async def test_progress_gives_the_steps_after_those_already_seen(service, client):
+    service.control.put("ada", "train")
+    service.control.events = list(STEPS)
+    assert [event async for event in client.progress(ADA, 1)] == STEPS[1:]
+
+
+async def test_progress_of_no_session_is_not_found(service, failure):
+    response = await service.spawner("progress/ada/train", None, "GET")
+    assert response.code == 404
+    assert failure(response).code == "unknown_session"
+
+
+async def test_progress_that_fails_on_the_way_ends_with_the_failure(service, client):
+    service.control.put("ada", "train")
+    error = RestoreFailed(Reason.RESTORE_FAILED, why="no memory")
+    service.control.events = [*STEPS, error]
+    events = [event async for event in client.progress(ADA, 0)]
+    assert events == [*STEPS, Event(failure=wire.failure_of(error))]
+
+
+@pytest.mark.parametrize("after", ["-1", "x", "1e3", "9" * 40])
+async def test_progress_after_something_that_is_no_number_is_a_bad_request(
+    service, failure, after
+):
+    service.control.put("ada", "train")
+    path = f"progress/ada/train?after={after}"
+    response = await service.spawner(path, None, "GET")
+    assert response.code == 400
+    assert failure(response).code == "invalid"
