@@ -162,6 +162,10 @@ class Reason(Enum):
             " {limit}."
         ),
     )
+    HANDLE_UNSUPPORTED = (
+        "handle_unsupported",
+        "Process {pid} ({name}) holds {kind}, which cannot be saved.",
+    )
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be saved.",

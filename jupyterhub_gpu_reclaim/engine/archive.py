@@ -16,8 +16,7 @@ import errno
 import os
 import stat
 import tarfile
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol, cast
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from jupyterhub_gpu_reclaim.engine.confined import (
     names_in,
@@ -25,6 +24,7 @@ from jupyterhub_gpu_reclaim.engine.confined import (
     open_in_root,
     open_root,
 )
+from jupyterhub_gpu_reclaim.engine.holes import Content, extents, open_again
 from jupyterhub_gpu_reclaim.engine.tarformat import (
     BLOCK_BYTES,
     END,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.engine.mounts import Mount
 
-_MAX_EXTENTS: Final = 4096
 _OVERLAY: Final = ("trusted.overlay.", "user.overlay.")
 #: With these an upper folder alone does not say what the merged one holds.
 _OVERLAY_INDIRECT: Final = frozenset({"redirect", "metacopy"})
@@ -200,14 +199,14 @@ class _Packer:
                 return
             self._entries += 1
             if info.isreg():
-                with _open_again(entry) as file:
-                    holes = _extents(file, info.size)
+                with open_again(entry) as file:
+                    holes = extents(file, info.size)
                     if holes is not None:
                         more = extents_header(info.size, holes)
                         info.pax_headers = {**info.pax_headers, **more}
                     parts = [(0, info.size)] if holes is None else holes
                     info.size = sum(length for _, length in parts)
-                    tar.addfile(info, _Content(file, parts))
+                    tar.addfile(info, Content(file, parts))
             else:
                 tar.addfile(info)
         finally:
@@ -264,56 +263,6 @@ class _Packer:
             whiteout = whiteout or what == "whiteout"
         info.pax_headers = headers
         return whiteout
-
-
-class _Content:
-    """The data of a file, part after part; what vanished meanwhile reads as zeros."""
-
-    def __init__(self, file: BinaryIO, parts: list[tuple[int, int]]) -> None:
-        self._file = file
-        self._parts = parts[::-1]
-        self._seek()
-
-    def read(self, size: int = BLOCK_BYTES) -> bytes:
-        out = bytearray()
-        while len(out) < size and self._parts:
-            start, length = self._parts.pop()
-            wanted = min(length, size - len(out))
-            data = self._file.read(wanted)
-            out += data.ljust(wanted, b"\0")
-            if wanted < length:
-                self._parts.append((start + wanted, length - wanted))
-            self._seek()
-        return bytes(out)
-
-    def _seek(self) -> None:
-        if self._parts:
-            self._file.seek(self._parts[-1][0])
-
-
-def _open_again(entry: int) -> BinaryIO:
-    """An O_PATH descriptor of a regular file, opened for reading."""
-    return Path(f"/proc/self/fd/{entry}").open("rb", buffering=0)
-
-
-def _extents(file: BinaryIO, size: int) -> list[tuple[int, int]] | None:
-    """Where a file has data, as (offset, length); None when it has no holes."""
-    if os.fstat(file.fileno()).st_blocks * 512 >= size:
-        return None
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(file.fileno(), at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return found  # nothing but a hole up to the end
-            return None
-        at = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), size)
-        found.append((start, at - start))
-        if len(found) > _MAX_EXTENTS:
-            return None
-    return found
 
 
 def _failed(why: str) -> RolledBack:

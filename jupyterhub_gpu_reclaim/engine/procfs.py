@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 PROC = Path("/proc")
@@ -47,6 +48,14 @@ def link(pid: int, name: str) -> str:
         return str((PROC / str(pid) / name).readlink())
     except OSError:
         return ""
+
+
+def target_status(pid: int, name: str) -> os.stat_result | None:
+    """What a link in /proc/<pid> leads to, also when that has lost its name."""
+    try:
+        return (PROC / str(pid) / name).stat()
+    except OSError:
+        return None
 
 
 def status(pid: int) -> dict[str, str]:

@@ -39,10 +39,14 @@ _GETADDR, _NEWADDR = 22, 20
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300
 _ALL_STATES = 0xFFFFFFFF
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SHOW_NAME, _SHOW_PEER = 1, 4
+_UNIX_NAME, _UNIX_PEER = 0, 2
 
 _HEADER = struct.Struct("=IHHII")
 _REQUEST_V2 = struct.Struct("=BBBBI48s")
 _MESSAGE = struct.Struct("=BBBB48sIIIII")
+_UNIX_REQUEST = struct.Struct("=BBxxIII8x")
 _SOCKID = struct.Struct("!HH16s16s")
 
 
@@ -144,6 +148,36 @@ class Diag:
         yield from _converse(self._netlink, self._sequence, kind, flags, body)
 
 
+class UnixStream(NamedTuple):
+    """One connected stream (or packet) socket of the UNIX family."""
+
+    inode: int
+    peer: int
+    name: str  #: where it is bound; for most clients only their peer has a name
+
+
+def unix_streams(pid: int) -> list[UnixStream]:
+    """Every connected UNIX stream of the network namespace of ``pid``."""
+    found = []
+    with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
+        body = _UNIX_REQUEST.pack(
+            socket.AF_UNIX, 0, 1 << State.ESTABLISHED, 0, _SHOW_NAME | _SHOW_PEER
+        )
+        answers = _converse(netlink, 1, _BY_FAMILY, _REQUEST | _DUMP, body)
+        for kind, payload in answers:
+            if kind != _BY_FAMILY or len(payload) < 16:
+                continue
+            family_type, inode = struct.unpack_from("=xBxxI", payload)
+            values = dict(_attributes(payload[16:]))
+            peer = values.get(_UNIX_PEER, b"")
+            if family_type != socket.SOCK_DGRAM and len(peer) == 4:
+                name = values.get(_UNIX_NAME, b"").replace(b"\0", b"@", 1)
+                found.append(
+                    UnixStream(inode, int.from_bytes(peer, "little"), os.fsdecode(name))
+                )
+    return found
+
+
 def own_addresses(pid: int) -> frozenset[Address]:
     """Every address of the interfaces in the network namespace of ``pid``."""
     found: set[Address] = set()
@@ -151,18 +185,22 @@ def own_addresses(pid: int) -> frozenset[Address]:
         body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
         for kind, payload in _converse(netlink, 1, _GETADDR, _REQUEST | _DUMP, body):
             if kind == _NEWADDR:
-                found.update(_addresses(payload[8:]))
+                found.update(
+                    address_of(value)
+                    for name, value in _attributes(payload[8:])
+                    if name in {_IFA_ADDRESS, _IFA_LOCAL} and len(value) in {4, 16}
+                )
     return frozenset(found)
 
 
-def _addresses(attributes: bytes) -> Iterator[Address]:
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The netlink attributes of a message: (type, value)."""
     at = 0
-    while at + 4 <= len(attributes):
-        length, kind = struct.unpack_from("=HH", attributes, at)
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
         if length < 4:
             return
-        if kind in {1, 2} and length in {8, 20}:  # IFA_ADDRESS, IFA_LOCAL
-            yield address_of(attributes[at + 4 : at + length])
+        yield kind, data[at + 4 : at + length]
         at += (length + 3) & ~3
 
 

@@ -31,26 +31,10 @@ from jupyterhub_gpu_reclaim.engine.sock_diag import (
     InetSocket,
     State,
     address_of,
-    own_addresses,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-
-__all__ = [
-    "CRIU_OPTIONS",
-    "Cut",
-    "InetSocket",
-    "Port",
-    "State",
-    "close_external",
-    "cut_external",
-    "own_addresses",
-    "ports_of",
-    "reset_all",
-    "tree_inodes",
-    "tree_sockets",
-]
 
 #: What CRIU must be told when it dumps, so that the accept queues do not stop it.
 CRIU_OPTIONS: Final = ("--tcp-established", "--skip-in-flight")

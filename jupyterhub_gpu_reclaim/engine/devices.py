@@ -1,0 +1,62 @@
+"""Which devices a process may hold open when it is saved.
+
+Called by ``preflight``. CRIU takes the memory devices like files and rebuilds ttys; a
+handle on any other driver has state in the kernel that nobody can read out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.engine import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Numbers of Documentation/admin-guide/devices.txt.
+_MEMORY, _TTY, _TTY_AUXILIARY, _MISC = 1, 4, 5, 10
+_MEMORY_OK: Final = frozenset({3, 5, 7, 8, 9, 11})  # null zero full random urandom kmsg
+_CONSOLES: Final = range(1, 64)
+_TTY_AUXILIARY_OK: Final = frozenset({0, 2})  # /dev/tty, /dev/ptmx
+_PTYS: Final = range(128, 144)
+_TUN: Final = 200
+
+
+def refused_devices(
+    pid: int,
+    descriptors: Iterable[procfs.Descriptor],
+    mappings: Iterable[procfs.Mapping],
+) -> list[str]:
+    """The paths of devices that a process has open or mapped and may not, sorted."""
+    held = [(d.target, f"fd/{d.fd}", d.fd) for d in descriptors]
+    held += [
+        (m.path, f"map_files/{m.start:x}-{m.end:x}", -1)
+        for m in mappings
+        if m.path.startswith("/dev/")
+    ]
+    refused = set()
+    for target, link, fd in held:
+        status = procfs.target_status(pid, link) if target.startswith("/") else None
+        if status is None:
+            continue
+        if stat.S_ISBLK(status.st_mode) or (
+            stat.S_ISCHR(status.st_mode) and not _harmless(status.st_rdev, pid, fd)
+        ):
+            refused.add(target)
+    return sorted(refused)
+
+
+def _harmless(device: int, pid: int, fd: int) -> bool:
+    major, minor = os.major(device), os.minor(device)
+    if major == _MEMORY:
+        return minor in _MEMORY_OK
+    if major == _TTY:
+        return minor in _CONSOLES
+    if major == _TTY_AUXILIARY:
+        return minor in _TTY_AUXILIARY_OK
+    if (major, minor) == (_MISC, _TUN):
+        # Opened only: fine. With an interface it is part of the network.
+        return "iff" not in procfs.fdinfo(pid, fd)
+    return major in _PTYS

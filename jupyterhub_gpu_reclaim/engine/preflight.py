@@ -1,0 +1,271 @@
+"""Find out before anything is touched whether a session can be saved.
+
+Called by the agent before every capture and for the "why not" of its API. It reads
+/proc and the kernel's list of sockets, once, and looks at sockets through copies of
+their descriptors; it changes nothing and stops nobody. Everything that CRIU would fail
+on and that can be known up front has a rule here (FACTS.md section 5):
+
+===============================================  =======================
+rule                                             reason
+===============================================  =======================
+no program, or a dead one, at the root           ``no_tree``
+io_uring, open or mapped                         ``io_uring``
+userfaultfd                                      ``userfaultfd``
+other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
+System V shared memory attached                  ``handle_unsupported``
+a user namespace other than ours                 ``user_namespace``
+another namespace than the session's             ``foreign_namespace``
+a device other than the harmless ones            ``device_open``
+a debugger                                       ``traced``
+a deleted file over the ghost limit              ``ghost_too_large``
+a socket of a kind that CRIU does not know       ``socket_unsupported``
+a UNIX connection to a program outside           ``socket_unsupported``
+another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
+too little free memory                           ``not_enough_memory``
+===============================================  =======================
+
+Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify, fanotify,
+memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.devices import refused_devices
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.sock_diag import unix_streams
+from jupyterhub_gpu_reclaim.engine.socket_kinds import unsupported_kind
+from jupyterhub_gpu_reclaim.engine.sockets import tree_inodes
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.models import Finding
+
+#: What CRIU is told with ``--ghost-limit``.
+GHOST_LIMIT_BYTES: Final = 1 << 30
+
+_CAP_SYS_RESOURCE: Final = 24
+_DEAD: Final = frozenset("ZXx")
+
+#: Kernel objects behind descriptors that CRIU saves.
+_ANONYMOUS_OK: Final = frozenset(
+    {"eventfd", "eventpoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"}
+)
+_ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
+_ANONYMOUS_WORDS: Final = {
+    "perf_event": "a performance counter",
+    "bpf-prog": "a BPF program",
+    "bpf-map": "a BPF map",
+    "kvm-vm": "a virtual machine",
+    "secretmem": "secret memory",
+    "landlock-ruleset": "a Landlock rule set",
+}
+
+#: The namespaces that must be those of the session's init. (CRIU gives a restored tree
+#: a time namespace, so that one must be the same within the tree only.)
+_NAMESPACES: Final = ("mnt", "net", "ipc", "uts", "cgroup", "pid", "pid_for_children")
+
+
+class _View(NamedTuple):
+    """Everything that the rules look at in one process, read once."""
+
+    process: Process
+    init: Process
+    root: Process
+    status: dict[str, str]
+    descriptors: list[procfs.Descriptor]
+    mappings: list[procfs.Mapping]
+    ghost_limit: int
+
+    def found(self, reason: Reason, **facts: Any) -> Finding:
+        """A finding that names the process as the session knows it."""
+        process = self.process
+        return finding(reason, pid=process.ns_pid, name=process.name, **facts)
+
+
+def examine(
+    init_pid: int,
+    snapshot: Snapshot,
+    criu_findings: Iterable[Finding] = (),
+    *,
+    needed_memory: int = 0,
+    ghost_limit: int = GHOST_LIMIT_BYTES,
+) -> list[Finding]:
+    """Everything that keeps a session from being saved now; empty is good.
+
+    Args:
+        init_pid: of the session.
+        snapshot: its tree.
+        criu_findings: what the check of CRIU on this machine found.
+        needed_memory: bytes that the capture will need beside what is in use.
+        ghost_limit: bytes that CRIU may copy of one deleted file.
+    """
+    root = snapshot.root
+    # Whether the missing capability matters depends on the tree: it is judged below.
+    missing = Reason.CAPABILITY_MISSING.value
+    findings = [one for one in criu_findings if one.code != missing]
+    if root is None or root.state in _DEAD:
+        return [*findings, finding(Reason.NO_TREE)]
+    alive = [p for p in snapshot.processes if p.state not in _DEAD]
+    for process in alive:
+        view = _View(
+            process,
+            snapshot.init,
+            root,
+            procfs.status(process.pid),
+            list(procfs.descriptors(process.pid)),
+            list(procfs.mappings(process.pid)),
+            ghost_limit,
+        )
+        findings += [one for rule in _RULES for one in rule(view)]
+    findings += _unix_outside(init_pid, alive)
+    findings += _memory(needed_memory)
+    return list(dict.fromkeys(findings))  # a forked child says the same once more
+
+
+def _handles(view: _View) -> Iterator[Finding]:
+    targets = [d.target for d in view.descriptors] + [m.path for m in view.mappings]
+    kinds = {match[1] for target in targets if (match := _ANONYMOUS.match(target))}
+    if any(target.startswith("/secretmem") for target in targets):
+        kinds.add("secretmem")
+    for kind in sorted(kinds - _ANONYMOUS_OK):
+        if kind == "io_uring":
+            yield view.found(Reason.IO_URING)
+        elif kind == "userfaultfd":
+            yield view.found(Reason.USERFAULTFD)
+        else:
+            words_of_it = _ANONYMOUS_WORDS.get(kind, f"a kernel object ({kind})")
+            yield view.found(Reason.HANDLE_UNSUPPORTED, kind=words_of_it)
+    if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
+        kind = "System V shared memory"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _namespaces(view: _View) -> Iterator[Finding]:
+    pid, init = view.process.pid, view.init.pid
+    ours = procfs.link(os.getpid(), "ns/user")
+    if procfs.link(pid, "ns/user") not in {"", ours}:
+        yield view.found(Reason.USER_NAMESPACE)
+    for kind in (*_NAMESPACES, "time", "time_for_children"):
+        proper = view.root.pid if kind.startswith("time") else init
+        its = procfs.link(pid, f"ns/{kind}")
+        if its and its != procfs.link(
+            proper, f"ns/{kind.removesuffix('_for_children')}"
+        ):
+            plain = kind.removesuffix("_for_children")
+            plain = {"mnt": "mount", "net": "network"}.get(plain, plain)
+            yield view.found(Reason.FOREIGN_NAMESPACE, kind=plain)
+
+
+def _devices(view: _View) -> Iterator[Finding]:
+    held = refused_devices(view.process.pid, view.descriptors, view.mappings)
+    for device in held:
+        yield view.found(Reason.DEVICE_OPEN, device=device)
+
+
+def _traced(view: _View) -> Iterator[Finding]:
+    if view.status.get("TracerPid", "0") != "0":
+        yield view.found(Reason.TRACED)
+
+
+def _ghosts(view: _View) -> Iterator[Finding]:
+    links = {f"fd/{d.fd}": d.target for d in view.descriptors}
+    links |= {f"map_files/{m.start:x}-{m.end:x}": m.path for m in view.mappings}
+    large = {}
+    for link, target in links.items():
+        if not target.startswith("/") or not target.endswith(" (deleted)"):
+            continue
+        if target.startswith(("/memfd:", "/dev/zero", "/SYSV", "/secretmem", "/anon_")):
+            continue  # memory, which CRIU saves as memory or another rule refuses
+        status = procfs.target_status(view.process.pid, link)
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
+            continue
+        size = status.st_blocks * 512
+        if size > view.ghost_limit:
+            large[target.removesuffix(" (deleted)")] = size
+    for path, size in sorted(large.items()):
+        yield view.found(
+            Reason.GHOST_TOO_LARGE,
+            path=path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+            size=words.size(size),
+            limit=words.size(view.ghost_limit),
+        )
+
+
+def _sockets(view: _View) -> Iterator[Finding]:
+    kinds = {
+        unsupported_kind(view.process.pid, d.fd)
+        for d in view.descriptors
+        if d.target.startswith("socket:")
+    }
+    for kind in sorted(kinds - {""}):
+        yield view.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
+
+
+def _owner(view: _View) -> Iterator[Finding]:
+    effective = int(procfs.status(os.getpid()).get("CapEff", "0"), 16)
+    uid = view.process.uid
+    if uid == 0 or effective >> _CAP_SYS_RESOURCE & 1:
+        return
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    capability = "CAP_SYS_RESOURCE"
+    yield finding(Reason.CAPABILITY_MISSING, capability=capability, user=user)
+
+
+_RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
+    _handles,
+    _namespaces,
+    _devices,
+    _traced,
+    _ghosts,
+    _sockets,
+    _owner,
+)
+
+
+def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
+    inodes = tree_inodes(process.pid for process in processes)
+    streams = {one.inode: one for one in unix_streams(init_pid)}
+    by_pid = {process.pid: process for process in processes}
+    for inode, (pid, _) in sorted(inodes.items()):
+        one = streams.get(inode)
+        if one is None or one.peer == 0 or one.peer in inodes:
+            continue
+        peer = streams.get(one.peer)
+        where = (peer.name if peer else "") or one.name or "another program"
+        process = by_pid[pid]
+        yield finding(
+            Reason.SOCKET_UNSUPPORTED,
+            pid=process.ns_pid,
+            name=process.name,
+            kind=f"UNIX connection to a program outside ({where})",
+        )
+
+
+def _memory(needed: int) -> Iterator[Finding]:
+    free = _available_memory()
+    if free is not None and free < needed:
+        yield finding(
+            Reason.NOT_ENOUGH_MEMORY, needed=words.size(needed), free=words.size(free)
+        )
+
+
+def _available_memory() -> int | None:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
