@@ -41,15 +41,16 @@ def refused_devices(
         status = procfs.target_status(pid, link) if target.startswith("/") else None
         if status is None:
             continue
-        if stat.S_ISBLK(status.st_mode) or (
-            stat.S_ISCHR(status.st_mode) and not _harmless(status.st_rdev, pid, fd)
-        ):
+        device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
+        if device and not _harmless(status, pid, fd):
             refused.add(target)
     return sorted(refused)
 
 
-def _harmless(device: int, pid: int, fd: int) -> bool:
-    major, minor = os.major(device), os.minor(device)
+def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    if stat.S_ISBLK(status.st_mode):
+        return False
     if major == _MEMORY:
         return minor in _MEMORY_OK
     if major == _TTY:

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.engine.sock_diag import (
     State,
     address_of,
 )
+from jupyterhub_gpu_reclaim.engine.sock_diag import own_addresses as own_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
