@@ -1,0 +1,256 @@
+"""The pages, as a browser without JavaScript uses them, and their safety."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from urllib.parse import urlencode
+
+import pytest
+from tornado.web import create_signed_value
+
+from jupyterhub_gpu_reclaim.models import Failure, Phase, SessionKey
+
+ADA = SessionKey("ada")
+
+
+class Browser:
+    """Cookies, pages and forms; what a person without scripts has."""
+
+    def __init__(self, service, token: str) -> None:
+        self.service = service
+        secret = service.app.settings["cookie_secret"]
+        name = "service-gpu-reclaim"
+        self.cookies = {}
+        if token:
+            signed = create_signed_value(secret, name, token)
+            self.cookies[name] = signed.decode()
+
+    async def get(self, path: str = "", **headers: str):
+        return await self._call(path, "GET", None, headers)
+
+    async def post(self, path: str, **fields: str):
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        return await self._call(path, "POST", urlencode(fields), headers)
+
+    async def xsrf(self) -> str:
+        page = (await self.get()).body.decode()
+        return re.search(r'data-xsrf="([^"]+)"', page)[1]
+
+    async def _call(self, path, method, body, headers):
+        headers["Cookie"] = "; ".join(f"{k}={v}" for k, v in self.cookies.items())
+        response = await self.service.call(
+            path, "", method, body=body or b"", headers=headers
+        )
+        for cookie in response.headers.get_list("Set-Cookie"):
+            name, _, value = cookie.partition(";")[0].partition("=")
+            self.cookies[name] = value.strip('"')
+        return response
+
+
+class Tags(HTMLParser):
+    """Which tags and attributes a page has."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.seen if name == tag]
+
+
+@pytest.fixture
+def browser(service):
+    return Browser(service, "token-ada")
+
+
+async def test_visit_without_a_login_leads_to_the_hub(service):
+    response = await Browser(service, "").get()
+    assert response.code == 302
+    assert "/oauth2/authorize" in response.headers["Location"]
+
+
+async def test_visit_without_access_is_a_page_that_says_so(service):
+    response = await Browser(service, "token-stranger").get()
+    assert response.code == 403
+    assert "You may not do that." in response.body.decode()
+
+
+async def test_page_shows_ones_own_sessions_only(service, browser):
+    service.control.put("ada", "train")
+    service.control.put("bob", "secret-project")
+    page = (await browser.get()).body.decode()
+    assert "train" in page
+    assert "secret-project" not in page
+    assert "Everybody else" not in page
+
+
+async def test_page_of_a_manager_shows_all(service):
+    service.control.put("bob", "secret-project")
+    page = (await Browser(service, "token-root").get()).body.decode()
+    assert "secret-project" in page
+    assert "Everybody else" in page
+
+
+async def test_page_without_a_session_says_what_to_do(browser):
+    page = (await browser.get()).body.decode()
+    assert "You have no session." in page
+
+
+@pytest.mark.parametrize(
+    ("phase", "action", "fields", "called"),
+    [
+        (Phase.RUNNING, "suspend", {}, ("suspend", ADA, "ada")),
+        (Phase.SUSPENDED, "resume", {}, ("resume", ADA, "ada")),
+        (Phase.RUNNING, "keep", {"seconds": "3600"}, ("keep", ADA, 3600.0, "ada")),
+        (Phase.SUSPENDED, "delete", {}, ("discard", ADA, "ada", None)),
+        (
+            Phase.SUSPENDED,
+            "delete",
+            {"checkpoint": "c9"},
+            ("discard", ADA, "ada", "c9"),
+        ),
+    ],
+)
+async def test_button_does_it_and_leads_back(
+    service, browser, phase, action, fields, called
+):
+    service.control.put("ada", phase=phase)
+    xsrf = await browser.xsrf()
+    response = await browser.post(f"sessions/ada/-/{action}", _xsrf=xsrf, **fields)
+    assert response.code == 303
+    assert response.headers["Location"] == f"/services/gpu-reclaim/?done={action}"
+    assert service.control.calls == [called]
+
+
+@pytest.mark.parametrize("xsrf", ["", "wrong"])
+async def test_button_without_the_pages_token_does_nothing(service, browser, xsrf):
+    service.control.put("ada")
+    await browser.get()
+    response = await browser.post("sessions/ada/-/suspend", _xsrf=xsrf)
+    assert response.code == 401
+    assert service.control.calls == []
+
+
+async def test_api_with_a_cookie_needs_the_pages_token_too(service, browser):
+    service.control.put("ada")
+    await browser.get()
+    response = await browser.post("api/sessions/ada/-/suspend")
+    assert response.code == 401
+    assert service.control.calls == []
+
+
+async def test_button_on_somebody_elses_session_is_not_found(service, browser):
+    service.control.put("bob")
+    xsrf = await browser.xsrf()
+    response = await browser.post("sessions/bob/-/suspend", _xsrf=xsrf)
+    assert response.code == 404
+    assert service.control.calls == []
+
+
+async def test_button_that_is_refused_gives_a_page_with_the_reason(service, browser):
+    service.control.put("ada", phase=Phase.RESUMING)
+    xsrf = await browser.xsrf()
+    response = await browser.post("sessions/ada/-/suspend", _xsrf=xsrf)
+    assert response.code == 409
+    assert "cannot be suspended" in response.body.decode()
+
+
+@pytest.mark.parametrize("seconds", ["", "x", "nan", "inf", "-1", "1e99"])
+async def test_keep_for_no_sensible_time_is_a_bad_request(service, browser, seconds):
+    service.control.put("ada")
+    xsrf = await browser.xsrf()
+    response = await browser.post("sessions/ada/-/keep", _xsrf=xsrf, seconds=seconds)
+    assert response.code == 400
+    assert service.control.calls == []
+
+
+async def test_fragment_is_one_card(service, browser):
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
+    page = (await browser.get("sessions/ada/-/card")).body.decode()
+    tags = Tags(page)
+    assert [card["data-session"] for card in tags.all("article")] == ["ada/"]
+    assert not tags.all("html")
+
+
+async def test_fragment_without_a_login_is_not_led_to_one(service):
+    response = await Browser(service, "").get("sessions/ada/-/card")
+    assert response.code == 401
+
+
+async def test_fresh_page_says_what_is_kept_and_starts_fresh(service, browser):
+    failure = Failure(code="file_missing", message="The file /x is gone.")
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1", failure=failure)
+    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
+    assert "The file /x is gone." in page
+    assert "kept for 7 days" in re.sub(r"\s+", " ", page)
+    assert service.control.calls == []
+    xsrf = await browser.xsrf()
+    response = await browser.post("sessions/ada/-/fresh", _xsrf=xsrf)
+    assert response.code == 303
+    assert response.headers["Location"] == "/hub/spawn/ada"
+    assert service.control.calls == [("start_fresh", ADA, "ada")]
+
+
+async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(
+    service, browser
+):
+    service.control.put("ada")
+    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
+    assert "There is no saved session to put aside" in re.sub(r"\s+", " ", page)
+    assert not Tags(page).all("form")
+
+
+async def test_names_and_reasons_are_escaped(service):
+    evil = '"><script>alert(1)</script>'
+    failure = Failure(code="x", message=evil, hint=evil)
+    service.control.put(evil, evil, failure=failure)
+    page = (await Browser(service, "token-root").get()).body.decode()
+    sources = [one.get("src") for one in Tags(page).all("script")]
+    assert sources == ["/services/gpu-reclaim/static/service.js"]
+    assert "alert(1)</script>" not in page
+
+
+async def test_pages_have_no_inline_script_and_forbid_it(service, browser):
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
+    response = await browser.get()
+    policy = response.headers["Content-Security-Policy"]
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    for tag, attrs in Tags(response.body.decode()).seen:
+        assert not [name for name in attrs if name.startswith("on")], tag
+        assert "style" not in attrs
+        assert tag != "script" or attrs.get("src")
+
+
+async def test_every_form_carries_the_token_and_every_button_a_name(service, browser):
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
+    service.control.put("ada", "two")
+    page = (await browser.get()).body.decode()
+    tags = Tags(page)
+    forms = tags.all("form")
+    tokens = [one for one in tags.all("input") if one.get("name") == "_xsrf"]
+    assert len(forms) == len(tokens) > 3
+    assert all(one["method"] == "post" for one in forms)
+
+
+async def test_static_files_are_served_without_a_login(service):
+    for name in ("service.css", "service.js"):
+        response = await service.call(f"static/{name}", "")
+        assert response.code == 200
+
+
+async def test_address_without_a_page_is_a_page_that_says_so(browser):
+    response = await browser.get("nothing/here")
+    assert response.code == 404
+    assert "There is nothing at this address." in response.body.decode()
+
+
+async def test_login_answer_with_an_error_is_a_page_without_a_traceback(browser):
+    response = await browser.get("oauth_callback?error=access_denied")
+    assert response.code == 400
+    assert "Traceback" not in response.body.decode()
