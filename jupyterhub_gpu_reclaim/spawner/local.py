@@ -125,6 +125,13 @@ class SessionProcessSpawner(LocalProcessSpawner):
             return [*self.shell_cmd, shlex.join(command)]
         return command
 
+    def get_args(self) -> list[str]:
+        """The server's arguments; Jupyter refuses to run as root without being told."""
+        args = list(super().get_args())
+        if self.run_as_hub_user and os.geteuid() == 0 and "--allow-root" not in args:
+            args.append("--allow-root")
+        return args
+
     def _init(self, command: list[str]) -> list[str]:
         """The command line of the session's init."""
         words = [*_PYTHON, session_init.__file__, self.reclaim_mode]

@@ -1,0 +1,237 @@
+"""A real JupyterHub with a real proxy in a temporary folder, for any test that needs one.
+
+``HubUnderTest`` starts it with a few lines of configuration on top, kills and restarts
+it, and at the end ends everything that carries its mark, by pid. People and programs
+are played by ``demo.user.User`` (``hub.user("amy")``) and ``hub.api(...)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from demo.user import User
+
+BIN = Path(sys.executable).parent
+MARK = "GPU_RECLAIM_TEST"
+PASSWORD = "open sesame"
+API_TOKEN = "token-of-the-test-service-0123456789"
+
+BASE = """
+c = get_config()
+c.JupyterHub.bind_url = "http://127.0.0.1:{port}"
+c.JupyterHub.hub_bind_url = "http://127.0.0.1:{hub_port}"
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{proxy_api_port}"
+c.ConfigurableHTTPProxy.command = [{proxy!r}]
+c.ConfigurableHTTPProxy.pid_file = "{folder}/proxy.pid"
+c.JupyterHub.db_url = "sqlite:///{folder}/jupyterhub.sqlite"
+c.JupyterHub.cookie_secret_file = "{folder}/cookie_secret"
+c.JupyterHub.authenticator_class = "dummy"
+c.DummyAuthenticator.password = {password!r}
+c.Authenticator.allow_all = True
+c.Authenticator.admin_users = {{"admin"}}
+c.JupyterHub.allow_named_servers = True
+c.JupyterHub.cleanup_servers = False
+c.JupyterHub.services = [{{"name": "tests", "api_token": {api_token!r}}}]
+c.JupyterHub.load_roles = [{{
+    "name": "tests",
+    "services": ["tests"],
+    "scopes": ["admin:users", "admin:servers", "tokens", "admin:server_state"],
+}}]
+c.Spawner.environment = {{{mark!r}: "{folder}", "JUPYTER_PLATFORM_DIRS": "1"}}
+c.Spawner.cmd = ["{bin}/jupyterhub-singleuser"]
+c.Spawner.http_timeout = 60
+c.Spawner.start_timeout = 90
+c.SessionProcessSpawner.run_as_hub_user = True
+c.SessionProcessSpawner.home_dir_template = "{folder}/homes/{{username}}"
+"""
+
+
+def proxy_command() -> str | None:
+    """configurable-http-proxy on this machine, or None."""
+    candidates = [
+        os.environ.get("CONFIGURABLE_HTTP_PROXY"),
+        shutil.which("configurable-http-proxy"),
+        Path(__file__).parents[2]
+        / "scripts/proxy/node_modules/.bin/configurable-http-proxy",
+        "/work/tmp/npm/node_modules/.bin/configurable-http-proxy",
+    ]
+    return next((str(c) for c in candidates if c and Path(c).exists()), None)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class HubUnderTest:
+    """One Hub with its proxy.
+
+    Args:
+        folder: for everything it writes.
+        config: Python that is appended to the configuration (``c`` is there).
+        env: added to the environment of the Hub.
+    """
+
+    def __init__(
+        self, folder: Path, config: str = "", env: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.env = env or {}
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        proxy = proxy_command()
+        assert proxy, "configurable-http-proxy is not installed (npm install)"
+        self._base = BASE.format(
+            port=self.port,
+            hub_port=free_port(),
+            proxy_api_port=free_port(),
+            proxy=proxy,
+            folder=folder,
+            password=PASSWORD,
+            api_token=API_TOKEN,
+            mark=MARK,
+            bin=BIN,
+        )
+        self.configure(config)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, config: str) -> None:
+        """Write the configuration anew; holds from the next start on."""
+        (self.folder / "jupyterhub_config.py").write_text(self._base + config)
+
+    # --- life --------------------------------------------------------------------
+
+    def start(self, seconds: float = 90) -> HubUnderTest:
+        """Start the Hub and wait until it answers through the proxy."""
+        with (self.folder / "hub.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [BIN / "jupyterhub", "--config", self.folder / "jupyterhub_config.py"],
+                cwd=self.folder,
+                env={
+                    **os.environ,
+                    "PATH": f"{BIN}:{os.environ['PATH']}",
+                    MARK: str(self.folder),
+                    **self.env,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        wait_until(self._answers, seconds, self.log)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the Hub ended:\n{self.log()[-4000:]}"
+        with contextlib.suppress(requests.RequestException):
+            return requests.get(f"{self.url}/hub/api/", timeout=5).ok
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL to the Hub alone; proxy and sessions live on."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM: an orderly shutdown."""
+        self._end(signal.SIGTERM)
+
+    def restart(self, how: str = "kill") -> None:
+        """Kill (or terminate) the Hub and start it again."""
+        getattr(self, how)()
+        self.start()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is None:
+            return
+        self.process.send_signal(number)
+        try:
+            self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+        self.process = None
+
+    def close(self) -> None:
+        """End the Hub and everything that carries this Hub's mark, by pid."""
+        self._end(signal.SIGTERM)
+        for _ in range(3):
+            for pid in self.marked():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def marked(self) -> list[int]:
+        """Pids of processes (proxy, sessions) that were started for this Hub."""
+        mine = f"{MARK}={self.folder}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                    continue
+                if mine in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    # --- looking and doing ---------------------------------------------------------
+
+    def log(self) -> str:
+        """The Hub's log so far, with its sessions' lines."""
+        path = self.folder / "hub.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def user(self, name: str) -> User:
+        """A person who is logged in."""
+        user = User(self.url, name, PASSWORD)
+        user.login()
+        return user
+
+    def api(self, method: str, path: str, **kwargs: Any) -> requests.Response:
+        """The Hub's REST API as an administrator's program."""
+        kwargs.setdefault("timeout", 60)
+        return requests.request(
+            method,
+            f"{self.url}/hub/api/{path.lstrip('/')}",
+            headers={"Authorization": f"token {API_TOKEN}"},
+            **kwargs,
+        )
+
+    def server(self, user: str, name: str = "") -> dict[str, Any] | None:
+        """The Hub's model of a server (with its state); None when it has none."""
+        model = self.api("GET", f"users/{quote(user)}?include_stopped_servers=1").json()
+        found = model.get("servers", {}).get(name)
+        return dict(found) if found else None
+
+    def stop_server(self, user: str, name: str = "") -> requests.Response:
+        """Ask the Hub to stop a server and wait until it has."""
+        where = f"servers/{quote(name)}" if name else "server"
+        answer = self.api("DELETE", f"users/{quote(user)}/{where}")
+        wait_until(lambda: self._stopped(user, name), 60, self.log)
+        return answer
+
+    def _stopped(self, user: str, name: str) -> bool:
+        server = self.server(user, name)
+        return server is None or (server["stopped"] and not server["pending"])
+
+
+def wait_until(condition: Any, seconds: float, told: Any = lambda: "") -> None:
+    """Wait for a condition; fails with the end of what ``told()`` returns."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s: {condition}\n{told()[-4000:]}")

@@ -1,0 +1,321 @@
+"""A double of the service that brings sessions back by starting them anew.
+
+Its fault: memory is lost. Everything that the Hub and the spawner see is as in a real
+resume: the old token, the old port, a tree under a holding init, progress, refusals.
+So the Hub's side can be tested in seconds and without CRIU. Attributes steer it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+TOKEN = "spawner-token-of-the-tests"
+Key = tuple[str, str]
+
+
+class RelaunchingService:
+    """Speaks the spawner API of ``docs/explanation/architecture.md``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.saved: dict[Key, dict[str, Any]] = {}  #: identity and command by session
+        self.captured: set[Key] = set()
+        self.plan: dict[str, Any] | None = None  #: answer every plan-start with this
+        self.fail_restore: dict[str, Any] | None = None
+        self.hold_restore = threading.Event()  #: a restore waits for it
+        self.hold_restore.set()
+        self.hold_release = threading.Event()
+        self.hold_release.set()
+        self.restored: dict[Key, threading.Event] = {}
+        self.token_file = folder / "spawner.token"
+        self.token_file.write_text(TOKEN)
+        self._server: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.up()
+
+    @property
+    def config(self) -> str:
+        """Lines for the Hub's configuration."""
+        return (
+            "\nc.JupyterHub.spawner_class = 'gpu-reclaim-local'"
+            f"\nc.ReclaimMixin.reclaim_service = 'http://127.0.0.1:{self.port}'"
+            f"\nc.ReclaimMixin.reclaim_token_file = {str(self.token_file)!r}"
+            "\nc.ReclaimMixin.reclaim_timeout = 5.0\n"
+            "from pathlib import Path\nimport jupyterhub_gpu_reclaim\n"
+            "c.JupyterHub.template_paths = [str(Path("
+            "jupyterhub_gpu_reclaim.__file__).parent / 'ui/hub')]\n"
+        )
+
+    def up(self) -> None:
+        """Listen (again, on the same port)."""
+        handler = type("Handler", (_Handler,), {"service": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def down(self) -> None:
+        """Refuse connections, as a service that is not there."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hold_restore.set()
+        self.hold_release.set()
+        self.down()
+
+    def called(self, name: str) -> int:
+        """How often a call was made."""
+        return sum(1 for call, _ in self.calls if call == name)
+
+    # --- what a real service would do through the agent ------------------------------
+
+    def init(self, user: str, server: str = "") -> int:
+        """Pid of the session's init; LookupError when there is none."""
+        return find_init(self.folder, user, server)
+
+    def capture(self, user: str, server: str = "") -> dict[str, Any]:
+        """Freeze a session and remember how it was started."""
+        init = self.init(user, server)
+        root = children(init)[0]
+        for pid in tree(root):
+            os.kill(pid, signal.SIGSTOP)
+        program = children(root)[0]
+        environ = dict(
+            entry.split("=", 1)
+            for entry in _read(program, "environ").split("\0")
+            if "=" in entry
+        )
+        command = _read(program, "cmdline").rstrip("\0").split("\0")
+        url = environ["JUPYTERHUB_SERVICE_URL"]
+        saved = {
+            "checkpoint": f"{user}-{time.monotonic_ns()}",
+            "environ": environ,
+            "command": command,
+            "cwd": os.readlink(f"/proc/{program}/cwd"),
+            "identity": {
+                "api_token": environ["JUPYTERHUB_API_TOKEN"],
+                "port": int(url.rpartition(":")[2].partition("/")[0]),
+            },
+        }
+        self.saved[user, server] = saved
+        self.captured.add((user, server))
+        return saved
+
+    def thaw(self, user: str, server: str = "") -> None:
+        """Let a captured session go on; its checkpoint is discarded."""
+        for pid in tree(children(self.init(user, server))[0]):
+            os.kill(pid, signal.SIGCONT)
+        self.captured.discard((user, server))
+        self.saved.pop((user, server), None)
+
+    def restore(self, key: Key) -> None:
+        """Start the saved session's program again under the holding init."""
+        self.hold_restore.wait(60)
+        if self.fail_restore is None:
+            saved, init = self.saved[key], self.init(*key)
+            words = shlex.join(saved["command"])
+            subprocess.run(
+                ["nsenter", f"--target={init}", "--pid", "--mount", "--ipc", "--uts"]
+                + ["sh", "-c", f"exec >/dev/null 2>&1 </dev/null; setsid {words} &"],
+                env=saved["environ"],
+                cwd=saved["cwd"],
+                check=True,
+                timeout=20,
+            )
+            until = time.monotonic() + 20
+            while not children(init) and time.monotonic() < until:
+                time.sleep(0.02)
+            root = children(init)[0]
+            inner = int(_status(root, "NSpid").split()[-1])
+            _sigqueue(init, signal.SIGUSR1, inner)
+            self.captured.discard(key)
+        self.restored[key].set()
+
+    # --- the calls -------------------------------------------------------------------
+
+    def answer(self, call: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """One call's status and body."""
+        key = _key(body)
+        self.calls.append((call, body))
+        if call == "plan-start":
+            if self.plan is not None:
+                return 200, self.plan
+            saved = self.saved.get(key)
+            if saved is None:
+                return 200, {"action": "cold"}
+            return 200, {
+                "action": "restore",
+                "checkpoint": saved["checkpoint"],
+                "identity": saved["identity"],
+            }
+        if call == "plan-stop":
+            if key in self.captured:
+                saved = self.saved[key]
+                return 200, {"action": "release", "checkpoint": saved["checkpoint"]}
+            return 200, {"action": "stop"}
+        if call == "placed" and body.get("checkpoint"):
+            self.restored[key] = threading.Event()
+            threading.Thread(target=self.restore, args=(key,), daemon=True).start()
+            return 202, None
+        if call == "release":
+            self.hold_release.wait(60)
+            init = self.init(*key)
+            os.kill(init, signal.SIGKILL)
+            until = time.monotonic() + 20
+            while _alive(init) and time.monotonic() < until:
+                time.sleep(0.02)
+        if call == "forget":
+            self.saved.pop(_key({"key": body}), None)
+        return 204, None
+
+    def events(self, key: Key) -> Any:
+        """The progress of a restore."""
+        step = {"step": "memory", "title": "Reading the memory"}
+        yield {"step": {**step, "state": "begun", "total_bytes": 4_000_000_000}}
+        self.restored[key].wait(60)
+        if self.fail_restore is not None:
+            yield {"failure": self.fail_restore}
+            return
+        done = {"state": "done", "bytes": 4_000_000_000, "total_bytes": 4_000_000_000}
+        yield {"step": {**step, **done, "seconds": 1.5}}
+        yield {
+            "tree": {
+                "incarnation": "restored",
+                "key": {"user": key[0], "server": key[1]},
+                "state": "running",
+                "init_pid": 1,
+            }
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    service: RelaunchingService
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refused():
+            return
+        try:
+            status, answer = self.service.answer(self.path.rpartition("/")[2], body)
+        except (LookupError, OSError) as error:
+            status, answer = 409, {"code": "internal", "message": repr(error)}
+        data = b"" if answer is None else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        if self._refused():
+            return
+        user, server = self.path.partition("?")[0].split("/")[-2:]
+        key = (user, "" if server == "-" else server)
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for event in self.service.events(key):
+                self.wfile.write(json.dumps(event).encode() + b"\n")
+                self.wfile.flush()
+
+    def _refused(self) -> bool:
+        if self.headers["Authorization"] == f"token {TOKEN}":
+            return False
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return True
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+def _key(body: dict[str, Any]) -> Key:
+    key = body["key"] if "key" in body else body
+    if isinstance(key, dict):
+        return key["user"], key.get("server", "")
+    return tuple(key)
+
+
+# --- processes ------------------------------------------------------------------------
+
+
+def find_init(folder: Path, user: str, server: str = "") -> int:
+    """The newest init of that session of the Hub in that folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        words = _read(int(entry.name), "cmdline").split("\0")
+        if not any(word.endswith("session_init.py") for word in words[:5]):
+            continue
+        at = words.index("--user") if "--user" in words else -1
+        if at < 0 or words[at + 1] != user or words[at + 3] != server:
+            continue
+        if str(folder) not in _read(int(entry.name), "environ"):
+            continue
+        first = _status(int(entry.name), "NSpid").split()[-1:] == ["1"]
+        if first and _alive(int(entry.name)):
+            found.append(int(entry.name))
+    if not found:
+        raise LookupError(f"no init of {user}/{server}")
+    return max(found)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    return [pid, *(each for child in children(pid) for each in tree(child))]
+
+
+def _alive(pid: int) -> bool:
+    return _status(pid, "State")[:1] not in {"", "Z", "X"}
+
+
+def _status(pid: int, name: str) -> str:
+    for line in _read(pid, "status").splitlines():
+        if line.startswith(f"{name}:"):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _read(pid: int, file: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _sigqueue(pid: int, number: int, value: int) -> None:
+    class Value(ctypes.Union):
+        _fields_ = [("number", ctypes.c_int), ("pointer", ctypes.c_void_p)]  # noqa: RUF012
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.sigqueue(pid, number, Value(number=value)):
+        raise OSError(ctypes.get_errno(), "sigqueue")
