@@ -32,7 +32,9 @@ from jupyterhub_gpu_reclaim.engine.sock_diag import (
     State,
     address_of,
 )
-from jupyterhub_gpu_reclaim.engine.sock_diag import own_addresses as own_addresses
+from jupyterhub_gpu_reclaim.engine.sock_diag import (
+    own_addresses as own_addresses,  # noqa: PLC0414 - handed on
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
