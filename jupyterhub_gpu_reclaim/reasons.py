@@ -216,6 +216,11 @@ class Reason(Enum):
         "",
         True,
     )
+    ENDED_AFTER_RETURN = (
+        "ended_after_return",
+        "The session ended soon after it came back; what was saved before is kept.",
+        "Bring it back once more, or start fresh; the saved session is kept.",
+    )
     RELEASE_FAILED = (
         "release_failed",
         "The saved session's programs did not end: {why}.",
