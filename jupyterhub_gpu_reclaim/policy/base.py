@@ -1,0 +1,91 @@
+"""What a policy is given and what it answers.
+
+Used by the policies, the guards and ``decide``, which composes them. Everything here is
+a frozen value: no policy asks anybody anything, and none knows the time but ``now``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.models import (
+    Failure,
+    Phase,
+    SessionKey,
+    Usage,
+    Value,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import SessionView
+    from jupyterhub_gpu_reclaim.reasons import Reason
+
+
+class SessionSnapshot(Value, frozen=True, kw_only=True):
+    """One session at one moment, as policies see it. ``None`` means not known."""
+
+    key: SessionKey
+    phase: Phase
+    usage: Usage | None = None
+    started_at: float | None = None
+    resumed_at: float | None = None
+    kept_until: float | None = None
+    kept_by: str = ""
+    opted_out_by: str = ""
+    backoff_until: float | None = None
+    failure: Failure | None = None
+
+
+class _Facts(Value, frozen=True, kw_only=True):
+    """The part of a view's facts that policies use, checked."""
+
+    started_at: float | None = None
+    resumed_at: float | None = None
+    kept_by: str = ""
+    opted_out_by: str = ""
+    backoff_until: float | None = None
+
+
+class Policy(Protocol):
+    """One reason to suspend sessions, such as idleness or pressure."""
+
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+        """Why (not), the deciding one first; never empty.
+
+        Either the one verdict that says ``reclaim``, or every reason against it. What
+        is not known is a reason against it.
+        """
+
+
+def snapshot_of(view: SessionView) -> SessionSnapshot:
+    """What policies may know of a session, from what the orchestrator keeps.
+
+    Raises:
+        msgspec.ValidationError: a fact has not the type that it must have, which is
+            a mistake of ours.
+    """
+    facts = msgspec.convert(view.facts, _Facts)
+    return SessionSnapshot(
+        key=view.key,
+        phase=view.phase,
+        usage=view.usage,
+        kept_until=view.kept_until,
+        failure=view.failure,
+        **msgspec.structs.asdict(facts),
+    )
+
+
+def veto(reason: Reason, at: float | None = None, **facts: Any) -> Verdict:
+    """A reason against a suspend.
+
+    Args:
+        reason: its code and its sentence.
+        at: when it may be over, in seconds since the epoch, as far as can be known.
+        **facts: for the sentence.
+    """
+    return Verdict(
+        reclaim=False, code=reason.value, message=reason.sentence(**facts), at=at
+    )

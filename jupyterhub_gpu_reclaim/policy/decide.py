@@ -1,0 +1,67 @@
+"""The one decision about a session, from all guards and policies, with every reason.
+
+Made by the service from its configuration, called by the orchestrator for each session
+in turn. Pure: the same view at the same time always gets the same answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.policy.base import snapshot_of
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.models import SessionView, Verdict
+    from jupyterhub_gpu_reclaim.policy.base import Policy, SessionSnapshot
+
+
+class Decider:
+    """Asks the guards, then the policies.
+
+    Args:
+        guards: any of their vetoes is enough.
+        policies: one that says "reclaim" is enough; the first one's reasons are told
+            where none does.
+    """
+
+    def __init__(self, guards: Guards, policies: Sequence[Policy]) -> None:
+        self.guards = guards
+        self.policies = policies
+
+    @classmethod
+    def from_config(cls, parent: Any) -> Decider:
+        """Guards and policies with the configuration of an application.
+
+        Args:
+            parent: the traitlets application or configurable that they belong to.
+
+        Raises:
+            traitlets.TraitError: a value makes no sense; the message names it.
+        """
+        return cls(Guards(parent=parent), [IdlePolicy(parent=parent)])
+
+    def __call__(self, view: SessionView, now: float) -> list[Verdict]:
+        """Every reason, the deciding one first; never empty.
+
+        When all reasons against it are known to end, the deciding one's ``at`` is the
+        time when the last of them does.
+        """
+        return self.decide(snapshot_of(view), now)
+
+    def decide(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+        """The same, for a snapshot."""
+        vetoes = self.guards.vetoes(snapshot, now)
+        answers = [policy.reasons(snapshot, now) for policy in self.policies]
+        wanted = next((each for each in answers if each[0].reclaim), None)
+        if not vetoes and wanted is not None:
+            return wanted
+        against = vetoes + (answers[0] if wanted is None else [])
+        ends = [verdict.at for verdict in against if verdict.at is not None]
+        at = max(ends) if len(ends) == len(against) else None
+        return [msgspec.structs.replace(against[0], at=at), *against[1:]]

@@ -1,0 +1,167 @@
+"""What forbids to suspend a session, however idle it is.
+
+Asked by ``decide`` with a snapshot, before the policies. Each guard gives a reason that
+its user understands, and the time when it ends where that can be known.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from traitlets import List, TraitError, Unicode, validate
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.models import Phase, Verdict
+from jupyterhub_gpu_reclaim.policy import quiet
+from jupyterhub_gpu_reclaim.policy.base import veto
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.traits import Seconds
+from jupyterhub_gpu_reclaim.words import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+
+_LIVE = {Phase.RUNNING, Phase.WARNED}
+_AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
+
+
+class Guards(Configurable):
+    """Vetoes, each with its reason."""
+
+    min_age = Seconds(
+        300.0,
+        help="""Seconds after its start during which a session is left alone.
+
+        Longer spares people who start a server and fetch a coffee; shorter gives
+        memory back sooner. 0: no such time. Example: 600.
+        """,
+    ).tag(config=True)
+
+    cool_down = Seconds(
+        600.0,
+        help="""Seconds after a resume during which a session is left alone.
+
+        Longer spares people who come back, read, and only then work, a second resume;
+        shorter gives memory back sooner after a look in passing. 0: no such time.
+        Example: 1800.
+        """,
+    ).tag(config=True)
+
+    quiet_hours = List(
+        Unicode(),
+        help="""Times of day at which no session is suspended, in ``time_zone``.
+
+        Each from its first minute to just before its last; one may reach over
+        midnight, and one with equal ends is the whole day. Suspends that were due come
+        after it. Empty: no such times. Example: ["08:00-18:00"] for a machine that is
+        to be given back at night only.
+        """,
+    ).tag(config=True)
+
+    time_zone = Unicode(
+        "",
+        help="""Whose time of day ``quiet_hours`` and sentences for users mean.
+
+        A name of the IANA database (package ``tzdata``). Empty: the machine's own.
+        Example: "Europe/Berlin".
+        """,
+    ).tag(config=True)
+
+    @validate("quiet_hours")
+    def _check_quiet_hours(self, proposal: Any) -> list[str]:
+        try:
+            for text in proposal["value"]:
+                quiet.parse(text)
+        except ValueError as error:
+            raise TraitError(f"Guards.quiet_hours: {error}") from None
+        found: list[str] = proposal["value"]
+        return found
+
+    @validate("time_zone")
+    def _check_time_zone(self, proposal: Any) -> str:
+        name: str = proposal["value"]
+        try:
+            _zone(name)
+        except (KeyError, OSError, ValueError):
+            raise TraitError(
+                f"Guards.time_zone: {name!r} is not known; one is 'Europe/Berlin'"
+            ) from None
+        return name
+
+    def vetoes(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+        """Every guard that forbids it now, the most telling first; may be empty."""
+        return [
+            *self._phase(snapshot),
+            *self._people(snapshot, now),
+            *self._failures(snapshot, now),
+            *self._hours(now),
+            *self._ages(snapshot, now),
+        ]
+
+    def _phase(self, snapshot: SessionSnapshot) -> Iterator[Verdict]:
+        phase = snapshot.phase
+        if phase in _AT_REST:
+            yield veto(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
+        elif phase not in _LIVE:
+            yield veto(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
+
+    def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+        if snapshot.opted_out_by:
+            yield veto(Reason.OPTED_OUT, by=snapshot.opted_out_by)
+        until = snapshot.kept_until
+        if until is not None and until > now:
+            by = snapshot.kept_by or "its user"
+            yield veto(Reason.KEPT, until, until=self._moment(until, now), by=by)
+
+    def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+        until = snapshot.backoff_until
+        if until is not None and until > now:
+            failure = snapshot.failure
+            why = failure.message.rstrip(".") if failure else "reason not recorded"
+            yield veto(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
+
+    def _hours(self, now: float) -> Iterator[Verdict]:
+        for text in self.quiet_hours:
+            period = quiet.parse(text)
+            end = period.end_after(now, _zone(self.time_zone))
+            if end is not None:
+                yield veto(
+                    Reason.QUIET_HOURS,
+                    end,
+                    start=f"{period.start:%H:%M}",
+                    end=f"{period.end:%H:%M}",
+                )
+
+    def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+        started, resumed = snapshot.started_at, snapshot.resumed_at
+        if started is not None and now - started < self.min_age:
+            yield veto(
+                Reason.TOO_YOUNG,
+                started + self.min_age,
+                age=duration(now - started),
+                limit=duration(self.min_age),
+            )
+        if resumed is not None and now - resumed < self.cool_down:
+            yield veto(
+                Reason.COOLING_DOWN,
+                resumed + self.cool_down,
+                age=duration(now - resumed),
+                limit=duration(self.cool_down),
+            )
+
+    def _moment(self, at: float, now: float) -> str:
+        """A time as people say it: with its date only when that is another."""
+        zone = _zone(self.time_zone)
+        then = datetime.fromtimestamp(at, zone)
+        today = datetime.fromtimestamp(now, zone).date()
+        return f"{then:%H:%M}" if then.date() == today else f"{then:%Y-%m-%d %H:%M}"
+
+
+def _zone(name: str) -> tzinfo | None:
+    if name == "UTC":
+        return UTC  # known even where the machine has no database of zones
+    return ZoneInfo(name) if name else None

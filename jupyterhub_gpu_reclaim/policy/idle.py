@@ -1,0 +1,142 @@
+"""Whether a session is idle: nobody uses it and it works at nothing.
+
+Asked by ``decide`` with a snapshot. It tells every reason against idleness, and what it
+does not know is one of them (law 5).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from traitlets import Bool
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.models import Verdict
+from jupyterhub_gpu_reclaim.policy.base import veto
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.traits import Percent, Seconds
+from jupyterhub_gpu_reclaim.words import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.models import Usage
+    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+
+
+class IdlePolicy(Configurable):
+    """Suspends what has been idle for a while."""
+
+    idle_after = Seconds(
+        900.0,
+        help="""Seconds without use and without work after which a session is idle.
+
+        Shorter gives memory and GPUs back sooner; longer spares people who come back
+        soon the seconds of a resume. After a restart of the service every session is
+        watched for that long before it is judged. 0: no session is ever suspended for
+        being idle. Example: 1800 for half an hour.
+        """,
+    ).tag(config=True)
+
+    busy_cpu_percent = Percent(
+        10.0,
+        allow_none=True,
+        help="""Percent of one processor core that counts as work.
+
+        Measured over all of a session's programs but its server, as the larger of the
+        mean since ``idle_after`` and the mean of the last minute. Lower keeps quiet
+        background jobs running; higher lets a session be suspended in spite of
+        programs that poll. 0: any use that can be measured counts as work. None: the
+        processor is not looked at, only kernels, terminals and notebooks. Example: 25.
+        """,
+    ).tag(config=True)
+
+    connected_is_active = Bool(
+        default_value=False,
+        help="""Whether an open browser tab alone keeps a session awake.
+
+        False: a tab that somebody forgot does not hold a GPU; it reconnects after the
+        resume. True: sessions are suspended only when no tab is connected to a kernel
+        or a terminal, so most will hardly ever be. Example: True for a live course.
+        """,
+    ).tag(config=True)
+
+    max_sample_age = Seconds(
+        60.0,
+        min=1.0,
+        help="""Seconds after which the newest measurement says nothing any more.
+
+        Several times the service's sampling interval. Longer lets a session be
+        suspended on older knowledge; shorter makes a slow agent bar suspends. It
+        cannot be 0. Example: 120 for an agent that samples every half minute.
+        """,
+    ).tag(config=True)
+
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+        """Every reason against idleness, or the one that says it is idle."""
+        if self.idle_after == 0:
+            return [veto(Reason.IDLE_OFF)]
+        usage = snapshot.usage
+        if usage is None or self._is_missing(usage, now):
+            return [veto(Reason.SAMPLES_MISSING)]
+        against = list(self._against(usage, now))
+        if against:
+            return against
+        assert usage.last_active is not None  # _is_missing has seen to it
+        return [
+            Verdict(
+                reclaim=True,
+                code=Reason.IDLE.value,
+                message=Reason.IDLE.sentence(
+                    idle=duration(now - usage.last_active),
+                    idle_after=duration(self.idle_after),
+                ),
+                at=now,
+            )
+        ]
+
+    def _is_missing(self, usage: Usage, now: float) -> bool:
+        """Whether something that the judgement needs is not known, or too old."""
+        needed = [usage.last_active, usage.kernels, usage.terminals]
+        if self.busy_cpu_percent is not None:
+            needed.append(usage.cpu_percent)
+        if self.connected_is_active:
+            needed.append(usage.connections)
+        age = usage.sample_age + max(0.0, now - usage.at)
+        return not usage.complete or None in needed or age > self.max_sample_age
+
+    def _against(self, usage: Usage, now: float) -> Iterator[Verdict]:
+        if usage.busy_kernel is not None:
+            yield veto(Reason.KERNEL_BUSY, name=usage.busy_kernel)
+        if usage.unknown_kernel is not None:
+            yield veto(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
+        limit, percent = self.busy_cpu_percent, usage.cpu_percent
+        if limit is not None and percent is not None and percent > limit:
+            yield veto(Reason.CPU_BUSY, percent=percent, limit=limit)
+        if self.connected_is_active and usage.connections:
+            yield veto(Reason.CONNECTED, count=usage.connections)
+        yield from self._too_soon(usage, now)
+
+    def _too_soon(self, usage: Usage, now: float) -> Iterator[Verdict]:
+        """What time alone will heal, the latest first."""
+        soon = []
+        if usage.last_active is not None and now - usage.last_active < self.idle_after:
+            soon.append(
+                veto(
+                    Reason.RECENTLY_ACTIVE,
+                    usage.last_active + self.idle_after,
+                    age=duration(now - usage.last_active),
+                    what=usage.last_active_what,
+                    idle_after=duration(self.idle_after),
+                )
+            )
+        if usage.watched < self.idle_after:
+            soon.append(
+                veto(
+                    Reason.WINDOW_TOO_SHORT,
+                    usage.at - usage.sample_age - usage.watched + self.idle_after,
+                    watched=duration(usage.watched),
+                    idle_after=duration(self.idle_after),
+                )
+            )
+        yield from sorted(soon, key=lambda verdict: -(verdict.at or 0.0))

@@ -1,0 +1,119 @@
+import pytest
+from traitlets import TraitError
+from traitlets.config import Config
+
+from jupyterhub_gpu_reclaim.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+
+def first(snapshot, now, **settings):
+    return IdlePolicy(**settings).reasons(snapshot, now)[0]
+
+
+def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
+    verdict = first(snapshot(), now)
+    assert verdict.reclaim
+    assert verdict.code == "idle"
+    assert verdict.message == "Idle for 30 min (idle after 15 min)."
+    assert verdict.at == now
+
+
+@pytest.mark.parametrize(
+    ("usage", "reason", "words"),
+    [
+        ({"busy_kernel": "a.ipynb"}, Reason.KERNEL_BUSY, "a.ipynb"),
+        ({"unknown_kernel": "b.ipynb"}, Reason.KERNEL_UNKNOWN, "b.ipynb"),
+        ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
+        ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
+        ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
+        ({"complete": False}, Reason.SAMPLES_MISSING, "missing is never idle"),
+        ({"last_active": None}, Reason.SAMPLES_MISSING, ""),
+        ({"kernels": None}, Reason.SAMPLES_MISSING, ""),
+        ({"terminals": None}, Reason.SAMPLES_MISSING, ""),
+        ({"cpu_percent": None}, Reason.SAMPLES_MISSING, ""),
+        ({"sample_age": 61.0}, Reason.SAMPLES_MISSING, ""),
+        ({"at": 1_700_000_000.0 - 61}, Reason.SAMPLES_MISSING, ""),
+    ],
+)
+def test_one_reason_against_idleness_is_told(snapshot, now, usage, reason, words):
+    verdict = first(snapshot(usage), now)
+    assert not verdict.reclaim
+    assert verdict.code == reason.value
+    assert words in verdict.message
+    assert "(name)" not in verdict.message
+
+
+def test_no_usage_at_all_is_missing(snapshot, now):
+    bare = SessionSnapshot(key=SessionKey("ada"), phase=Phase.RUNNING)
+    assert first(bare, now).code == "samples_missing"
+
+
+def test_recently_active_tells_when_it_may_be_idle(snapshot, now):
+    verdict = first(snapshot({"last_active": now - 100}), now)
+    assert verdict.at == now + 800
+    assert "kernel train.ipynb" in verdict.message
+
+
+def test_window_too_short_tells_when_it_is_long_enough(snapshot, now):
+    verdict = first(snapshot({"watched": 300.0, "sample_age": 3.0}), now)
+    assert verdict.at == now - 3 - 300 + 900
+
+
+def test_latest_of_time_reasons_comes_first(snapshot, now):
+    codes = [
+        verdict.code
+        for verdict in IdlePolicy().reasons(
+            snapshot({"watched": 850.0, "last_active": now - 100}), now
+        )
+    ]
+    assert codes == ["recently_active", "window_too_short"]
+
+
+def test_active_in_the_future_is_recently_active(snapshot, now):
+    assert first(snapshot({"last_active": now + 50}), now).code == "recently_active"
+
+
+def test_all_reasons_are_told_kernel_first(snapshot, now):
+    usage = {"busy_kernel": "a", "cpu_percent": 99.0, "last_active": now}
+    codes = [v.code for v in IdlePolicy().reasons(snapshot(usage), now)]
+    assert codes == ["kernel_busy", "cpu_busy", "recently_active"]
+
+
+def test_connected_counts_only_if_the_admin_says_so(snapshot, now):
+    usage = {"connections": 3}
+    assert first(snapshot(usage), now).reclaim
+    verdict = first(snapshot(usage), now, connected_is_active=True)
+    assert verdict.code == "connected"
+    assert "3 browser" in verdict.message
+    unknown = first(snapshot({"connections": None}), now, connected_is_active=True)
+    assert unknown.code == "samples_missing"
+
+
+def test_idle_after_of_zero_never_suspends(snapshot, now):
+    assert first(snapshot(), now, idle_after=0).code == "idle_off"
+
+
+def test_busy_cpu_percent_of_none_does_not_look_at_the_processor(snapshot, now):
+    usage = {"cpu_percent": 400.0}
+    assert first(snapshot(usage), now, busy_cpu_percent=None).reclaim
+
+
+def test_busy_cpu_percent_of_zero_takes_any_use_for_work(snapshot, now):
+    assert first(snapshot(), now, busy_cpu_percent=0).code == "cpu_busy"
+    assert first(snapshot({"cpu_percent": 0.0}), now, busy_cpu_percent=0).reclaim
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])
+def test_idle_after_that_makes_no_sense_is_an_error(value):
+    with pytest.raises(TraitError, match="idle_after"):
+        IdlePolicy(idle_after=value)
+
+
+def test_idle_after_is_taken_from_configuration(snapshot, now):
+    config = Config({"IdlePolicy": {"idle_after": 3600}})
+    assert IdlePolicy(config=config).idle_after == 3600
+    assert IdlePolicy(config=config).reasons(snapshot(), now)[0].code == (
+        "recently_active"
+    )
