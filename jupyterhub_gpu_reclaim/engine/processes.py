@@ -28,6 +28,8 @@ PROC = Path("/proc")
 #: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
 STOPPED = "T"
 DEAD = frozenset("ZXx")
+#: What session_init.py calls itself when it is set up.
+INIT_NAME = "session-init"
 _STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
 
 
@@ -136,6 +138,18 @@ def _parents() -> dict[int, list[int]]:
     return children
 
 
+def snapshot_init(init_pid: int, start: int | None = None) -> Process:
+    """The session's init alone, now.
+
+    Raises:
+        NotFound: there is no such init.
+    """
+    init = _process(init_pid, -1)
+    if init is None or init.state in DEAD or start not in (None, init.start_time):
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {init_pid}")
+    return init
+
+
 def snapshot(init_pid: int, start: int | None = None) -> Snapshot:
     """The session under that init, now.
 
@@ -146,16 +160,14 @@ def snapshot(init_pid: int, start: int | None = None) -> Snapshot:
     Raises:
         NotFound: there is no such init.
     """
-    pids = _status(init_pid).get("NSpid", [])
-    init = _process(init_pid, len(pids) - 1) if pids else None
-    if init is None or init.state in DEAD or start not in (None, init.start_time):
-        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {init_pid}")
+    init = snapshot_init(init_pid, start)
+    depth = len(_status(init_pid).get("NSpid", [""])) - 1
     children = _parents()
     found: list[Process] = []
     waiting = list(children.get(init_pid, ()))
     while waiting:
         pid = waiting.pop(0)
-        process = _process(pid, len(pids) - 1)
+        process = _process(pid, depth)
         if process is not None:
             found.append(process)
         waiting.extend(children.get(pid, ()))
@@ -188,6 +200,21 @@ def send(process: Process, number: signal.Signals) -> bool:
         except ProcessLookupError:
             return False
         return True
+
+
+def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
+    """Wait until the init has set itself up (its name says so, session_init.py).
+
+    Raises:
+        NotFound: it has ended.
+        ReclaimError: it was not ready when the time (seconds) was up.
+    """
+    deadline = time.monotonic() + timeout
+    while snapshot_init(init_pid, start).name != INIT_NAME:
+        if time.monotonic() > deadline:
+            raise ReclaimError(Reason.TIMED_OUT, step="place", seconds=timeout)
+        # Nothing tells when a name changes, and Python's start takes 20 ms.
+        time.sleep(0.005)
 
 
 def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:

@@ -37,6 +37,8 @@ HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
 LOWEST_PID = 300
 KILL_PATIENCE = 30.0
+#: A new init is set up in some 50 ms; seconds.
+READY_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ def restore(
     server = RestoreServer(folder, source)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     try:
+        processes.wait_ready(
+            session.init_pid, session.init_start, timeout=READY_PATIENCE
+        )
         with ExitStack() as stack:
             ends = outputs.open_ends(session.init_pid, tuple(pipes))
             for descriptor in ends.values():

@@ -28,6 +28,9 @@ Both forward SIGTERM, SIGINT and SIGHUP (root to server, too), reap everything, 
 with the root's status (128 + n for a signal) when the root ends; the kernel then ends
 whatever is left. A holding init ends at once when it is told to.
 
+The init's name (``comm``) is ``session-init`` as soon as it may be signalled and a
+tree may be restored under it.
+
 ``--relay``  the session's output goes into a pipe of the init's, which copies it to
 its own output and drops what nobody takes. So the Hub may come and go, and a restored
 tree writes into the new init's pipe: its ends are the descriptors 3 (write) and 4
@@ -54,9 +57,13 @@ RELAY_BLOCK = 65536
 ATOMIC_WRITE = 4096
 
 PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: The init's name (comm) once its signals and its output are set up; the root's.
+NAME = b"session-init"
+ROOT_NAME = b"session-root"
 #: From the init to the root: every pid below the server's is taken.
 GO = signal.SIGUSR1
 AWAITED = {*FORWARDED, signal.SIGCHLD, signal.SIGUSR1}
@@ -91,10 +98,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int | bytes) -> None:
     """Set one attribute of this process; OSError when the kernel says no."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+    argument = ctypes.c_ulong(value) if isinstance(value, int) else value
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), "prctl")
 
@@ -181,6 +189,7 @@ def run_root(args: argparse.Namespace) -> int:
     # The init is about to make a thread, which takes a pid: the server's comes after.
     signal.sigwaitinfo({GO})
     try:
+        prctl(PR_SET_NAME, ROOT_NAME)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         become(args)
     except OSError as error:
@@ -319,6 +328,7 @@ def main(argv: list[str]) -> int:
     if args.relay:
         open_relay()
     relay = Relay() if args.relay else None
+    prctl(PR_SET_NAME, NAME)
     root = start_root(args) if args.mode == "start" else None
     if relay is not None:
         threading.Thread(target=relay.run, name="relay", daemon=True).start()
