@@ -1,0 +1,199 @@
+"""A backend that fails, is slow or lies: an error in words, and all or nothing."""
+
+import os
+import threading
+
+import pytest
+
+from jupyterhub_gpu_reclaim.clock import ManualClock
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+
+RANDOM = os.urandom(700_000)
+
+
+class BackendThatFailsAt(MemoryBackend):
+    """Its n-th call fails, and every later one too when it is broken for good."""
+
+    def __init__(self, fails_at: int, *, for_good: bool) -> None:
+        super().__init__()
+        self.calls = 0
+        self.fails_at = fails_at
+        self.for_good = for_good
+
+    def count(self) -> None:
+        self.calls += 1
+        if self.calls == self.fails_at or (
+            self.for_good and self.calls > self.fails_at > 0
+        ):
+            raise StoreError(Reason.STORE_FAILED, why="the backend has a fault")
+
+    def create(self, name):
+        self.count()
+        return WriterThatMayFail(self, super().create(name))
+
+    def publish(self, name, data):
+        # It stands, and yet the call fails: the last sync is what went wrong.
+        super().publish(name, data)
+        self.count()
+
+    def read(self, name, offset, length):
+        self.count()
+        return super().read(name, offset, length)
+
+    def length(self, name):
+        self.count()
+        return super().length(name)
+
+    def list(self, prefix):
+        self.count()
+        return super().list(prefix)
+
+    def delete(self, name):
+        self.count()
+        super().delete(name)
+
+
+class WriterThatMayFail:
+    def __init__(self, backend, writer):
+        self.backend, self.writer = backend, writer
+
+    def write(self, data):
+        self.backend.count()
+        self.writer.write(data)
+
+    def finish(self):
+        self.backend.count()
+        self.writer.finish()
+
+    def abandon(self):
+        self.writer.abandon()
+
+
+class BackendThatIsSlowToPublish(MemoryBackend):
+    def __init__(self):
+        super().__init__()
+        self.publishing = threading.Event()
+        self.go_on = threading.Event()
+
+    def publish(self, name, data):
+        self.publishing.set()
+        assert self.go_on.wait(30)
+        super().publish(name, data)
+
+
+class BackendThatFlipsABit(MemoryBackend):
+    def append(self, name, data):
+        super().append(name, bytes(data[:-1]) + bytes([data[-1] ^ 1]))
+
+
+class BackendThatNeverSyncs(MemoryBackend):
+    def __init__(self):
+        super().__init__()
+        self.ended = threading.Event()
+
+    def create(self, name):
+        writer = super().create(name)
+        writer.finish = lambda: self.ended.wait(30)
+        return writer
+
+
+def begin(repository, name="c1"):
+    return repository.begin(id=name, key=SessionKey("u"), incarnation="i", generation=1)
+
+
+def write_one(repository):
+    writer = begin(repository)
+    try:
+        writer.add("pages.img", RANDOM)
+        writer.add("zero", bytes(300_000))
+        return writer.commit()
+    except ReclaimError:
+        try:
+            writer.abort()
+        except ReclaimError:
+            writer.abort()
+        raise
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_backend_that_fails_at_any_call_leaves_all_or_nothing(for_good):
+    whole = BackendThatFailsAt(0, for_good=False)
+    write_one(Repository(whole, clock=ManualClock(), pack_bytes=300_000))
+    assert whole.calls > 15
+    for fails_at in range(1, whole.calls + 1):
+        backend = BackendThatFailsAt(fails_at, for_good=for_good)
+        repository = Repository(backend, clock=ManualClock(), pack_bytes=300_000)
+        with pytest.raises(ReclaimError) as caught:
+            write_one(repository)
+        assert isinstance(caught.value, StoreError)
+        backend.fails_at = 0
+        if for_good:
+            # Nobody could clean up: the next start does.
+            repository = Repository(backend, clock=ManualClock())
+            for info in repository.list():
+                assert repository.open(info.id).read("pages.img") == RANDOM
+                repository.delete(info.id)
+            repository.sweep()
+        assert backend.objects == {}
+        assert repository.list() == []
+        assert write_one(repository).id == "c1"
+
+
+def test_backend_that_flips_a_bit_is_found_out_before_the_commit():
+    backend = BackendThatFlipsABit()
+    repository = Repository(backend, clock=ManualClock())
+    with pytest.raises(StoreError, match="reads back differently"):
+        write_one(repository)
+    assert backend.objects == {}
+
+
+def test_backend_that_never_syncs_ends_the_commit_in_time():
+    backend = BackendThatNeverSyncs()
+    repository = Repository(backend, clock=ManualClock())
+    writer = begin(repository)
+    writer.add("pages.img", RANDOM)
+    with pytest.raises(StoreError) as caught:
+        writer.commit(timeout=0.05)
+    backend.ended.set()
+    assert caught.value.reason is Reason.TIMED_OUT
+    assert repository.list() == []
+    assert backend.objects == {}
+
+
+def test_abort_that_comes_too_late_waits_and_tells():
+    backend = BackendThatIsSlowToPublish()
+    repository = Repository(backend, clock=ManualClock())
+    writer = begin(repository)
+    writer.add("pages.img", RANDOM)
+    infos, gone = [], []
+    commit = threading.Thread(target=lambda: infos.append(writer.commit()))
+    abort = threading.Thread(target=lambda: gone.append(writer.abort()))
+    commit.start()
+    assert backend.publishing.wait(30)
+    abort.start()
+    backend.go_on.set()
+    commit.join(30)
+    abort.join(30)
+    assert gone == [False]
+    assert repository.open(infos[0].id).read("pages.img") == RANDOM
+
+
+def test_error_of_the_store_while_looking_is_not_missing():
+    backend = BackendThatFailsAt(0, for_good=True)
+    repository = Repository(backend, clock=ManualClock())
+    write_one(repository)
+    backend.calls, backend.fails_at = 0, 1
+    for look in (
+        repository.list,
+        lambda: repository.info("c1"),
+        lambda: repository.open("c1"),
+        lambda: repository.exists("never"),
+    ):
+        with pytest.raises(StoreError) as caught:
+            look()
+        assert caught.value.reason is Reason.STORE_FAILED
+        assert not isinstance(caught.value, NotFound)
