@@ -1,0 +1,117 @@
+"""The service ends with its parent, and is alone on its state folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.service import lifeline
+
+
+def test_child_of_a_killed_parent_gets_sigterm(tmp_path):
+    child = """
+        import signal, sys
+        from jupyterhub_gpu_reclaim.service.lifeline import die_with_parent
+        die_with_parent()
+        print("ready", flush=True)
+        signal.sigtimedwait([], 60)
+    """
+    parent = f"""
+        import subprocess, sys
+        subprocess.run([sys.executable, "-c", {textwrap.dedent(child)!r}])
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        # the pipe ends when the child, too, has ended
+        assert select.select([process.stdout], [], [], 20)[0]
+        assert process.stdout.read() == b""
+
+
+async def test_watch_tells_once_when_the_parent_ends():
+    code = """
+        import asyncio, os
+        from jupyterhub_gpu_reclaim.service import lifeline
+        async def main():
+            told = asyncio.Event()
+            lifeline.watch(os.getppid(), told.set)
+            print("ready", flush=True)
+            await asyncio.wait_for(told.wait(), 30)
+            print("told", flush=True)
+        asyncio.run(main())
+    """
+    parent = f"""
+        import subprocess, sys
+        subprocess.run([sys.executable, "-c", {textwrap.dedent(code)!r}])
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        textwrap.dedent(parent),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        assert await process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGKILL)
+        assert await process.stdout.readline() == b"told\n"
+        await process.wait()
+
+
+async def test_watch_of_a_process_that_is_no_parent_tells_at_once():
+    told = asyncio.Event()
+    lifeline.watch(os.getpid(), told.set)
+    async with asyncio.timeout(10):
+        await told.wait()
+
+
+async def test_watch_that_was_taken_back_tells_nothing():
+    told = asyncio.Event()
+    forget = lifeline.watch(os.getppid(), told.set)
+    forget()
+    forget()
+    assert not told.is_set()
+
+
+def test_state_folder_is_private_and_held_by_one(tmp_path):
+    folder = lifeline.StateFolder(tmp_path / "a" / "state")
+    folder.open(patience=0)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(Refused) as caught:
+        lifeline.StateFolder(folder.path).open(patience=0.2)
+    assert str(os.getpid()) in caught.value.message
+    folder.close()
+    again = lifeline.StateFolder(folder.path)
+    again.open(patience=0)
+    again.close()
+
+
+def test_state_folder_that_cannot_be_made_is_refused_with_its_path(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused) as caught:
+        lifeline.StateFolder(tmp_path / "file" / "state").open(patience=0)
+    assert str(tmp_path / "file") in caught.value.message
+
+
+def test_secret_is_made_once_and_private(tmp_path):
+    folder = lifeline.StateFolder(tmp_path)
+    secret = folder.secret("cookie_secret")
+    assert len(secret) == 32
+    assert folder.secret("cookie_secret") == secret
+    assert (tmp_path / "cookie_secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_secret_that_was_cut_short_is_refused(tmp_path):
+    (tmp_path / "cookie_secret").write_bytes(b"short")
+    with pytest.raises(Refused) as caught:
+        lifeline.StateFolder(tmp_path).secret("cookie_secret")
+    assert "cut short" in caught.value.message

@@ -1,0 +1,100 @@
+"""Health and metrics: who may see them, and what they say from the start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jupyterhub_gpu_reclaim.models import Phase, Step
+from jupyterhub_gpu_reclaim.orchestrator.counters import Counters, MetricsSnapshot
+from jupyterhub_gpu_reclaim.service import exporter
+
+EMPTY = MetricsSnapshot(
+    phases={},
+    counters=Counters(),
+    checkpoints=0,
+    stored_bytes=0,
+    sample_age=None,
+    watched=0,
+)
+
+
+def samples(snapshot: MetricsSnapshot) -> dict[tuple[str, ...], float]:
+    text = generate_latest(exporter.registry(lambda: snapshot)).decode()
+    return {
+        (
+            one.name.removeprefix(exporter.PREFIX),
+            *(one.labels[name] for name in sorted(one.labels)),
+        ): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+async def test_health_is_told_to_anyone(service):
+    response = await service.call("healthz", "")
+    assert response.code == 200
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [("", 401), ("token-ada", 403), ("token-root", 200), ("token-prometheus", 200)],
+)
+async def test_metrics_need_a_login_that_may_see_them(service, token, status):
+    assert (await service.call("metrics", token)).code == status
+
+
+async def test_metrics_that_are_open_need_no_login(service):
+    opened = replace(service.context, metrics_open=True)
+    service.app.settings["context"] = opened
+    response = await service.call("metrics", "")
+    assert response.code == 200
+    assert response.headers["Content-Type"].startswith("text/plain")
+
+
+def test_metrics_of_a_new_service_have_every_phase_and_outcome():
+    found = samples(EMPTY)
+    for phase in Phase:
+        assert found["sessions", phase.value] == 0
+    assert found["operations_total", "suspend", "failed"] == 0
+    assert found["operation_failures_total", "timed_out", "resume"] == 0
+    assert not [name for name in found if name[0] == "sample_age_seconds"]
+
+
+def test_metrics_show_what_was_counted():
+    counters = Counters(
+        operations=Counter({("suspend", "ok"): 3}),
+        failures=Counter({("resume", "port_in_use"): 1}),
+        logical_bytes=10,
+        stored_bytes=5,
+    )
+    for seconds in (0.2, 7.0):
+        step = Step(step="dump", title="", state="done", seconds=seconds)
+        counters.step("suspend", step)
+    found = samples(
+        replace(
+            EMPTY,
+            counters=counters,
+            phases={Phase.SUSPENDED: 2},
+            sample_age=1.5,
+            checkpoints=2,
+            stored_bytes=99,
+        )
+    )
+    assert found["sessions", "suspended"] == 2
+    assert found["operations_total", "suspend", "ok"] == 3
+    assert found["operation_failures_total", "port_in_use", "resume"] == 1
+    assert found["saved_logical_bytes_total",] == 10
+    assert found["checkpoints_stored_bytes",] == 99
+    assert found["sample_age_seconds",] == 1.5
+    buckets = {
+        key[1]: value
+        for key, value in found.items()
+        if key[0] == "step_duration_seconds_bucket"
+    }
+    assert (buckets["0.25"], buckets["5.0"], buckets["+Inf"]) == (1, 1, 2)
+    assert found["step_duration_seconds_sum", "suspend", "dump"] == 7.2

@@ -1,0 +1,89 @@
+"""Settings, surroundings and scopes: documented, checked, and the least."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+from jupyterhub_gpu_reclaim.service import scopes
+from jupyterhub_gpu_reclaim.service.options import Options
+from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN, Surroundings
+
+FROM_HUB = {
+    "JUPYTERHUB_API_TOKEN": "token-of-the-service",
+    "JUPYTERHUB_API_URL": "http://127.0.0.1:8081/hub/api",
+    "JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:10202",
+    "JUPYTERHUB_SERVICE_PREFIX": "/lab/services/gpu-reclaim/",
+    "JUPYTERHUB_BASE_URL": "/lab/",
+    SPAWNER_TOKEN: "s" * 32,
+}
+
+
+def test_surroundings_are_taken_from_the_hub():
+    found = Surroundings.read(FROM_HUB)
+    assert (found.host, found.port) == ("127.0.0.1", 10202)
+    assert found.prefix == "/lab/services/gpu-reclaim/"
+    assert found.hub_prefix == "/lab/hub/"
+
+
+def test_surroundings_never_show_their_secrets():
+    text = repr(Surroundings.read(FROM_HUB))
+    assert "token-of-the-service" not in text
+    assert "sss" not in text
+
+
+def test_surroundings_without_a_hub_name_all_that_is_missing():
+    with pytest.raises(Refused) as caught:
+        Surroundings.read({"JUPYTERHUB_API_TOKEN": "x"})
+    message = caught.value.message
+    assert "JUPYTERHUB_SERVICE_URL" in message
+    assert SPAWNER_TOKEN in message
+    assert "JUPYTERHUB_API_TOKEN," not in message
+
+
+@pytest.mark.parametrize(
+    "url", ["https://127.0.0.1:1", "http://127.0.0.1", "http://a:b", "x", "http://:1"]
+)
+def test_surroundings_with_an_address_we_cannot_serve_are_refused(url):
+    with pytest.raises(Refused) as caught:
+        Surroundings.read(FROM_HUB | {"JUPYTERHUB_SERVICE_URL": url})
+    assert repr(url) in caught.value.message
+
+
+def test_surroundings_with_a_guessable_spawner_token_are_refused():
+    with pytest.raises(Refused) as caught:
+        Surroundings.read(FROM_HUB | {SPAWNER_TOKEN: "guess"})
+    assert "guess" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", sorted(Options.class_own_traits(config=True)))
+def test_every_setting_says_what_it_does(name):
+    help_text = Options.class_own_traits()[name].help
+    assert len(help_text) > 40
+    assert help_text.endswith(".")
+
+
+def test_settings_without_a_wish_are_the_orchestrators_own():
+    assert Options().settings() == Settings()
+
+
+def test_scopes_are_explained_and_the_least():
+    wanted = scopes.names(scopes.SERVICE_SCOPES)
+    assert wanted == ["list:users", "read:servers", "start:servers", "delete:servers"]
+    for scope in scopes.SERVICE_SCOPES + scopes.USER_SCOPES + scopes.ADMIN_SCOPES:
+        assert scope.reason.endswith(".")
+        assert scope.without.endswith(".")
+
+
+def test_scopes_for_an_older_hub_are_ones_it_knows():
+    assert "servers" in scopes.names(scopes.SERVICE_SCOPES, hub_major=5)
+    assert "start:servers" not in scopes.names(scopes.SERVICE_SCOPES, hub_major=5)
+
+
+def test_scopes_are_known_to_the_installed_hub():
+    from jupyterhub.scopes import scope_definitions
+
+    for scope in scopes.names(scopes.SERVICE_SCOPES):
+        assert scope in scope_definitions
+    assert scopes.METRICS in scope_definitions
