@@ -26,7 +26,7 @@ class OneLineFormatter(logging.Formatter):
     start a line of its own in the log. A traceback keeps its lines, indented.
     """
 
-    converter = staticmethod(time.gmtime)  # type: ignore[assignment]
+    converter = staticmethod(time.gmtime)
 
     def __init__(self) -> None:
         super().__init__(_FORMAT, _DATES)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.engine import cancel
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -24,20 +24,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Cancel:
-    """A wish to stop, seen by threads and tasks alike."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        """Wish it; idempotent."""
-        self._event.set()
-
-    @property
-    def wished(self) -> bool:
-        """Whether somebody wished it."""
-        return self._event.is_set()
+class Cancel(cancel.Cancel):
+    """A wish to stop, seen by threads, tasks and the engine alike."""
 
     def check(self) -> None:
         """Go on, or end here.
@@ -45,7 +33,7 @@ class Cancel:
         Raises:
             RolledBack: it was called off (``cancelled``); the caller undoes its work.
         """
-        if self.wished:
+        if self.is_set:
             raise RolledBack(Reason.CANCELLED)
 
 
@@ -59,6 +47,7 @@ class Operation:
         self.cancel = Cancel()
         self.events: list[Event] = []
         self.done = False
+        self.error: ReclaimError | None = None
         self._news = asyncio.Event()
 
     @property
@@ -83,6 +72,20 @@ class Operation:
         else:
             self.events.append(event)
         self._wake()
+
+    def fail(self, error: ReclaimError) -> None:
+        """Its last event: why it did not end well."""
+        self.error = error
+        self.add(Event(failure=wire.failure_of(error)))
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait for its end, at most so long; None trusts its own time limits."""
+        try:
+            async with asyncio.timeout(seconds):
+                async for _ in self.follow():
+                    pass
+        except TimeoutError:
+            return
 
     def end(self) -> None:
         """No event will come any more."""
@@ -132,6 +135,14 @@ class Operations:
         """The operation that is under way on that session."""
         operation = self._current.get(incarnation)
         return operation if operation is not None and not operation.done else None
+
+    def restoring(self, checkpoint: str) -> bool:
+        """Whether some session is being brought back from that checkpoint."""
+        return any(
+            not operation.done
+            and (operation.kind, operation.checkpoint) == ("restore", checkpoint)
+            for operation in self._current.values()
+        )
 
     def last(self, incarnation: str) -> Operation | None:
         """The operation in hand, or the last one that ended."""
@@ -206,10 +217,9 @@ async def _run(
             operation.checkpoint,
             error,
         )
-        operation.add(Event(failure=wire.failure_of(error)))
+        operation.fail(error)
     except Exception:  # noqa: BLE001 the border: a sentence outside, the rest here
         _log.exception("%s %s failed: internal", operation.key, operation.kind)
-        internal = ReclaimError(Reason.INTERNAL)
-        operation.add(Event(failure=wire.failure_of(internal)))
+        operation.fail(ReclaimError(Reason.INTERNAL))
     finally:
         operation.end()

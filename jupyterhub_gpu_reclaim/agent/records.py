@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -46,11 +46,12 @@ class Record(Value, frozen=True, kw_only=True):
     """One incarnation's last operation, and what it takes to undo it.
 
     ``stopped_before`` are the processes that were stopped (by their user) when the
-    operation began, as (pid, start time): they are not thawed. For a capture these
-    are host pids; for a restore they are pids in the session's pid namespace with 0.
+    tree was captured, by their pids in the session's own pid namespace, which a
+    restore keeps: they are not thawed.
     """
 
     format: int = 1
+    operation: str  #: capture or restore
     incarnation: str
     key: SessionKey
     stage: Stage
@@ -59,9 +60,13 @@ class Record(Value, frozen=True, kw_only=True):
     init_pid: int
     init_start: int
     begun: float
-    stopped_before: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    stopped_before: list[int] = msgspec.field(default_factory=list)
     steps: list[Step] = msgspec.field(default_factory=list)
     failure: Failure | None = None
+
+    def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
+        """The same record at the next stage."""
+        return msgspec.structs.replace(self, stage=stage, steps=steps, **changes)
 
 
 class Records:

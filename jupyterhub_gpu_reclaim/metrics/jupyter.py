@@ -68,6 +68,12 @@ class Status(Value, frozen=True, kw_only=True):
     connections: int = 0
 
 
+class Version(Value, frozen=True, kw_only=True):
+    """``GET api``: the first thing that a server answers, without a login."""
+
+    version: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a session's server listens, and what lets us in."""

@@ -1,0 +1,281 @@
+"""Saves a session: every step, in order, and the way back from each of them.
+
+Begun by the node as an operation. The order is that of DESIGN.md "Capture, in order";
+the tree is stopped by the dump and stays so until it is released or thawed. Whatever
+fails before the commit ends with the tree running and nothing left (laws 1 and 2).
+It never ends a process of the session.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.login import Login, read_login
+from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
+from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.engine import dump, preflight, sockets
+from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.thaw import thaw
+from jupyterhub_gpu_reclaim.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    RolledBack,
+)
+from jupyterhub_gpu_reclaim.models import Event, Finding
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.agent.operations import Operation
+    from jupyterhub_gpu_reclaim.agent.parts import Parts
+    from jupyterhub_gpu_reclaim.agent.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.engine.processes import Snapshot
+    from jupyterhub_gpu_reclaim.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Aborting a writer only removes files; a store that hangs must not keep the tree.
+_ABORT_SECONDS = 30.0
+
+
+def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> list[Finding]:
+    """Everything that keeps a session from being saved now; touches nothing."""
+    found = preflight.examine(session.init_pid, snapshot, parts.tool.findings())
+    needed, free = trees.resident_bytes(snapshot), parts.store.free_bytes()
+    if free is not None and free < needed:
+        found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
+    return found
+
+
+class Capture:
+    """One capture of one session."""
+
+    def __init__(
+        self, parts: Parts, session: Placed, operation: Operation, generation: int
+    ) -> None:
+        self._parts = parts
+        self._session = session
+        self._cancel = operation.cancel
+        self._checkpoint = operation.checkpoint
+        self._operation = operation
+        self._generation = generation
+        self._progress = Progress(operation, parts.clock)
+        self._limits = parts.limits
+        self._writer: CheckpointWriter | None = None
+        self._record = Record(
+            operation="capture",
+            incarnation=session.incarnation,
+            key=session.key,
+            stage=Stage.CAPTURING,
+            checkpoint=operation.checkpoint,
+            generation=generation,
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=parts.clock.now(),
+        )
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Save it; the last event is the checkpoint."""
+        del operation
+        async for event in durably(self._steps(), self._parts.records):
+            yield event
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        snapshot, login = await self._look()
+        stopped = sorted(snapshot.stopped)
+        yield self._note(Stage.CAPTURING, stopped_before=stopped)
+        try:
+            info = await self._save(snapshot, login)
+            yield self._note(Stage.CAPTURED)
+        # CancelledError is left out: it is the agent's own end, and recovery undoes
+        # at the next start what is unfinished then.
+        except Exception as error:
+            why = _rolled_back(error)
+            yield self._note(Stage.ROLLING_BACK, failure=wire.failure_of(why))
+            if await self._roll_back():
+                yield self._note(Stage.FAILED)
+            raise why from error
+        yield Event(checkpoint=info)
+
+    def _note(self, stage: Stage, **changes: object) -> Record:
+        self._record = self._record.at(stage, self._operation.steps, **changes)
+        return self._record
+
+    async def _look(self) -> tuple[Snapshot, Login]:
+        """Pre-flight: the last moment at which nothing has been touched.
+
+        Raises:
+            Refused: with the first fatal finding's reason.
+        """
+        async with self._progress.step("preflight", "Looking at its programs"):
+            snapshot = await self._thread(
+                "preflight", lambda: trees.look(self._session)
+            )
+            if snapshot.server is None:
+                raise Refused(Reason.NO_TREE)
+            server = snapshot.server.pid
+            found = await self._thread(
+                "preflight", lambda: examine(self._parts, self._session, snapshot)
+            )
+            saved.refuse_fatal(found, Refused)
+            try:
+                login = await self._thread("preflight", lambda: read_login(server))
+            except OSError as error:
+                raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            self._cancel.check()
+            return snapshot, login
+
+    async def _save(self, snapshot: Snapshot, login: Login) -> CheckpointInfo:
+        """From the first thing that is touched to the commit."""
+        opened = await surroundings.ask_server(self._parts.client, login)
+        self._writer = writer = await self._thread("store", self._begin)
+        cut = await self._cut(snapshot)
+        # An accelerator is emptied here, before CRIU looks at its processes.
+        frozen = self._parts.clock.monotonic()
+        result = await self._dump(writer, snapshot)
+        async with self._progress.step("files", "Saving its temporary files"):
+            world = await self._thread(
+                "files",
+                lambda: surroundings.describe(
+                    self._session,
+                    criu=self._parts.tool.version(),
+                    result=result,
+                    cut=cut,
+                    opened=opened,
+                    uid=login.uid,
+                ),
+            )
+            await in_thread(
+                lambda: surroundings.save_archives(self._session, writer, self._cancel),
+                step="files",
+                limit=self._limits.archive,
+            )
+        self._cancel.check()
+        async with self._progress.step(
+            "commit", "Making it safe", done=lambda: writer.stored_bytes
+        ):
+            writer.add(saved.IDENTITY, wire.encode(login.identity))
+            writer.add(saved.WORLD, wire.encode(world))
+            seconds = self._parts.clock.monotonic() - frozen
+            return await in_thread(
+                lambda: writer.commit(
+                    steps=self._operation.steps,
+                    frozen_seconds=round(seconds, 3),
+                    timeout=self._limits.commit,
+                ),
+                step="commit",
+                limit=self._limits.commit * 2,
+            )
+
+    def _begin(self) -> CheckpointWriter:
+        return self._parts.store.begin(
+            id=self._checkpoint,
+            key=self._session.key,
+            incarnation=self._session.incarnation,
+            generation=self._generation,
+        )
+
+    async def _cut(self, snapshot: Snapshot) -> list[int]:
+        """End the connections that lead out of the session; their inodes."""
+        async with self._progress.step("connections", "Closing its connections"):
+            pids = [process.pid for process in snapshot.processes]
+            cut = await self._thread(
+                "connections",
+                lambda: sockets.cut_external(self._session.init_pid, pids),
+            )
+            self._cancel.check()
+            return sorted(cut.inodes)
+
+    async def _dump(
+        self, writer: CheckpointWriter, snapshot: Snapshot
+    ) -> dump.DumpResult:
+        """Stop the tree and stream it into the store; it stays stopped."""
+        total = trees.resident_bytes(snapshot)
+        async with self._progress.step(
+            "dump",
+            "Saving the memory",
+            done=lambda: writer.logical_bytes,
+            total=lambda: max(total, writer.logical_bytes),
+        ):
+            return await in_thread(
+                lambda: self._run_criu(writer),
+                step="dump",
+                limit=self._limits.dump + self._limits.criu,
+            )
+
+    def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
+        with self._parts.work_folder() as folder:
+            return dump.dump(
+                self._parts.tool.criu(),
+                Session(self._session.init_pid, self._session.init_start),
+                sinks=lambda name: writer.file(saved.IMAGES + name),
+                folder=folder,
+                limit=self._limits.dump,
+                cancel=self._cancel,
+            )
+
+    async def _roll_back(self) -> bool:
+        """Remove what was written, let the tree go on; whether nothing is left."""
+        clean = await self._discard()
+        try:
+            await self._thread("thaw", lambda: let_go_on(self._session, self._record))
+        except NotFound:
+            _log.warning("%s has ended while it was saved", self._session.key)
+        except ReclaimError as error:
+            _log.error("%s is not known to run again: %s", self._session.key, error)
+            return False
+        return clean
+
+    async def _discard(self) -> bool:
+        """Remove what was written, even what was committed; whether that worked."""
+        writer, store = self._writer, self._parts.store
+        if writer is None:
+            return True
+        try:
+            await in_thread(writer.abort, step="abort", limit=_ABORT_SECONDS)
+            await in_thread(
+                lambda: store.delete(self._checkpoint),
+                step="abort",
+                limit=_ABORT_SECONDS,
+            )
+        except ReclaimError as error:
+            _log.error(
+                "%s the remains of %s are left for the next start: %s",
+                self._session.key,
+                self._checkpoint,
+                error,
+            )
+            return False
+        return True
+
+    async def _thread(self, step: str, work: Callable[[], T]) -> T:
+        return await in_thread(work, step=step, limit=self._limits.check)
+
+
+def let_go_on(session: Placed, record: Record) -> None:
+    """Thaw the tree, but not those processes that their user had stopped.
+
+    Raises:
+        NotFound: the session has ended.
+    """
+    thaw(trees.look(session), record.stopped_before)
+
+
+def _rolled_back(error: Exception) -> ReclaimError:
+    """The error as it is told: in our words, whatever it was."""
+    if isinstance(error, ReclaimError):
+        return error
+    _log.error("- capture failed: internal", exc_info=error)
+    why = f"{type(error).__name__} inside the agent"
+    return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))

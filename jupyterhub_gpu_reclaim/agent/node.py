@@ -1,0 +1,337 @@
+"""This node's answers to the service's calls: the one place where they meet.
+
+Made by the app, asked by the routes. It looks a session up, sees to it that one
+operation at a time works on it, and starts the work that ``capture``, ``restore`` and
+``release`` do. It keeps no policy: it does what it is told, or says why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.agent import capture, release, restore, saved, trees
+from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
+from jupyterhub_gpu_reclaim.agent.progress import in_thread
+from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.models import Event, Identity, Tree, TreeState
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.agent.parts import Parts
+    from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.agent.watcher import Watcher
+    from jupyterhub_gpu_reclaim.models import CheckpointInfo, Finding, Sample
+
+#: Waiting for an operation that was called off before its session is killed.
+_CALL_OFF_SECONDS = 60.0
+
+
+class LocalNode:
+    """Everything that the service may ask of this node (``routes.Node``)."""
+
+    def __init__(self, parts: Parts, operations: Operations, watcher: Watcher) -> None:
+        self._parts = parts
+        self._operations = operations
+        self._watcher = watcher
+        self._gone: dict[str, Tree] = {}
+
+    # --- looking ------------------------------------------------------------------
+
+    async def ready(self) -> list[Finding]:
+        """What keeps this node from saving sessions, as CRIU itself says."""
+        return await in_thread(
+            self._parts.tool.findings, step="check", limit=self._parts.limits.check
+        )
+
+    async def trees(self) -> list[Tree]:
+        """Every incarnation with an init or a record here."""
+        return await asyncio.to_thread(self._trees)
+
+    async def tree(self, incarnation: str) -> Tree:
+        """That incarnation, also when it has ended; ``NotFound`` when unknown."""
+        return await asyncio.to_thread(self._tree, incarnation)
+
+    async def samples(self) -> list[Sample]:
+        """What every session with programs in it does now."""
+        return await self._watcher.samples(await self.trees())
+
+    async def preflight(self, incarnation: str) -> list[Finding]:
+        """What keeps that session from being saved; touches nothing."""
+        session = await self._find(incarnation)
+        return await in_thread(
+            lambda: capture.examine(self._parts, session, trees.look(session)),
+            step="preflight",
+            limit=self._parts.limits.check,
+        )
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed checkpoints."""
+        return await asyncio.to_thread(self._parts.store.list)
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login of a saved session, from inside its checkpoint."""
+
+        def read() -> Identity:
+            data = self._parts.store.open(checkpoint).read(saved.IDENTITY)
+            return wire.decode(data, Identity)
+
+        return await asyncio.to_thread(read)
+
+    # --- doing --------------------------------------------------------------------
+
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save it, attach to that, or repeat how it ended."""
+        known = self._operations.attach(incarnation, "capture", checkpoint)
+        if known is not None:
+            return known.follow()
+        ended = await asyncio.to_thread(self._captured, incarnation, checkpoint)
+        if ended is not None:
+            return _only(ended)
+        session = await self._find(incarnation)
+        tree = await self.tree(incarnation)
+        if tree.state is not TreeState.RUNNING:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
+            )
+        again = self._operations.attach(incarnation, "capture", checkpoint)
+        if again is not None:
+            return again.follow()
+        operation = Operation("capture", session.key, checkpoint)
+        work = capture.Capture(self._parts, session, operation, generation)
+        return self._operations.begin(incarnation, operation, work.run).follow()
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring it back, attach to that, or repeat how it ended."""
+        known = self._operations.attach(incarnation, "restore", checkpoint)
+        if known is not None:
+            return known.follow()
+        session = await self._find(incarnation)
+        ended = await asyncio.to_thread(self._restored, session, checkpoint)
+        if ended is not None:
+            return _only(ended)
+        again = self._operations.attach(incarnation, "restore", checkpoint)
+        if again is not None:
+            return again.follow()
+        self._refuse_if_leased(incarnation, checkpoint)
+        operation = Operation("restore", session.key, checkpoint)
+        work = restore.Restore(self._parts, session, operation)
+        return self._operations.begin(incarnation, operation, work.run).follow()
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on; its checkpoint is discarded. Idempotent."""
+        session = await self._find(incarnation)
+        return await self._do(
+            "thaw", session, "", lambda op: release.thaw(self._parts, session, op)
+        )
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree; only when that checkpoint is committed. Idempotent."""
+        try:
+            session = await self._find(incarnation)
+        except NotFound:
+            return await asyncio.to_thread(self._released, incarnation, checkpoint)
+        return await self._do(
+            "release",
+            session,
+            checkpoint,
+            lambda op: release.release(self._parts, session, op),
+        )
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End a session whatever it does, but not while it is being saved."""
+        running = self._operations.running(incarnation)
+        if running is not None and running.kind == "capture":
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        if running is not None and running.kind == "restore":
+            running.cancel.set()
+            await running.wait(_CALL_OFF_SECONDS)
+        try:
+            session = await self._find(incarnation)
+        except NotFound:
+            return await self.tree(incarnation)
+        tree = await self._do(
+            "kill", session, "", lambda op: release.kill(self._parts, session, op)
+        )
+        self._gone[incarnation] = tree
+        return tree
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off; where none runs there is nothing to do."""
+        running = self._operations.running(incarnation)
+        if running is None:
+            await self.tree(incarnation)
+        elif running.kind == "capture":
+            running.cancel.set()
+        else:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint that nobody needs any more; idempotent."""
+        for record in await asyncio.to_thread(self._parts.records.list):
+            if record.checkpoint == checkpoint and record.stage in _NEEDED:
+                await asyncio.to_thread(self._refuse_if_needed, record)
+        await asyncio.to_thread(self._parts.store.delete, checkpoint)
+        await asyncio.to_thread(self._parts.ports.release, checkpoint)
+
+    # --- what is shared -----------------------------------------------------------
+
+    async def _find(self, incarnation: str) -> Session:
+        return await asyncio.to_thread(self._parts.placements.find, incarnation)
+
+    async def _do(
+        self,
+        kind: str,
+        session: Session,
+        checkpoint: str,
+        work: Callable[[Operation], AsyncIterator[Event]],
+    ) -> Tree:
+        """Run a short operation, or wait for the same one; its tree or its error."""
+        operation = self._operations.attach(session.incarnation, kind, checkpoint)
+        if operation is None or operation.done:
+            operation = Operation(kind, session.key, checkpoint)
+            self._operations.begin(session.incarnation, operation, work)
+        await operation.wait()
+        if operation.error is not None:
+            raise operation.error
+        tree = operation.events[-1].tree
+        if tree is None:
+            raise Refused(Reason.INTERNAL, detail=f"{kind} ended without a tree")
+        return tree
+
+    def _trees(self) -> list[Tree]:
+        """Trees of all inits, then of the records whose init has ended."""
+        sessions = {s.incarnation: s for s in self._parts.placements.list()}
+        records = {r.incarnation: r for r in self._parts.records.list()}
+        found = [
+            tree
+            for name, session in sessions.items()
+            if (tree := self._tree_of(session, records.get(name))) is not None
+        ]
+        return found + [
+            trees.gone(record, record.checkpoint)
+            for name, record in records.items()
+            if name not in sessions
+        ]
+
+    def _tree(self, incarnation: str) -> Tree:
+        record = self._parts.records.find(incarnation)
+        try:
+            session = self._parts.placements.find(incarnation)
+        except NotFound:
+            if record is not None:
+                return trees.gone(record, record.checkpoint)
+            if incarnation in self._gone:
+                return self._gone[incarnation]
+            raise
+        tree = self._tree_of(session, record)
+        if tree is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        return tree
+
+    def _tree_of(self, session: Session, record: Record | None) -> Tree | None:
+        """That session's tree; None when it ended while we looked."""
+        operation = self._operations.last(session.incarnation)
+        try:
+            return trees.tree_of(session, record, operation)
+        except NotFound:
+            return None
+
+    def _captured(self, incarnation: str, checkpoint: str) -> Event | None:
+        """How that capture ended, if it has."""
+        record = self._parts.records.find(incarnation)
+        if record is not None and record.checkpoint == checkpoint:
+            if record.stage is Stage.FAILED and record.failure is not None:
+                return Event(failure=record.failure)
+            if record.stage not in _SAVED:
+                return None
+        if not self._parts.store.exists(checkpoint):
+            return None
+        info = self._parts.store.info(checkpoint)
+        return Event(checkpoint=info) if info.incarnation == incarnation else None
+
+    def _restored(self, session: Session, checkpoint: str) -> Event | None:
+        """How that restore ended, if it has; refuses what cannot begin."""
+        record = self._parts.records.find(session.incarnation)
+        record = record if trees.matches(record, session) else None
+        tree = trees.tree_of(session, record, None)
+        if record is not None and record.checkpoint == checkpoint:
+            if record.stage is Stage.FAILED and record.failure is not None:
+                return Event(failure=record.failure)
+            if record.stage is Stage.RESTORED:
+                return Event(tree=tree)
+        info = self._parts.store.info(checkpoint)
+        if tree.state is not TreeState.HOLDING:
+            raise Refused(
+                Reason.WRONG_PHASE,
+                phase=tree.state.value,
+                action="take up a saved session",
+            )
+        if info.key != session.key:
+            raise Refused(Reason.USER_MISMATCH, there=info.key, here=session.key)
+        return None
+
+    def _refuse_if_leased(self, incarnation: str, checkpoint: str) -> None:
+        """A checkpoint is brought back in one place at a time (law 3).
+
+        Whoever has it is asked by name: an incarnation whose tree stands, stopped or
+        running, has the lease; one that has ended has lost it.
+        """
+        busy = Refused(Reason.CHECKPOINT_BUSY)
+        if self._operations.restoring(checkpoint):
+            raise busy
+        for record in self._parts.records.list():
+            if record.checkpoint != checkpoint or record.incarnation == incarnation:
+                continue
+            if record.stage in _NEEDED | {Stage.RESTORED} and self._stands(record):
+                raise busy
+
+    def _refuse_if_needed(self, record: Record) -> None:
+        """The only image of a stopped tree is not thrown away under it."""
+        if self._stands(record):
+            raise Refused(
+                Reason.WRONG_PHASE, phase=record.stage.value, action="be discarded"
+            )
+
+    def _stands(self, record: Record) -> bool:
+        """Whether the incarnation of a record has processes besides its init."""
+        try:
+            session = self._parts.placements.find(record.incarnation)
+            if not trees.matches(record, session):
+                return False
+            return bool(trees.look(session).processes)
+        except NotFound:
+            return False
+
+    def _released(self, incarnation: str, checkpoint: str) -> Tree:
+        """A session that has ended is released if that checkpoint is its own."""
+        try:
+            info = self._parts.store.info(checkpoint)
+        except NotFound:
+            info = None
+        if info is None or info.incarnation != incarnation:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        release.reserve_ports(self._parts, checkpoint)
+        self._parts.records.delete(incarnation)
+        return Tree(
+            incarnation=incarnation,
+            key=info.key,
+            state=TreeState.GONE,
+            init_pid=0,
+            checkpoint=checkpoint,
+            generation=info.generation,
+        )
+
+
+_SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
+_NEEDED = _SAVED | {Stage.RESTORING, Stage.CONTINUING}
+
+
+async def _only(event: Event) -> AsyncIterator[Event]:
+    yield event

@@ -1,0 +1,193 @@
+"""Settles, when the agent starts, what a former agent left in the middle.
+
+Called once by the app before it answers anybody. Every session ends up running,
+captured or holding; never stopped with nobody who knows it (law 6). The store decides
+whether a capture has happened: a tree whose checkpoint is committed stays stopped for
+the service to release or thaw, any other goes on. It ends only what a restore had not
+completed, and never an init.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.agent import capture, release, trees
+from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.engine import processes, procfs
+from jupyterhub_gpu_reclaim.engine import restore as engine
+from jupyterhub_gpu_reclaim.engine.processes import Process
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.agent.parts import Parts
+    from jupyterhub_gpu_reclaim.agent.placements import Session
+
+_log = logging.getLogger(__name__)
+
+#: How long a CRIU may take to die of SIGTERM, then of SIGKILL.
+_END_SECONDS = 5.0
+#: What only our own CRIU has in its command line (engine/attempt.py, namespaces.py).
+_CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
+
+
+def recover(parts: Parts) -> None:
+    """Settle every session of this node. Blocks; repeat at will.
+
+    A session that cannot be settled now is logged and left as it is: the others are
+    settled all the same, and the next start tries again.
+    """
+    sessions = {session.incarnation: session for session in parts.placements.list()}
+    for record in parts.records.list():
+        session = sessions.get(record.incarnation)
+        if session is None or not trees.matches(record, session):
+            parts.records.delete(record.incarnation)
+            if record.stage in {Stage.ROLLING_BACK, Stage.THAWING}:
+                _attempt(partial(parts.store.delete, record.checkpoint), record.key)
+    for session in sessions.values():
+        _attempt(partial(_settle, parts, session), session.key)
+    _attempt(partial(_sweep, parts), "-")
+
+
+def _sweep(parts: Parts) -> None:
+    """Remove what nobody writes any more; keep the ports of what is saved."""
+    swept = parts.store.sweep()
+    if swept.removed:
+        _log.info("- removed the remains of %s", ", ".join(swept.removed))
+    parts.ports.reapply(keep=[info.id for info in parts.store.list()])
+
+
+def _settle(parts: Parts, session: Session) -> None:
+    record = parts.records.find(session.incarnation)
+    _end_criu(parts, session)
+    if record is None:
+        _settle_unknown(parts, session)
+        return
+    match record.stage:
+        case Stage.CAPTURING | Stage.CAPTURED | Stage.RELEASING:
+            _settle_capture(parts, session, record)
+        case Stage.ROLLING_BACK | Stage.THAWING:
+            release.undo_capture(parts, session, record)
+            if record.stage is Stage.ROLLING_BACK:
+                _fail(parts, record)
+        case Stage.RESTORING:
+            processes.kill_tree(
+                session.init_pid, session.init_start, timeout=parts.limits.end
+            )
+            _fail(parts, record)
+        case Stage.CONTINUING:
+            _settle_continuing(parts, session, record)
+        case Stage.RESTORED | Stage.FAILED:
+            pass
+
+
+def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
+    """The store decides: committed, or never been."""
+    if parts.store.exists(record.checkpoint):
+        if record.stage is Stage.CAPTURING:
+            parts.records.save(record.at(Stage.CAPTURED, record.steps))
+        _log.info("%s is saved as %s", session.key, record.checkpoint)
+        return
+    capture.let_go_on(session, record)
+    _fail(parts, record)
+
+
+def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
+    """Restored whole; whether it goes on already is not known, so it is told again."""
+    tree = trees.look(session)
+    if tree.root is None:
+        _fail(parts, record)
+        return
+    engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
+    parts.records.save(record.at(Stage.RESTORED, record.steps))
+    _log.info("%s goes on from %s", session.key, record.checkpoint)
+
+
+def _settle_unknown(parts: Parts, session: Session) -> None:
+    """A tree without a record: the state folder was lost, or nothing ever happened."""
+    tree = trees.look(session)
+    alive = [each for each in tree.processes if each.state not in processes.DEAD]
+    if not alive or not all(each.stopped for each in alive):
+        return
+    mine = [i for i in parts.store.list() if i.incarnation == session.incarnation]
+    record = Record(
+        operation="capture",
+        incarnation=session.incarnation,
+        key=session.key,
+        stage=Stage.CAPTURED,
+        checkpoint=mine[-1].id if mine else "",
+        generation=mine[-1].generation if mine else 0,
+        init_pid=session.init_pid,
+        init_start=session.init_start,
+        begun=parts.clock.now(),
+    )
+    if mine:
+        parts.records.save(record)
+        _log.warning("%s was found saved as %s", session.key, record.checkpoint)
+        return
+    capture.let_go_on(session, record)
+    _log.warning("%s was found stopped and goes on: no checkpoint", session.key)
+
+
+def _fail(parts: Parts, record: Record) -> None:
+    """The operation has ended badly, because of us."""
+    restarted = wire.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
+    failure = record.failure or restarted
+    parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
+    _log.warning("%s %s undone: agent restarted", record.key, record.operation)
+
+
+def _end_criu(parts: Parts, session: Session) -> None:
+    """Wait until a CRIU whose agent has died is gone; end it only when it hangs.
+
+    Its stream broke with the agent, so it fails by itself and undoes its work.
+    """
+    running = _criu_inside(session)
+    for number, patience in (
+        (None, parts.limits.criu),
+        (signal.SIGTERM, _END_SECONDS),
+        (signal.SIGKILL, _END_SECONDS),
+    ):
+        if not running:
+            return
+        if number is not None:
+            for process in running:
+                processes.send(process, number)
+        running = processes.wait_gone(running, time.monotonic() + patience)
+    if running:
+        _log.error("%s CRIU does not end: %d", session.key, running[0].pid)
+
+
+def _criu_inside(session: Session) -> list[Process]:
+    """Our CRIU's own processes in that session's pid namespace."""
+    space = procfs.link(session.init_pid, "ns/pid")
+    found = []
+    for entry in procfs.PROC.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        pid = int(entry.name)
+        words = procfs.text(pid, "cmdline").split("\0")
+        if not all(word in words for word in _CRIU_WORDS):
+            continue
+        start = processes.start_time(pid)
+        if start is not None and procfs.link(pid, "ns/pid") == space:
+            name = procfs.name(pid)
+            found.append(Process(pid, 0, 0, name, "S", start, 0))
+    return found
+
+
+def _attempt(work: Callable[[], object], key: object) -> None:
+    """Do it, or say in the log why not."""
+    try:
+        work()
+    except NotFound:
+        return  # it ended while we looked
+    except (ReclaimError, OSError) as error:
+        _log.error("%s not settled: %s", key, error)

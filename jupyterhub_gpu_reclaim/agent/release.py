@@ -1,0 +1,166 @@
+"""Ends what may be ended, and takes a capture back: release, kill and thaw.
+
+Begun by the node as operations, one at a time for a session. A tree is ended by
+``release`` only when the store vouches for its checkpoint (law 1); ``thaw`` drops the
+checkpoint first, so that no image of a session exists that runs on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.agent import capture, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.progress import Progress, in_thread
+from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.agent.restore import Saved
+from jupyterhub_gpu_reclaim.engine import processes, sockets
+from jupyterhub_gpu_reclaim.engine.ports import shares_network
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.models import Event, TreeState
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.agent.operations import Operation
+    from jupyterhub_gpu_reclaim.agent.parts import Parts
+    from jupyterhub_gpu_reclaim.agent.placements import Session
+
+_log = logging.getLogger(__name__)
+
+
+async def release(
+    parts: Parts, session: Session, operation: Operation
+) -> AsyncIterator[Event]:
+    """End a captured tree and its init; the last event is the tree, gone.
+
+    Raises:
+        Refused: it is not captured, or that checkpoint is not its own
+            (``not_captured``).
+        ReclaimError: it did not end in time (``release_failed``).
+    """
+    checkpoint = operation.checkpoint
+
+    def work() -> None:
+        record = _committed_record(parts, session, checkpoint)
+        parts.records.save(record.at(Stage.RELEASING, record.steps))
+        if shares_network(session.init_pid):
+            reserve_ports(parts, checkpoint)
+        _end(parts, session)
+        parts.records.delete(session.incarnation)
+
+    progress = Progress(operation, parts.clock)
+    async with progress.step("release", "Ending the saved programs"):
+        await in_thread(work, step="release", limit=_limit(parts))
+    yield Event(tree=trees.gone(session, checkpoint))
+
+
+async def kill(
+    parts: Parts, session: Session, operation: Operation
+) -> AsyncIterator[Event]:
+    """End a session, whatever it does; its checkpoints stay.
+
+    Raises:
+        ReclaimError: it did not end in time (``release_failed``).
+    """
+    record = parts.records.find(session.incarnation)
+
+    def work() -> None:
+        _end(parts, session)
+        parts.records.delete(session.incarnation)
+
+    progress = Progress(operation, parts.clock)
+    async with progress.step("kill", "Ending its programs"):
+        await in_thread(work, step="kill", limit=_limit(parts))
+    yield Event(tree=trees.gone(session, record.checkpoint if record else ""))
+
+
+async def thaw(
+    parts: Parts, session: Session, operation: Operation
+) -> AsyncIterator[Event]:
+    """Let a captured tree go on and drop its checkpoint; one that runs is left alone.
+
+    Raises:
+        Refused: there is nothing in it to go on (``wrong_phase``).
+        StoreError: the checkpoint could not be dropped; the tree stays stopped.
+    """
+
+    def work() -> None:
+        record = parts.records.find(session.incarnation)
+        record = record if trees.matches(record, session) else None
+        state = trees.tree_of(session, record, None).state
+        if state is TreeState.HOLDING:
+            raise Refused(Reason.WRONG_PHASE, phase=state.value, action="go on")
+        if record is None or state is not TreeState.CAPTURED:
+            return
+        parts.records.save(record.at(Stage.THAWING, record.steps))
+        undo_capture(parts, session, record)
+
+    progress = Progress(operation, parts.clock)
+    async with progress.step("thaw", "Letting it go on"):
+        await in_thread(work, step="thaw", limit=parts.limits.check)
+    record = parts.records.find(session.incarnation)
+    yield Event(tree=trees.tree_of(session, record, None))
+
+
+def undo_capture(parts: Parts, session: Session, record: Record) -> None:
+    """Drop a captured tree's checkpoint, then let it go on, then forget it.
+
+    Raises:
+        StoreError: the checkpoint could not be dropped; the tree stays stopped.
+    """
+    parts.store.delete(record.checkpoint)
+    capture.let_go_on(session, record)
+    parts.ports.release(record.checkpoint)
+    parts.records.delete(session.incarnation)
+
+
+def reserve_ports(parts: Parts, checkpoint: str) -> None:
+    """Keep others off the ports that a saved session will bind again. Idempotent."""
+    there = Saved(parts.store.open(checkpoint))
+    needed = surroundings.ports_needed(there.checkpoint, there.world)
+    parts.ports.reserve(checkpoint, needed)
+
+
+def _committed_record(parts: Parts, session: Session, checkpoint: str) -> Record:
+    """The record of a captured tree, if the store vouches for its checkpoint.
+
+    Raises:
+        Refused: ``not_captured``.
+        StoreError: the store does not answer, so nothing is ended.
+    """
+    record = parts.records.find(session.incarnation)
+    if (
+        record is None
+        or not trees.matches(record, session)
+        or record.checkpoint != checkpoint
+        or record.stage not in {Stage.CAPTURED, Stage.RELEASING}
+    ):
+        raise Refused(Reason.NOT_CAPTURED)
+    try:
+        info = parts.store.open(checkpoint).info
+    except NotFound:
+        raise Refused(Reason.NOT_CAPTURED) from None
+    if info.incarnation != session.incarnation:
+        raise Refused(Reason.NOT_CAPTURED)
+    return record
+
+
+def _end(parts: Parts, session: Session) -> None:
+    """Reset its connections, then end its init and with it all of its namespace."""
+    try:
+        snapshot = trees.look(session)
+        pids = [process.pid for process in snapshot.processes]
+        sockets.reset_all(session.init_pid, pids)
+    except NotFound:
+        return
+    except ReclaimError as error:
+        _log.info("%s connections are left to time out: %s", session.key, error)
+    processes.kill_session(
+        session.init_pid, session.init_start, timeout=parts.limits.end
+    )
+
+
+def _limit(parts: Parts) -> float:
+    return parts.limits.check + parts.limits.end

@@ -1,0 +1,306 @@
+"""Brings a saved session back under a holding init: every step, and the way back.
+
+Begun by the node as an operation. The order is that of DESIGN.md "Restore, in order".
+Whatever fails leaves the checkpoint as it was and nothing under the init (law 3, 4);
+once the tree has gone on and does not answer, the init ends with it. It never deletes
+or changes a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
+from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.agent.wakeup import WakeUp
+from jupyterhub_gpu_reclaim.agent.world import World, compare_machines, this_machine
+from jupyterhub_gpu_reclaim.engine import cgroup, files, ports, processes, sockets
+from jupyterhub_gpu_reclaim.engine import restore as engine
+from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.errors import (
+    BadRequest,
+    NotFound,
+    ReclaimError,
+    RestoreFailed,
+)
+from jupyterhub_gpu_reclaim.metrics import jupyter
+from jupyterhub_gpu_reclaim.models import Event, Identity
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+
+    from jupyterhub_gpu_reclaim.agent.operations import Operation
+    from jupyterhub_gpu_reclaim.agent.parts import Parts
+    from jupyterhub_gpu_reclaim.agent.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.models import Finding
+    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Saved:
+    """What stands in a checkpoint, read once.
+
+    Raises:
+        NotFound: there is no such checkpoint.
+        StoreError: it is damaged.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        try:
+            self.world = wire.decode(checkpoint.read(saved.WORLD), World)
+            self.identity = wire.decode(checkpoint.read(saved.IDENTITY), Identity)
+        except BadRequest as error:
+            why = "it was written by another version"
+            raise RestoreFailed(
+                Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
+            ) from None
+
+    def address(self) -> jupyter.Address | None:
+        """Where its server will answer."""
+        prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
+        if not self.identity.port:
+            return None
+        return jupyter.Address(self.identity.port, prefix, self.identity.api_token)
+
+
+class Restore:
+    """One restore of one session."""
+
+    def __init__(self, parts: Parts, session: Placed, operation: Operation) -> None:
+        self._parts = parts
+        self._session = session
+        self._operation = operation
+        self._cancel = operation.cancel
+        self._progress = Progress(operation, parts.clock)
+        self._limits = parts.limits
+        self._read_bytes = 0
+        self._record = Record(
+            operation="restore",
+            incarnation=session.incarnation,
+            key=session.key,
+            stage=Stage.RESTORING,
+            checkpoint=operation.checkpoint,
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=parts.clock.now(),
+        )
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Bring it back; the last event is its tree."""
+        del operation
+        async for event in durably(self._steps(), self._parts.records):
+            yield event
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        try:
+            async with self._progress.step("check", "Checking the machine"):
+                there, image = await self._check()
+            info = there.checkpoint.info
+            yield self._note(
+                Stage.RESTORING,
+                generation=info.generation,
+                stopped_before=there.world.stopped,
+            )
+            result = await self._restore(there, image)
+            self._cancel.check()
+            yield self._note(Stage.CONTINUING)
+            await self._go_on(there, result)
+        # CancelledError is left out: it is the agent's own end; recovery settles that.
+        except Exception as error:
+            why = _failed(error)
+            await self._clear()
+            yield self._note(Stage.FAILED, failure=wire.failure_of(why))
+            raise why from error
+        yield self._note(Stage.RESTORED)
+        self._give_ports_back()
+        yield Event(tree=trees.tree_of(self._session, self._record, None))
+
+    def _note(self, stage: Stage, **changes: object) -> Record:
+        self._record = self._record.at(stage, self._operation.steps, **changes)
+        return self._record
+
+    async def _check(self) -> tuple[Saved, bytes]:
+        """Everything that can be known before anything is touched; files.img."""
+        there = await self._thread(
+            "check", lambda: Saved(self._parts.store.open(self._record.checkpoint))
+        )
+        found, image = await self._thread(
+            "check", lambda: _compare(self._session, there)
+        )
+        saved.refuse_fatal(found, RestoreFailed)
+        return there, image
+
+    async def _restore(self, there: Saved, image: bytes) -> engine.RestoreResult:
+        """Files first, then memory; the tree stands, stopped."""
+        async with self._progress.step("files", "Putting temporary files back"):
+            await in_thread(
+                lambda: surroundings.restore_archives(
+                    self._session, there.checkpoint, there.world
+                ),
+                step="files",
+                limit=self._limits.archive,
+            )
+        self._cancel.check()
+        total = there.checkpoint.info.logical_bytes
+        async with self._progress.step(
+            "memory",
+            "Bringing the memory back",
+            done=lambda: self._read_bytes,
+            total=lambda: total,
+        ):
+            return await in_thread(
+                lambda: self._run_criu(there, image),
+                step="restore",
+                limit=self._limits.restore + self._limits.criu,
+            )
+
+    def _run_criu(self, there: Saved, image: bytes) -> engine.RestoreResult:
+        world, init_pid = there.world, self._session.init_pid
+        with self._parts.work_folder() as folder:
+            return engine.restore(
+                self._parts.tool.criu(),
+                Session(init_pid, self._session.init_start),
+                source=lambda name: self._source(there.checkpoint, name, image),
+                folder=folder,
+                limit=self._limits.restore,
+                root_pid=world.root,
+                pids=world.pids,
+                pipes=world.pipes,
+                prepare=lambda helper: cgroup.join(helper, init_pid),
+                cancel=self._cancel,
+            )
+
+    def _source(
+        self, checkpoint: Checkpoint, name: str, image: bytes
+    ) -> Iterable[bytes | memoryview] | None:
+        """One of CRIU's files, with the list of open files as it was rewritten."""
+        stored = saved.IMAGES + name
+        if stored not in checkpoint:
+            return None
+        if stored == saved.FILES_IMAGE:
+            return [image]
+        return self._counted(checkpoint.stream(stored))
+
+    def _counted(
+        self, buffers: Iterable[bytes | bytearray | memoryview]
+    ) -> Iterable[bytes | memoryview]:
+        for buffer in buffers:
+            yield memoryview(buffer)
+            self._read_bytes += len(buffer)
+
+    async def _go_on(self, there: Saved, result: engine.RestoreResult) -> None:
+        """Let it run, and wait until its server answers."""
+        address, world = there.address(), there.world
+        # An accelerator is filled again here, before its processes go on.
+        async with self._progress.step("answer", "Waiting for the server"):
+            if address is None:
+                await self._thread("continue", lambda: _proceed(result, world))
+                return
+            with WakeUp(address) as wake:
+                await self._thread(
+                    "wake", lambda: wake.queue(world.kernels, world.terminals)
+                )
+                await self._thread("continue", lambda: _proceed(result, world))
+                await self._await_answer(address)
+
+    async def _await_answer(self, address: jupyter.Address) -> None:
+        """Ask until it answers; the server's own time limit on connecting paces it.
+
+        Raises:
+            RestoreFailed: it did not, in time (``timed_out``).
+        """
+        limit = self._limits.answer
+        try:
+            async with asyncio.timeout(limit):
+                while not await self._answers(address, limit):
+                    self._cancel.check()
+                    await self._thread("answer", self._still_there)
+                    await self._parts.clock.sleep(0.1)
+        except TimeoutError:
+            raise RestoreFailed(
+                Reason.TIMED_OUT, step="answer", seconds=limit
+            ) from None
+
+    async def _answers(self, address: jupyter.Address, seconds: float) -> bool:
+        try:
+            await jupyter.ask(
+                self._parts.client, address, "api", jupyter.Version, seconds=seconds
+            )
+        except NotFound:
+            return True  # it speaks HTTP; what it serves is its own affair
+        except ReclaimError:
+            return False
+        return True
+
+    def _still_there(self) -> None:
+        if trees.look(self._session).server is None:
+            raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
+
+    async def _clear(self) -> None:
+        """Nothing stays under the init."""
+        session = self._session
+        try:
+            await in_thread(
+                lambda: processes.kill_tree(
+                    session.init_pid, session.init_start, timeout=self._limits.end
+                ),
+                step="clear",
+                limit=self._limits.end * 2,
+            )
+        except NotFound:
+            return
+        except ReclaimError as error:
+            _log.error("%s what was half restored stays: %s", session.key, error)
+
+    def _give_ports_back(self) -> None:
+        """The session holds its ports itself now; one reserved too many is harmless."""
+        try:
+            self._parts.ports.release(self._record.checkpoint)
+        except ReclaimError as error:
+            _log.warning("%s ports stay reserved: %s", self._session.key, error)
+
+    async def _thread(self, step: str, work: Callable[[], T]) -> T:
+        return await in_thread(work, step=step, limit=self._limits.check)
+
+
+def _compare(session: Placed, there: Saved) -> tuple[list[Finding], bytes]:
+    """What speaks against bringing it back here; and files.img fit for this place."""
+    world, init_pid = there.world, session.init_pid
+    found = list(compare_machines(world.machine, this_machine()))
+    limit = cgroup.memory_limit(init_pid)
+    if limit is not None and world.memory > limit:
+        found.append(
+            finding(Reason.MEMORY_LIMIT, needed=size(world.memory), limit=size(limit))
+        )
+    compared = files.compare(world.files, Path(f"/proc/{init_pid}/root"))
+    found += compared.findings
+    image = files.drop_checks(there.checkpoint.read(saved.FILES_IMAGE), compared.drop)
+    image = sockets.close_external(image, sockets.own_addresses(init_pid), world.cut)
+    found += ports.check_free(init_pid, sockets.ports_of(image))
+    return found, image
+
+
+def _proceed(result: engine.RestoreResult, world: World) -> None:
+    engine.proceed(result, world.stopped)
+
+
+def _failed(error: Exception) -> ReclaimError:
+    """The error as it is told: in our words, whatever it was."""
+    if isinstance(error, ReclaimError):
+        return error
+    _log.error("- restore failed: internal", exc_info=error)
+    why = f"{type(error).__name__} inside the agent"
+    return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))

@@ -1,0 +1,187 @@
+"""What CRIU does not save: private file systems, and what is known of the rest.
+
+Called by ``capture`` (describe, archive) and ``restore`` (compare, unarchive). While a
+capture reads here the tree is stopped; while a restore writes here it does not exist.
+It touches no process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.agent import saved, trees
+from jupyterhub_gpu_reclaim.agent.world import World, this_machine
+from jupyterhub_gpu_reclaim.engine import archive, files, mounts, sockets, unarchive
+from jupyterhub_gpu_reclaim.errors import ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.metrics import jupyter
+from jupyterhub_gpu_reclaim.models import Value
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tornado.httpclient import AsyncHTTPClient
+
+    from jupyterhub_gpu_reclaim.agent.login import Login
+    from jupyterhub_gpu_reclaim.agent.operations import Cancel
+    from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.engine.dump import DumpResult
+    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: The server is asked right before the capture; one that is slow is not waited for.
+_ASK_SECONDS = 2.0
+
+
+class Opened(Value, frozen=True, kw_only=True):
+    """What a session's server had open: what must not be culled after a resume."""
+
+    kernels: list[str]
+    terminals: list[str]
+
+
+async def ask_server(client: AsyncHTTPClient, login: Login) -> Opened:
+    """The kernels and terminals of a session's server; what is not told is left out."""
+    address = jupyter.Address(login.port, login.prefix, login.token)
+
+    async def ask(path: str, kind: type[list[T]]) -> list[T]:
+        try:
+            return await jupyter.ask(client, address, path, kind, seconds=_ASK_SECONDS)
+        except ReclaimError as error:
+            _log.info("- not told by the server: %s", error.detail)
+            return []
+
+    kernels = await ask("api/kernels", list[jupyter.Kernel])
+    terminals = await ask("api/terminals", list[jupyter.Terminal])
+    return Opened(
+        kernels=[kernel.id for kernel in kernels],
+        terminals=[terminal.name for terminal in terminals],
+    )
+
+
+def describe(
+    session: Session,
+    *,
+    criu: str,
+    result: DumpResult,
+    cut: list[int],
+    opened: Opened,
+    uid: int,
+) -> World:
+    """The world of a tree that has just been stopped.
+
+    Raises:
+        NotFound: it has ended.
+        Refused: its files cannot be looked at.
+    """
+    snapshot = trees.look(session)
+    server = snapshot.server
+    return World(
+        machine=this_machine(),
+        criu=criu,
+        root=result.root_pid,
+        server=server.ns_pid if server else 0,
+        uid=uid,
+        pids=list(result.pids),
+        stopped=list(result.stopped),
+        cut=cut,
+        pipes=list(result.pipes),
+        files=files.fingerprint(
+            session.init_pid, [process.pid for process in snapshot.processes]
+        ),
+        archives=[str(mount.target) for mount in _private(session.init_pid)],
+        kernels=opened.kernels,
+        terminals=opened.terminals,
+        memory=trees.resident_bytes(snapshot),
+    )
+
+
+def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) -> None:
+    """Stream every private file system of the session into the checkpoint.
+
+    Raises:
+        RolledBack: something cannot be read, or it was called off.
+        StoreError: the store does not take it.
+    """
+    for number, mount in enumerate(_private(session.init_pid)):
+        with ExitStack() as stack:
+            file = stack.enter_context(writer.file(saved.ARCHIVE.format(number=number)))
+            folder = _open(session.init_pid, mount)
+            stack.callback(os.close, folder)
+            packed = archive.pack(
+                folder,
+                _checked(file.write, cancel),
+                overlay=mount.kind == "overlay",
+            )
+        for note in packed.notes:
+            _log.info("%s %s: %s", session.key, mount.target, note)
+
+
+def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> None:
+    """Put the private file systems back into the place of a holding init.
+
+    Raises:
+        RestoreFailed: the place lacks one of them, or does not take it.
+        StoreError: the checkpoint is damaged.
+    """
+    here = {str(mount.target): mount for mount in _private(session.init_pid)}
+    for number, target in enumerate(world.archives):
+        mount = here.get(target)
+        if mount is None:
+            raise RestoreFailed(
+                Reason.RESTORE_FAILED, why=f"{target} is not a private folder here"
+            )
+        overlay = mount.kind == "overlay"
+        folder = archive.open_mount(session.init_pid, mount)
+        try:
+            done = unarchive.unpack(
+                checkpoint.stream(saved.ARCHIVE.format(number=number)),
+                folder,
+                overlay=overlay,
+                clear=not overlay,
+            )
+        finally:
+            os.close(folder)
+        for note in done.notes:
+            _log.info("%s %s: %s", session.key, target, note)
+
+
+def _private(init_pid: int) -> list[mounts.Mount]:
+    """The mounts whose contents die with the session, in a stable order."""
+    session, host = mounts.read_mounts(init_pid), mounts.read_mounts("self")
+    found = sorted(mounts.private_tmpfs(session, host), key=lambda m: str(m.target))
+    overlay = mounts.root_overlay(session)
+    if overlay is not None and overlay.device not in {m.device for m in host}:
+        found.insert(0, overlay)
+    return found
+
+
+def _open(init_pid: int, mount: mounts.Mount) -> int:
+    """What is archived of a mount: all of a tmpfs, the upper folder of an overlay."""
+    if mount.kind != "overlay":
+        return archive.open_mount(init_pid, mount)
+    upper = mount.option("upperdir") or ""
+    return os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _checked(
+    write: Callable[[bytes], object], cancel: Cancel
+) -> Callable[[bytes], object]:
+    def take(data: bytes) -> object:
+        cancel.check()
+        return write(data)
+
+    return take
+
+
+def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[sockets.Port]:
+    """The ports that the saved session will bind again."""
+    image = checkpoint.read(saved.FILES_IMAGE)
+    return sockets.ports_of(sockets.close_external(image, (), world.cut))

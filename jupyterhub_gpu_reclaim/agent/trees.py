@@ -1,0 +1,100 @@
+"""What is known of each session: one ``Tree`` from its processes and its record.
+
+Asked by the node's calls and by recovery. It looks, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.models import Tree, TreeState
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.agent.operations import Operation
+    from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.engine.processes import Snapshot
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SAVED = {Stage.CAPTURED, Stage.RELEASING}
+_IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
+
+
+def look(session: Session) -> Snapshot:
+    """The session's processes now.
+
+    Raises:
+        NotFound: its init has ended.
+    """
+    return processes.snapshot(session.init_pid, session.init_start)
+
+
+def resident_bytes(snapshot: Snapshot) -> int:
+    """Private memory of all its processes: about what a capture will write."""
+    total = 0
+    for process in snapshot.processes:
+        try:
+            fields = Path(f"/proc/{process.pid}/statm").read_text().split()
+        except OSError:
+            continue
+        total += (int(fields[1]) - int(fields[2])) * _PAGE
+    return total
+
+
+def matches(record: Record | None, session: Session) -> bool:
+    """Whether a record is about that very init, not about one of the same name."""
+    return record is not None and (record.init_pid, record.init_start) == (
+        session.init_pid,
+        session.init_start,
+    )
+
+
+def tree_of(
+    session: Session, record: Record | None, operation: Operation | None
+) -> Tree:
+    """What an agent reports of a session that has an init."""
+    record = record if matches(record, session) else None
+    running = operation is not None and not operation.done
+    return Tree(
+        incarnation=session.incarnation,
+        key=session.key,
+        state=_state(session, record, operation if running else None),
+        init_pid=session.init_pid,
+        checkpoint=_checkpoint(record, operation if running else None),
+        generation=record.generation if record else 0,
+        operation=operation.kind if operation and running else "",
+        steps=operation.steps if operation else (record.steps if record else []),
+        failure=record.failure if record else None,
+    )
+
+
+def gone(record: Record | Session, checkpoint: str = "") -> Tree:
+    """What an agent reports of a session that has ended."""
+    return Tree(
+        incarnation=record.incarnation,
+        key=record.key,
+        state=TreeState.GONE,
+        init_pid=0,
+        checkpoint=checkpoint,
+    )
+
+
+def _checkpoint(record: Record | None, operation: Operation | None) -> str:
+    if operation is not None and operation.checkpoint:
+        return operation.checkpoint
+    return record.checkpoint if record else ""
+
+
+def _state(
+    session: Session, record: Record | None, operation: Operation | None
+) -> TreeState:
+    if operation is not None and operation.kind in _IN_HAND:
+        return _IN_HAND[operation.kind]
+    if record is not None and record.stage in _SAVED:
+        return TreeState.CAPTURED
+    if session.holding and not look(session).processes:
+        return TreeState.HOLDING
+    return TreeState.RUNNING

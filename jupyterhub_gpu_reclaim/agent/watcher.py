@@ -1,0 +1,71 @@
+"""Samples every session of this node: who they are, where their servers answer.
+
+Made by the app, asked by the node. It turns trees into what ``metrics.activity`` can
+sample, and remembers nothing but the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.agent import trees
+from jupyterhub_gpu_reclaim.agent.login import read_login
+from jupyterhub_gpu_reclaim.errors import NotFound
+from jupyterhub_gpu_reclaim.metrics.activity import Sampler, Watched
+from jupyterhub_gpu_reclaim.metrics.jupyter import Address
+from jupyterhub_gpu_reclaim.models import TreeState
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.agent.placements import Placements
+    from jupyterhub_gpu_reclaim.models import Sample, Tree
+
+_LIVE = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
+
+
+class Watcher:
+    """Knows how to look at a session; asks only those that run."""
+
+    def __init__(self, placements: Placements, sampler: Sampler) -> None:
+        self._placements = placements
+        self._sampler = sampler
+
+    async def samples(self, known: list[Tree]) -> list[Sample]:
+        """One sample of every session that has programs in it."""
+        watched = await asyncio.to_thread(self._watched, known)
+        return await self._sampler.sample_all(watched)
+
+    def _watched(self, known: list[Tree]) -> list[Watched]:
+        return [
+            watched
+            for tree in known
+            if tree.state in _LIVE and (watched := self._watch(tree)) is not None
+        ]
+
+    def _watch(self, tree: Tree) -> Watched | None:
+        try:
+            snapshot = trees.look(self._placements.find(tree.incarnation))
+        except NotFound:
+            return None
+        if snapshot.server is None:
+            return None
+        return Watched(
+            incarnation=tree.incarnation,
+            key=tree.key,
+            init_pid=snapshot.init.pid,
+            root_pid=snapshot.server.pid,
+            pids=[process.pid for process in snapshot.processes],
+            address=address_of(snapshot.server.pid),
+            stopped=tree.state is not TreeState.RUNNING,
+        )
+
+
+def address_of(server_pid: int) -> Address | None:
+    """Where that program's server answers; None where its environment does not say."""
+    try:
+        login = read_login(server_pid)
+    except OSError:
+        return None
+    if not login.port or not login.token:
+        return None
+    return Address(login.port, login.prefix, login.token)
