@@ -111,6 +111,12 @@ class Reason(Enum):
         "CRIU does not work on this machine: {why}.",
         "Run: jupyterhub-gpu-reclaim criu check",
     )
+    CRIU_NOT_INSTALLED = (
+        "criu_not_installed",
+        "CRIU could not be installed: {why}.",
+        "",
+        True,
+    )
     CAPABILITY_MISSING = (
         "capability_missing",
         (

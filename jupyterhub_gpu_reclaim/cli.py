@@ -1,0 +1,39 @@
+"""The command ``jupyterhub-gpu-reclaim``: what an administrator types.
+
+Each subcommand is a module with ``register(commands)``, which sets ``run``, a function
+from the parsed arguments to an exit code. An error of ours is a sentence and exit
+code 1, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.engine import criu_command
+from jupyterhub_gpu_reclaim.errors import ReclaimError
+
+COMMANDS = (criu_command,)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="jupyterhub-gpu-reclaim",
+        description="Gives idle GPUs of a JupyterHub back and keeps every session.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.register(commands)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ReclaimError as error:
+        sys.stderr.write(f"Error: {error.message}\n")
+        if error.reason.hint:
+            sys.stderr.write(f"  {error.reason.hint}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
