@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from jupyterhub.utils import url_escape_path
 from traitlets import Float, Unicode
 from traitlets.config import Configurable
 
@@ -19,6 +20,7 @@ from jupyterhub_gpu_reclaim.clients.service import ServiceClient
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.spawner import logins
 from jupyterhub_gpu_reclaim.spawner.state import KEY, Place, Pointer, PointerPhase
 
@@ -39,12 +41,6 @@ class PointerKeeper(Base):
         ``hub_config.configure(c)`` sets it. Empty: nothing can be suspended, and a
         server starts and stops as it would without this package.
         """,
-    ).tag(config=True)
-
-    reclaim_service_prefix = Unicode(
-        "/services/gpu-reclaim",
-        help="""Path of the service on that address and on the Hub's own, with the
-        Hub's ``base_url`` in front where one is set.""",
     ).tag(config=True)
 
     reclaim_token_file = Unicode(
@@ -105,13 +101,14 @@ class PointerKeeper(Base):
     @property
     def reclaim_fresh_url(self) -> str:
         """The service's page that offers to start fresh."""
-        key = self.reclaim_key
-        base = str(self.hub.base_url).removesuffix("hub/").rstrip("/")
-        prefix = self.reclaim_service_prefix.strip("/")
-        if base and prefix.startswith(base.strip("/") + "/"):
-            base = ""
-        name = self.user.escaped_name
-        return f"{base}/{prefix}/sessions/{name}/{key.server or '-'}/fresh"
+        server = url_escape_path(self.name) or "-"
+        return f"{self._prefix}/sessions/{self.user.escaped_name}/{server}/fresh"
+
+    @property
+    def _prefix(self) -> str:
+        """Path of the service, on its own address as on the Hub's."""
+        base = str(self.hub.base_url).removesuffix("hub/")
+        return f"{base}services/{SERVICE_NAME}"
 
     # --- state ---
 
@@ -164,7 +161,7 @@ class PointerKeeper(Base):
         return _client(
             self.reclaim_service,
             self.reclaim_token_file,
-            self.reclaim_service_prefix,
+            self._prefix,
             self.reclaim_timeout,
             self.reclaim_slow_timeout,
         )

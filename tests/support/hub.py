@@ -1,4 +1,4 @@
-"""A real JupyterHub with a real proxy in a temporary folder, for any test that needs one.
+"""A real JupyterHub with a real proxy in a temporary folder, for any test.
 
 ``HubUnderTest`` starts it with a few lines of configuration on top, kills and restarts
 it, and at the end ends everything that carries its mark, by pid. People and programs
@@ -221,6 +221,26 @@ class HubUnderTest:
         answer = self.api("DELETE", f"users/{quote(user)}/{where}")
         wait_until(lambda: self._stopped(user, name), 60, self.log)
         return answer
+
+    def cull(self, *options: str, seconds: float = 4) -> int:
+        """Run jupyterhub-idle-culler for a while; 0 when it ran until it was ended."""
+        with (self.folder / "culler.log").open("ab") as log:
+            culler = subprocess.Popen(
+                [BIN / "jupyterhub-idle-culler", *options],
+                env={
+                    **os.environ,
+                    "JUPYTERHUB_API_TOKEN": API_TOKEN,
+                    "JUPYTERHUB_API_URL": f"{self.url}/hub/api",
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                return culler.wait(seconds)
+            except subprocess.TimeoutExpired:
+                culler.kill()
+                culler.wait(10)
+                return 0
 
     def _stopped(self, user: str, name: str) -> bool:
         server = self.server(user, name)

@@ -109,7 +109,7 @@ class RelaunchingService:
             "checkpoint": f"{user}-{time.monotonic_ns()}",
             "environ": environ,
             "command": command,
-            "cwd": os.readlink(f"/proc/{program}/cwd"),
+            "cwd": str(Path(f"/proc/{program}/cwd").readlink()),
             "identity": {
                 "api_token": environ["JUPYTERHUB_API_TOKEN"],
                 "port": int(url.rpartition(":")[2].partition("/")[0]),
@@ -132,9 +132,10 @@ class RelaunchingService:
         if self.fail_restore is None:
             saved, init = self.saved[key], self.init(*key)
             words = shlex.join(saved["command"])
+            script = f"exec >/dev/null 2>&1 </dev/null; setsid {words} &"
+            enter = f"nsenter --target={init} --pid --mount --ipc --uts sh -c".split()
             subprocess.run(
-                ["nsenter", f"--target={init}", "--pid", "--mount", "--ipc", "--uts"]
-                + ["sh", "-c", f"exec >/dev/null 2>&1 </dev/null; setsid {words} &"],
+                [*enter, script],
                 env=saved["environ"],
                 cwd=saved["cwd"],
                 check=True,
@@ -249,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _key(body: dict[str, Any]) -> Key:
-    key = body["key"] if "key" in body else body
+    key = body.get("key", body)
     if isinstance(key, dict):
         return key["user"], key.get("server", "")
     return tuple(key)
@@ -314,7 +315,7 @@ def _read(pid: int, file: str) -> str:
 
 def _sigqueue(pid: int, number: int, value: int) -> None:
     class Value(ctypes.Union):
-        _fields_ = [("number", ctypes.c_int), ("pointer", ctypes.c_void_p)]  # noqa: RUF012
+        _fields_ = [("number", ctypes.c_int), ("pointer", ctypes.c_void_p)]
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigqueue(pid, number, Value(number=value)):

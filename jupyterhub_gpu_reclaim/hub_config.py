@@ -1,0 +1,240 @@
+"""``configure(c)``: all that a ``jupyterhub_config.py`` needs from us, in one call.
+
+Called by the administrator's configuration, as its last line. It only adds: lists and
+roles that are there already are kept and extended, and a value that is set is never
+changed. It starts nothing and talks to nobody; it makes two secrets (files of mode
+0600) in the service's folder when they are not there yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traitlets.config import Config
+from traitlets.config.loader import LazyConfigValue
+
+from jupyterhub_gpu_reclaim.service.scopes import (
+    ADMIN_SCOPES,
+    CUSTOM_SCOPES,
+    MANAGE,
+    SERVICE_NAME,
+    SERVICE_SCOPES,
+    USER_SCOPES,
+    names,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
+TEMPLATES = Path(__file__).parent / "ui" / "hub"
+#: Seconds that a start may take: a large session is read back from the store.
+START_TIMEOUT = 600
+
+
+def configure(
+    c: Any,
+    *,
+    agent: str = "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
+    agent_token_file: str = "/etc/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
+    state_dir: str = STATE_DIR,
+    service_port: int = 10101,
+    idle_after: float | None = None,
+    sample_interval: float | None = None,
+    min_age: float | None = None,
+    cool_down: float | None = None,
+    admins: Iterable[str] = (),
+    admin_groups: Iterable[str] = (),
+    service_options: Mapping[str, Any] | None = None,
+    service_environment: Mapping[str, str] | None = None,
+) -> None:
+    """Add the service, its roles, the spawner and the pages to a Hub's configuration.
+
+    Args:
+        c: the configuration object of ``jupyterhub_config.py``.
+        agent: address of this machine's agent: ``unix:/path`` or ``http(s)://…``.
+        agent_token_file: file with the agent's token; the agent makes it.
+        state_dir: folder of the service: journal and secrets, only for root.
+        service_port: port on 127.0.0.1 that the service listens on.
+        idle_after: seconds without use until a session is suspended; None: the
+            policy's own default; 0: never by itself.
+        sample_interval: seconds between two looks at the sessions.
+        min_age: seconds for which a session is left alone after its start.
+        cool_down: seconds for which it is left alone after a resume.
+        admins: who may see and steer all sessions, besides the ``admin_users`` that
+            are configured above the call.
+        admin_groups: groups of the Hub whose members may, too.
+        service_options: further settings of the service by their full names, for
+            example ``{"ReclaimService.grace": 3600}``.
+        service_environment: added to the service's environment.
+
+    Raises:
+        ValueError: a name or a value cannot be right; the text says which.
+    """
+    folder = Path(state_dir)
+    if not folder.is_absolute():
+        raise ValueError(f"state_dir must be an absolute path, not {state_dir!r}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    spawner_token = _secret(folder / "spawner.token")
+    url = f"http://127.0.0.1:{service_port}"
+    options = {
+        "ReclaimService.agent": agent,
+        "ReclaimService.agent_token_file": agent_token_file,
+        "ReclaimService.state_dir": str(folder),
+        "ReclaimService.sample_interval": sample_interval,
+        "IdlePolicy.idle_after": idle_after,
+        "Guards.min_age": min_age,
+        "Guards.cool_down": cool_down,
+        **(service_options or {}),
+    }
+    _add(
+        c.JupyterHub,
+        "services",
+        {
+            "name": SERVICE_NAME,
+            "display": True,
+            "url": url,
+            "command": [_program(), *_arguments(options)],
+            "api_token": _secret(folder / "service.token"),
+            "environment": {
+                "GPU_RECLAIM_SPAWNER_TOKEN": spawner_token,
+                **(service_environment or {}),
+            },
+            "oauth_client_allowed_scopes": [MANAGE],
+            "oauth_no_confirm": True,
+        },
+    )
+    _roles(c, {*admins, *_configured_admins(c)}, admin_groups)
+    _spawner(c, url, folder / "spawner.token", options)
+    if str(TEMPLATES) not in _current(c.JupyterHub, "template_paths"):
+        _extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
+
+
+# --- parts ---------------------------------------------------------------------------
+
+
+def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
+    """The least scopes for the service, for users and for administrators."""
+    hub = c.JupyterHub
+    major = int(version("jupyterhub").partition(".")[0])
+    scopes = dict(_current(hub, "custom_scopes", {}))
+    hub["custom_scopes"] = {**CUSTOM_SCOPES, **scopes}
+    roles = list(_current(hub, "load_roles"))
+    user = next((role for role in roles if role["name"] == "user"), None)
+    if user is None:
+        user = {"name": "user", "scopes": ["self"]}
+        roles.append(user)
+    user["scopes"] = [
+        *user.get("scopes", ["self"]),
+        *[s for s in names(USER_SCOPES, major) if s not in user.get("scopes", [])],
+    ]
+    roles.append(
+        {
+            "name": f"{SERVICE_NAME}-service",
+            "description": "What the service that suspends sessions does at the Hub",
+            "services": [SERVICE_NAME],
+            "scopes": names(SERVICE_SCOPES, major),
+        }
+    )
+    roles.append(
+        {
+            "name": f"{SERVICE_NAME}-admin",
+            "description": "See and steer everybody's sessions",
+            "users": sorted(admins),
+            "groups": sorted(admin_groups),
+            "scopes": [*names(USER_SCOPES, major), *names(ADMIN_SCOPES, major)],
+        }
+    )
+    hub["load_roles"] = roles
+
+
+def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> None:
+    """The spawner, how it reaches the service, and what a resume needs of the Hub."""
+    _default(c.JupyterHub, "spawner_class", "gpu-reclaim-local")
+    # At its end the Hub would stop every server, and nothing would be saved.
+    _default(c.JupyterHub, "cleanup_servers", False)
+    _default(c.Spawner, "start_timeout", START_TIMEOUT)
+    _default(c.ReclaimMixin, "reclaim_service", url)
+    _default(c.ReclaimMixin, "reclaim_token_file", str(token_file))
+    days = options.get("ReclaimService.set_aside_days")
+    if days is not None:
+        _default(c.ReclaimMixin, "reclaim_kept_days", float(days))
+
+
+def _program() -> str:
+    """The service's program, beside the interpreter that runs the Hub."""
+    return str(Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service"))
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """Settings as a command line; what is None is left to its default."""
+    words = []
+    for name, value in options.items():
+        section, dot, trait = name.partition(".")
+        if not dot or not section.isidentifier() or not trait.isidentifier():
+            raise ValueError(f"{name!r} is not of the form 'ReclaimService.setting'")
+        if value is not None:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _secret(path: Path) -> str:
+    """A secret in a file that only its owner can read; made when it is not there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, flags, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    text = path.read_text().strip()
+    if len(text) < 32:
+        raise ValueError(f"{path} holds no secret; remove it, and it is made anew")
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+    return text
+
+
+def _configured_admins(c: Any) -> set[str]:
+    """``admin_users`` of whatever authenticator is configured above the call."""
+    found: set[str] = set()
+    for section in list(c.values()):
+        if isinstance(section, Config):
+            found.update(_current(section, "admin_users", set()))
+    return found
+
+
+# --- merging -------------------------------------------------------------------------
+
+
+def _current(section: Any, name: str, empty: Any = ()) -> Any:
+    """What is set so far, also where it was only extended (``.append``)."""
+    value = section.get(name) if name in section else None
+    if isinstance(value, LazyConfigValue):
+        value = value.get_value(type(empty or [])())
+    return empty if value is None else value
+
+
+def _extend(section: Any, name: str, items: list[Any]) -> None:
+    section[name] = [*_current(section, name), *items]
+
+
+def _add(section: Any, name: str, item: dict[str, Any]) -> None:
+    """Add to a list of things with names.
+
+    Raises:
+        ValueError: there is one of that name; the call was made twice.
+    """
+    if any(each.get("name") == item["name"] for each in _current(section, name)):
+        raise ValueError(f"{name} has {item['name']!r} already; configure(c) runs once")
+    _extend(section, name, [item])
+
+
+def _default(section: Any, name: str, value: Any) -> None:
+    """Set what the administrator has not set."""
+    if name not in section:
+        section[name] = value
