@@ -218,7 +218,9 @@ def _session_values(row: SessionRow) -> dict[str, Any]:
     values.update(user=key.user, server=key.server)
     values["phase"] = row.phase.value
     values["intent"] = row.intent.value
-    values["failure"] = None if row.failure is None else wire.encode(row.failure).decode()
+    values["failure"] = (
+        None if row.failure is None else wire.encode(row.failure).decode()
+    )
     return values
 
 

@@ -220,9 +220,7 @@ class Sessions:
         kept: dict[SessionKey, list[CheckpointRow]] = {}
         for checkpoint in self.journal.checkpoints():
             kept.setdefault(checkpoint.key, []).append(checkpoint)
-        views = [
-            self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()
-        ]
+        views = [self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()]
         return [v for v in views if v.phase is not Phase.STOPPED or v.saved]
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:

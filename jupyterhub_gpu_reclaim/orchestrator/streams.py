@@ -75,6 +75,11 @@ class Operation:
         self._news.set()
         self._news = asyncio.Event()
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has ended, and not with a failure."""
+        return self.ended and self._events[-1].failure is None
+
     def steps(self) -> list[Step]:
         """The newest state of every step, in the order in which they began."""
         latest: dict[str, Step] = {}

@@ -1,0 +1,152 @@
+"""The orchestrator's heartbeat: sampling, and comparing all sessions now and then.
+
+Started and stopped by the controller. A loop only looks and adds keys to the queue; a
+beat that fails, is late or is missed does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
+from jupyterhub_gpu_reclaim.orchestrator.reconciler import Do, settle
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import SessionKey
+    from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Window
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
+    from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
+
+_log = logging.getLogger(__name__)
+
+
+class Loops:
+    """Two tasks: samples, and ticks."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        observer: Observer,
+        worker: Worker,
+        queue: WorkQueue,
+        window: Callable[[], Window],
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._observer = observer
+        self._worker = worker
+        self._queue = queue
+        self._window = window
+        self._settings = settings
+        self._windows: dict[SessionKey, tuple[str, Window]] = {}
+        self._sampled: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin; once."""
+        settings = self._settings
+        self._tasks = [
+            asyncio.create_task(self._every(settings.sample_interval, self.sample)),
+            asyncio.create_task(self._every(settings.tick_interval, self.tick)),
+        ]
+
+    async def stop(self) -> None:
+        """End both at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _every(self, seconds: float, beat: Callable[[], Awaitable[None]]) -> None:
+        """Beat for ever; a beat that fails is in the log, and the next one comes."""
+        while True:
+            try:
+                await beat()
+            except ReclaimError as error:
+                _log.info("%s", error)
+            except Exception:  # the last line of defence: the heart goes on
+                _log.exception("a beat failed")
+            await self._sessions.clock.sleep(seconds)
+
+    # --- samples -------------------------------------------------------------------------
+    async def sample(self) -> None:
+        """Ask the agent what the sessions do, and sum that up.
+
+        Raises:
+            Unreachable: nothing is known, and nothing is made up.
+        """
+        samples = await self._agent.samples()
+        now = self._sessions.clock.now()
+        self._sampled = now
+        rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
+        for sample in samples:
+            row = rows.get(sample.incarnation)
+            if row is not None and row.phase is not Phase.STOPPED:
+                self._window_of(row).add(sample)
+        self._measure(now)
+
+    def _window_of(self, row: SessionRow) -> Window:
+        """The window of that incarnation; a new incarnation begins a new one."""
+        incarnation, window = self._windows.get(row.key, ("", None))
+        if window is None or incarnation != row.incarnation:
+            window = self._window()
+            self._windows[row.key] = (row.incarnation, window)
+        return window
+
+    def _measure(self, now: float) -> None:
+        for key, (incarnation, window) in list(self._windows.items()):
+            row = self._sessions.row(key)
+            if row.incarnation != incarnation or row.phase is Phase.STOPPED:
+                del self._windows[key]
+                self._sessions.measured(key, None)
+            else:
+                self._sessions.measured(key, window.usage(now))
+
+    # --- ticks ---------------------------------------------------------------------------
+    async def tick(self) -> None:
+        """Compare everything, and have a look at what is not as it should be."""
+        picture = await self._observer.all()
+        now = self._sessions.clock.now()
+        self._measure(now)
+        rows = {row.key: row for row in self._sessions.journal.sessions()}
+        for key in sorted(rows.keys() | picture.keys()):
+            row = rows.get(key) or SessionRow(key=key)
+            facts = picture.facts(key, self._observer.known(key))
+            act = settle(row, facts, now, self._settings)
+            if self._wants_a_look(row, act.do):
+                self._queue.add(key)
+        await checkpoints.collect(self._sessions, self._agent)
+
+    def _wants_a_look(self, row: SessionRow, do: Do) -> bool:
+        if self._queue.busy(row.key):
+            return False
+        if do is Do.READY:
+            reclaim = self._worker.judge(row)
+            wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
+            return reclaim or wished or row.stop_asked is not None
+        return do is not Do.NOTHING or row.intent is not Intent.NONE
+
+    def metrics_snapshot(self) -> MetricsSnapshot:
+        """Counts of this moment."""
+        kept = self._sessions.journal.checkpoints()
+        now = self._sessions.clock.now()
+        return MetricsSnapshot(
+            phases=dict(self._sessions.phases()),
+            counters=self._sessions.counters,
+            checkpoints=len(kept),
+            stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
+            sample_age=None if self._sampled is None else now - self._sampled,
+            watched=len(self._windows),
+        )

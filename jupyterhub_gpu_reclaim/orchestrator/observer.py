@@ -1,0 +1,109 @@
+"""What agent and Hub say, with "nobody answered" kept apart from "nothing there".
+
+Used by the worker (one session, fresh) and by the controller's tick (all at once). It
+changes nothing, and raises nothing for a part that is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.models import HubState
+from jupyterhub_gpu_reclaim.orchestrator.reconciler import Facts
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey, Tree
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Picture:
+    """All sessions as agent and Hub saw them at one moment."""
+
+    def __init__(
+        self,
+        trees: list[Tree] | None,
+        saved: list[CheckpointInfo] | None,
+        servers: dict[SessionKey, HubState] | None,
+    ) -> None:
+        self._trees = trees
+        self._saved = saved
+        self._servers = servers
+
+    def keys(self) -> set[SessionKey]:
+        """Every session that the agent has heard of."""
+        return {tree.key for tree in self._trees or ()} | {
+            info.key for info in self._saved or ()
+        }
+
+    def facts(self, key: SessionKey, known: frozenset[str]) -> Facts:
+        """The part of it that is about one session."""
+        servers = self._servers
+        return Facts(
+            trees=_only(self._trees, key),
+            saved=_only(self._saved, key),
+            hub=None if servers is None else servers.get(key, HubState.STOPPED),
+            known=known,
+        )
+
+
+class Observer:
+    """Asks, and notes who did not answer."""
+
+    def __init__(self, sessions: Sessions, agent: Agent, hub: Hub) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._hub = hub
+        self._silent: set[str] = set()
+
+    async def all(self) -> Picture:
+        """Everything, with one question to the Hub and two to the agent."""
+        trees, saved, servers = await asyncio.gather(
+            self._ask("agent", self._agent.trees()),
+            self._ask("agent's store", self._agent.checkpoints()),
+            self._ask("Hub", self._hub.servers()),
+        )
+        return Picture(trees, saved, servers)
+
+    async def one(self, key: SessionKey) -> Facts:
+        """One session, as it is now."""
+        trees, saved, hub = await asyncio.gather(
+            self._ask("agent", self._agent.trees()),
+            self._ask("agent's store", self._agent.checkpoints()),
+            self._ask("Hub", self._hub.server(key)),
+        )
+        return Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
+
+    def known(self, key: SessionKey) -> frozenset[str]:
+        """The checkpoints of a session that the journal knows."""
+        return frozenset(row.id for row in self._sessions.journal.checkpoints(key))
+
+    async def _ask(self, whom: str, answer: Awaitable[T]) -> T | None:
+        """The answer, or None; the log hears of it once per silence."""
+        try:
+            value = await answer
+        except ReclaimError as error:
+            if whom not in self._silent:
+                self._silent.add(whom)
+                _log.warning("the %s does not answer: %s", whom, error)
+            return None
+        if whom in self._silent:
+            self._silent.discard(whom)
+            _log.info("the %s answers again", whom)
+        return value
+
+
+def _only(values: list[T] | None, key: SessionKey) -> tuple[T, ...] | None:
+    """Those of one session; checkpoints by generation, as they came otherwise."""
+    if values is None:
+        return None
+    mine = [value for value in values if value.key == key]  # type: ignore[attr-defined]
+    return tuple(sorted(mine, key=lambda value: getattr(value, "generation", 0)))

@@ -1,0 +1,143 @@
+"""From a place that is held to a session that answers, or back to the checkpoint.
+
+Driven by ``worker.py`` after the spawner has said where. Nothing here starts a session
+cold, and a checkpoint is never given up by a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import Event, Failure, Phase
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class Resumer:
+    """The steps of a resume."""
+
+    def __init__(
+        self, sessions: Sessions, agent: Agent, hub: Hub, settings: Settings
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._hub = hub
+        self._settings = settings
+
+    async def start(self, row: SessionRow) -> None:
+        """Ask the Hub for the start that somebody wished by button; may be repeated.
+
+        The Hub's spawner then asks ``plan_start``, which takes the wish as fulfilled.
+        """
+        try:
+            await self._hub.start(row.key)
+        except Refused as error:
+            if error.retryable:
+                _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
+                return
+            self._sessions.update(
+                row.key,
+                intent=Intent.NONE,
+                intent_by="",
+                failure=wire.failure_of(error),
+            )
+
+    async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+        """Start or attach to the restore of a RESUMING session, up to its end.
+
+        Yields nothing when it ended well: it is RUNNING once the Hub has its answer.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the restore may go on there.
+        """
+        try:
+            async with asyncio.timeout(self._settings.operation_limit):
+                end = await self._restore(row)
+        except Unreachable:
+            raise
+        except TimeoutError:
+            limit = self._settings.operation_limit
+            late = Refused(Reason.TIMED_OUT, step="restore", seconds=limit)
+            end = Event(failure=wire.failure_of(late))
+        except ReclaimError as error:
+            end = Event(failure=wire.failure_of(error))
+            self._sessions.step(row.key, end)
+        if end.failure is not None:
+            yield self.failed(row, end.failure)
+
+    async def _restore(self, row: SessionRow) -> Event:
+        """The last event of the restore."""
+        async for event in self._agent.restore(row.incarnation, row.checkpoint):
+            if not self._still(row):
+                raise Refused(Reason.CANCELLED)
+            self._sessions.step(row.key, event)
+            if event.step is None:
+                return event
+            self._sessions.counters.step("resume", event.step)
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def _still(self, row: SessionRow) -> bool:
+        now = self._sessions.row(row.key)
+        return (now.phase, now.incarnation) == (row.phase, row.incarnation)
+
+    def restored(self, row: SessionRow) -> SessionRow:
+        """RESUMING -> RUNNING: it answers; its checkpoint is kept for the grace."""
+        self._count("ok")
+        superseded = checkpoints.kept(
+            self._sessions, row.checkpoint, Keeping.SUPERSEDED, self._settings.grace
+        )
+        return self._sessions.apply(
+            row.key,
+            Happened.RESTORED,
+            checkpoints=superseded,
+            resumed_at=self._sessions.clock.now(),
+            placed=False,
+            stop_asked=None,
+        )
+
+    def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
+        """RESUMING -> SUSPENDED: nothing came back, the checkpoint is kept."""
+        if not self._still(row):
+            return self._sessions.row(row.key)
+        self._count("failed", failure.code if failure else Reason.CANCELLED.value)
+        self._sessions.end(row.key, Reason.CANCELLED)
+        return self._sessions.apply(
+            row.key,
+            Happened.RESTORE_FAILED,
+            failure=failure,
+            placed=False,
+            intent=Intent.NONE,
+            intent_by="",
+        )
+
+    async def give_up(self, row: SessionRow, failure: Failure | None) -> None:
+        """End what was placed for a resume that nobody waits for any more."""
+        await self.kill(row.incarnation)
+        if row.phase is Phase.RESUMING:
+            self.failed(row, failure)
+
+    async def kill(self, incarnation: str) -> None:
+        """End an incarnation; one that is not there has ended."""
+        try:
+            await self._agent.kill(incarnation)
+        except NotFound:
+            return
+
+    def _count(self, outcome: str, code: str = "") -> None:
+        self._sessions.counters.operations["resume", outcome] += 1
+        if code:
+            self._sessions.counters.failures["resume", code] += 1

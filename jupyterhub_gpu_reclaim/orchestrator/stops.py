@@ -1,0 +1,193 @@
+"""Whether a session may be ended, and what its end means: the spawner's questions.
+
+Called by the controller for the spawner in the Hub's process. A stop by a person stays
+a real stop; a stop that the service itself asked for releases what is saved; and what
+is saved is never thrown away here, except when its server is deleted for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import (
+    Phase,
+    Placement,
+    SessionKey,
+    StopPlan,
+    TreeState,
+)
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints, finds
+from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
+    from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
+
+_log = logging.getLogger(__name__)
+
+_LIVE = {Phase.RUNNING, Phase.WARNED}
+_SAVED = {Phase.RELEASING, Phase.SUSPENDED}
+
+
+class Stops:
+    """The spawner's questions about stops."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        starts: Starts,
+        resumer: Resumer,
+        look: Callable[[SessionKey], None],
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._starts = starts
+        self._resumer = resumer
+        self._look = look
+        self._settings = settings
+
+    async def plan(self, placement: Placement) -> StopPlan:
+        """See ``Controller.plan_stop``."""
+        key = placement.key
+        with suppress(Unreachable):
+            await self._starts.call_off(key)
+        row = self._sessions.row(key)
+        if not self._is(row, placement):
+            return await self._unknown(row, placement)
+        if row.stop_asked is not None and row.phase in _LIVE:
+            await self._save_first(key)
+            row = self._sessions.row(key)
+        if row.phase is Phase.SUSPENDING:
+            # It could be neither called off nor finished: nothing may be ended now.
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
+        if row.phase in _LIVE and row.checkpoint:
+            await self._look_for_loss(row)
+            row = self._sessions.row(key)
+        if row.phase in _SAVED:
+            return StopPlan(action="release", checkpoint=row.checkpoint)
+        return StopPlan(action="stop")
+
+    @staticmethod
+    def _is(row: SessionRow, placement: Placement) -> bool:
+        return row.incarnation == placement.incarnation
+
+    async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
+        """An incarnation that the journal does not know: only the agent can say."""
+        try:
+            trees = await self._agent.trees()
+        except Unreachable:
+            return StopPlan(action="stop")  # the spawner sees by itself what is frozen
+        for tree in trees:
+            if tree.incarnation != placement.incarnation:
+                continue
+            if tree.state is TreeState.CAPTURED:
+                return await self._take_captured(row, tree.checkpoint)
+        return StopPlan(action="stop")
+
+    async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
+        """A saved tree that the journal has never heard of is released, not stopped."""
+        saved = await self._agent.checkpoints()
+        info = next((s for s in saved if s.id == checkpoint), None)
+        if info is None:
+            return StopPlan(action="stop")
+        finds.captured(self._sessions, row, info)
+        return StopPlan(action="release", checkpoint=info.id)
+
+    async def _save_first(self, key: SessionKey) -> None:
+        """A stop that we asked for comes so late that the session runs again.
+
+        The Hub cannot be told to leave it (T8), so the session is saved once more.
+        """
+        self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
+        self._look(key)
+        await self._sessions.until(
+            key,
+            lambda row: (
+                row.phase is not Phase.SUSPENDING and row.intent is not Intent.SUSPEND
+            ),
+            self._settings.settle_limit,
+        )
+
+    async def _look_for_loss(self, row: SessionRow) -> None:
+        """A session that died soon after its return goes back to what was saved."""
+        try:
+            trees = await self._agent.trees()
+            saved = await self._agent.checkpoints()
+        except Unreachable:
+            return
+        gone = not any(
+            tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
+            for tree in trees
+        )
+        info = next((s for s in saved if s.id == row.checkpoint), None)
+        if gone and info is not None and self._sessions.row(row.key) == row:
+            finds.lost(self._sessions, row, info)
+
+    async def release(self, placement: Placement) -> None:
+        """See ``Controller.release``."""
+        row = self._sessions.row(placement.key)
+        if not self._is(row, placement) or row.phase not in _SAVED:
+            raise Refused(Reason.NOT_CAPTURED)
+        await self._agent.release(row.incarnation, row.checkpoint)
+        self._look(placement.key)
+
+    def stopped(self, placement: Placement) -> None:
+        """See ``Controller.stopped``."""
+        row = self._sessions.row(placement.key)
+        if self._is(row, placement):
+            if row.phase is Phase.RESUMING and self._came_back(row):
+                row = self._resumer.restored(row)
+            if row.phase in {*_LIVE, Phase.SUSPENDING}:
+                self._stop(row)
+            elif row.phase is Phase.RESUMING:
+                self._sessions.apply(row.key, Happened.STOPPED, placed=False)
+        self._look(placement.key)
+
+    def _came_back(self, row: SessionRow) -> bool:
+        """Whether the restore in hand has ended well."""
+        operation = self._sessions.operation(row.key)
+        return operation is not None and operation.succeeded
+
+    def _stop(self, row: SessionRow) -> None:
+        """A real stop; a checkpoint that is still kept from the return is put aside."""
+        self._sessions.apply(
+            row.key,
+            Happened.STOPPED,
+            by=row.key.user,
+            checkpoints=checkpoints.kept(
+                self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
+            ),
+            checkpoint="",
+            attempt="",
+            intent=Intent.NONE,
+            intent_by="",
+            kept_until=None,
+            kept_by="",
+        )
+
+    async def forget(self, key: SessionKey) -> None:
+        """See ``Controller.forget``."""
+        sessions = self._sessions
+        doomed = [
+            row
+            for known in sessions.journal.checkpoints(key)
+            for row in checkpoints.kept(sessions, known.id, Keeping.DOOMED, seconds=0)
+        ]
+        line = sessions.audit_line(key, SERVICE, "forget", "The server was deleted.")
+        sessions.journal.forget(key, line, doomed)
+        sessions.forget(key)
+        with suppress(ReclaimError):
+            await checkpoints.collect(sessions, self._agent)

@@ -1,0 +1,269 @@
+"""One look at one session: compare the three views, do the one act, look again.
+
+Called by the work queue with a key. It keeps nothing between two looks but how long an
+odd state has lasted; what happened meanwhile it finds out anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey, Tree
+from jupyterhub_gpu_reclaim.orchestrator import finds
+from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.reconciler import Act, Do, Facts, settle
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
+from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import Failure
+    from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Decide
+    from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
+
+_log = logging.getLogger(__name__)
+
+_LIVE = {Phase.RUNNING, Phase.WARNED}
+_UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
+#: After this long, a stop that the Hub was asked for and has not done is forgotten.
+STOP_FORGOTTEN = 60.0
+
+Handler = Callable[[SessionRow, Act], Awaitable[float | None]]
+
+
+class Worker:
+    """Does what the reconciler says; ``work`` is idempotent and may be cancelled."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        observer: Observer,
+        suspender: Suspender,
+        resumer: Resumer,
+        decide: Decide,
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._observer = observer
+        self._suspender = suspender
+        self._resumer = resumer
+        self._decide = decide
+        self._settings = settings
+        self._captures = asyncio.Semaphore(settings.captures)
+        self._odd: dict[SessionKey, tuple[str, float]] = {}
+        self._handlers: dict[Do, Handler] = {
+            Do.NOTHING: self._nothing,
+            Do.WAIT: self._wait,
+            Do.READY: self._ready,
+            Do.ATTACH: self._attach,
+            Do.CANCEL: self._cancel,
+            Do.STOP_AT_HUB: self._stop_at_hub,
+            Do.RELEASE: self._release,
+            Do.THAW: self._thaw,
+            Do.RESTORE: self._restore,
+            Do.GIVE_UP: self._give_up,
+            Do.KILL: self._kill,
+            Do.REPORT: self._report,
+        }
+
+    async def work(self, key: SessionKey) -> float | None:
+        """Look once and act once.
+
+        Returns:
+            Seconds until the next look is wanted; None: when something happens.
+
+        Raises:
+            ReclaimError: it could not be done now; again later.
+        """
+        row = self._sessions.row(key)
+        facts = await self._observer.one(key)
+        if self._sessions.row(key) != row:
+            return 0.0  # it went on while we looked
+        act = settle(row, facts, self._sessions.clock.now(), self._settings)
+        wait = self._patience(key, act)
+        if wait > 0:
+            return min(wait, self._settings.tick_interval)
+        if act.do not in {Do.NOTHING, Do.WAIT, Do.READY}:
+            _log.info("%s: %s: %s", key, row.phase.value, act.do.value)
+        if act.do in self._handlers:
+            if act.do in {Do.READY, Do.NOTHING}:
+                return await self._quiet(row, act, facts)
+            return await self._handlers[act.do](row, act)
+        self._note(row, act, facts)
+        return 0.0
+
+    def _note(self, row: SessionRow, act: Act, facts: Facts) -> None:
+        """Acts that only take into the journal what has happened outside."""
+        sessions, settings = self._sessions, self._settings
+        match act.do:
+            case Do.COMMITTED if act.saved is not None:
+                self._suspender.committed(row, act.saved)
+            case Do.ROLLED_BACK if act.tree is not None:
+                self._rolled_back(row, act.tree)
+            case Do.RELEASED:
+                self._suspender.released(row)
+            case Do.RESTORED:
+                self._resumer.restored(row)
+            case Do.ADOPT if act.tree is not None:
+                finds.running(sessions, row, act.tree, settings)
+            case Do.VANISHED:
+                sessions.apply(row.key, Happened.VANISHED, checkpoint="", attempt="")
+            case Do.LOST if act.saved is not None:
+                finds.lost(sessions, row, act.saved)
+            case Do.FOUND_CAPTURED if act.saved is not None:
+                finds.captured(sessions, row, act.saved)
+            case _:
+                finds.saved(sessions, row, facts, settings)
+
+    # --- waiting -----------------------------------------------------------------------
+    def _patience(self, key: SessionKey, act: Act) -> float:
+        """Seconds for which an odd state must still last before its act is done."""
+        if not act.patient:
+            self._odd.pop(key, None)
+            return 0.0
+        what = f"{act.do} {act.tree.incarnation if act.tree else ''}"
+        now = self._sessions.clock.monotonic()
+        seen, since = self._odd.get(key, ("", now))
+        if seen != what:
+            since = now
+        self._odd[key] = (what, since)
+        left = since + self._settings.orphan_grace - now
+        if left <= 0:
+            self._odd.pop(key, None)
+        return left
+
+    async def _wait(self, row: SessionRow, act: Act) -> float:
+        del row, act
+        return self._settings.pace
+
+    async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
+        """Nothing is out of order: what somebody wishes, and what the policy says."""
+        if act.do is Do.READY and facts.hub in {HubState.RUNNING, HubState.STOPPED}:
+            return await self._ready(row, act)
+        if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
+            if facts.hub is HubState.STOPPED:
+                await self._resumer.start(row)
+            return self._settings.pace
+        return await self._nothing(row, act)
+
+    async def _nothing(self, row: SessionRow, act: Act) -> float | None:
+        del act
+        wished = row.phase in _LIVE and row.intent is not Intent.NONE
+        return self._settings.pace if wished or row.phase in _UNDER_WAY else None
+
+    # --- suspend ------------------------------------------------------------------------
+    async def _ready(self, row: SessionRow, act: Act) -> float | None:
+        """A session that runs as it should: suspend it, warn it, or leave it alone."""
+        del act
+        if row.intent is Intent.SUSPEND:
+            return await self._suspend(row.key, row.intent_by)
+        now = self._sessions.clock.now()
+        if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
+            row = self._sessions.update(row.key, stop_asked=None)
+        if not self.judge(row):
+            if row.phase is Phase.WARNED:
+                self._sessions.apply(row.key, Happened.STAYS, failure=row.failure)
+            return None
+        if self._settings.warn_for <= 0:
+            return await self._suspend(row.key, SERVICE)
+        due = self._sessions.suspends_at(row.key)
+        if row.phase is Phase.RUNNING or due is None:
+            self._sessions.warn(row.key, now + self._settings.warn_for)
+            if row.phase is Phase.RUNNING:
+                self._sessions.apply(row.key, Happened.WARNED, failure=row.failure)
+            return self._settings.warn_for
+        if now < due:
+            return due - now
+        return await self._suspend(row.key, SERVICE)
+
+    def judge(self, row: SessionRow) -> bool:
+        """Ask the policy; whether it says that the session is to be suspended."""
+        view = self._sessions.view(row.key)
+        verdicts = list(self._decide(view, self._sessions.clock.now()))
+        self._sessions.judged(row.key, verdicts)
+        return bool(verdicts) and verdicts[0].reclaim
+
+    async def _suspend(self, key: SessionKey, by: str) -> float:
+        if self._captures.locked():
+            return self._settings.pace
+        async with self._captures:
+            async for _ in self._suspender.run(key, by):
+                pass
+        return 0.0
+
+    async def _attach(self, row: SessionRow, act: Act) -> float:
+        del act
+        async for _ in self._suspender.follow(row):
+            pass
+        return 0.0
+
+    async def _cancel(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._agent.cancel(row.incarnation)
+        return self._settings.pace
+
+    def _rolled_back(self, row: SessionRow, tree: Tree) -> None:
+        failure: Failure = failure_of(Reason.AGENT_RESTARTED)
+        if tree.failure is not None and tree.checkpoint in {"", row.attempt}:
+            failure = tree.failure
+        if row.phase is Phase.SUSPENDING:
+            self._suspender.failed(row, failure)
+        else:
+            self._suspender.thawed(row, failure)
+
+    async def _stop_at_hub(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._suspender.stop_at_hub(row)
+        return self._settings.pace
+
+    async def _release(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._suspender.release(row)
+        return 0.0
+
+    async def _thaw(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._suspender.thaw(row)
+        return self._settings.pace
+
+    # --- resume ---------------------------------------------------------------------------
+    async def _restore(self, row: SessionRow, act: Act) -> float:
+        del act
+        async for _ in self._resumer.follow(row):
+            pass
+        return self._settings.pace
+
+    async def _give_up(self, row: SessionRow, act: Act) -> float:
+        failure = act.tree.failure if act.tree is not None else None
+        failure = failure or failure_of(Reason.CANCELLED)
+        if act.tree is None:
+            self._resumer.failed(row, failure)
+        else:
+            await self._resumer.give_up(row, failure)
+        return 0.0
+
+    # --- leftovers ----------------------------------------------------------------------
+    async def _kill(self, row: SessionRow, act: Act) -> float:
+        del row
+        if act.tree is not None:
+            await self._resumer.kill(act.tree.incarnation)
+        return self._settings.pace
+
+    async def _report(self, row: SessionRow, act: Act) -> None:
+        _log.warning(
+            "%s: incarnation %s runs, but the Hub does not know of it and nothing of"
+            " it is saved; it is left alone",
+            row.key,
+            act.tree.incarnation if act.tree else "?",
+        )
