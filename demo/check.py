@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from demo.admin import Admin
 from demo.stack import Stack
 from demo.user import Kernel, Server, User, UserError, read_terminal
 
@@ -55,6 +56,7 @@ def check(folder: Path) -> int:
 
 
 def _play(stack: Stack) -> list[dict[str, Any]]:
+    admin = Admin(stack)
     user = User(stack.url, "ada", stack.password)
     user.login()
     user.start_server()
@@ -66,7 +68,7 @@ def _play(stack: Stack) -> list[dict[str, Any]]:
     pids = _terminal_pids(server, terminal)
     print(f"kernel {kernel.id} is process {first[0]}; terminal {terminal} runs top")
     return [
-        _cycle(stack, user, server, kernel, first, terminal, pids, n)
+        _cycle(stack, admin, user, server, kernel, first, terminal, pids, n)
         for n in range(1, CYCLES + 1)
     ]
 
@@ -86,6 +88,7 @@ def _terminal_pids(server: Server, terminal: str) -> str:
 
 def _cycle(
     stack: Stack,
+    admin: Admin,
     user: User,
     server: Server,
     kernel: Kernel,
@@ -98,7 +101,7 @@ def _cycle(
     held = _memory(stack)
     logins = user.logins
     left = time.monotonic()
-    _wait(stack, "suspended", 90)
+    admin.wait(user.name, phase="suspended", seconds=90)
     idle = time.monotonic() - left
     _processes_are_gone(stack, tree)
     kernel.close()
@@ -115,7 +118,7 @@ def _cycle(
     _same("process, sum, model, visits", seen, [*first, "True", str(number)])
     _terminal_lives(server, terminal, pids)
     _same("logins", user.logins, logins)
-    saved = _session(stack, user)["last_suspend"]
+    saved = admin.session(user.name)["last_suspend"]
     return {
         "cycle": number,
         "held": held,
@@ -127,36 +130,6 @@ def _cycle(
         "resume": resumed,
         "cell": cell,
     }
-
-
-def _session(stack: Stack, user: User) -> dict[str, Any]:
-    """The service's view of the user's session, by a token of theirs."""
-    token = user.hub("POST", f"users/{user.name}/tokens", json={"expires_in": 60})
-    answer = user.http.get(
-        f"{stack.url}/services/gpu-reclaim/api/sessions/{user.name}/-",
-        headers={"Authorization": f"token {token.json()['token']}"},
-        timeout=30,
-    )
-    if not answer.ok:
-        raise UserError(f"session: {answer.status_code} {answer.text[:300]}")
-    return dict(answer.json())
-
-
-def _wait(stack: Stack, phase: str, seconds: float) -> None:
-    """Wait until the session is in that phase, watching as an admin would."""
-    admin = User(stack.url, "admin", stack.password)
-    admin.login()
-    token = admin.hub("POST", "users/admin/tokens", json={"expires_in": 600}).json()
-    url = f"{stack.url}/services/gpu-reclaim/api/sessions"
-    headers = {"Authorization": f"token {token['token']}"}
-    until, seen = time.monotonic() + seconds, None
-    while time.monotonic() < until:
-        with contextlib.suppress(ValueError):
-            seen = admin.http.get(url, headers=headers, timeout=30).json()
-            if [s["phase"] for s in seen] == [phase]:
-                return
-        time.sleep(0.3)
-    raise UserError(f"not {phase} after {seconds} s: {json.dumps(seen, indent=1)}")
 
 
 def _processes_are_gone(stack: Stack, tree: dict[str, Any]) -> None:

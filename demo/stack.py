@@ -107,11 +107,11 @@ class Stack:
             "agent",
             [
                 str(BIN / "jupyterhub-gpu-reclaim-agent"),
-                f"--Agent.address=unix:{self.agent_socket}",
-                f"--Agent.state_dir={self.folder / 'agent'}",
-                f"--Agent.store_dir={self.folder / 'store'}",
-                f"--Agent.token_file={self.folder / 'agent.token'}",
-                f"--Agent.criu_dir={self.criu}",
+                f"--AgentApp.listen=unix:{self.agent_socket}",
+                f"--AgentApp.state_dir={self.folder / 'agent'}",
+                f"--AgentApp.store_dir={self.folder / 'store'}",
+                f"--AgentApp.token_file={self.folder / 'agent.token'}",
+                f"--AgentApp.criu_dir={self.criu}",
             ],
         )
         self._until("agent", lambda: self.agent("GET", "/healthz") is not None)

@@ -1,0 +1,70 @@
+"""An administrator at the service's API: watches, suspends and resumes sessions.
+
+Used by ``demo/check.py`` and the end-to-end tests.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from demo.user import User, UserError
+
+if TYPE_CHECKING:
+    from demo.stack import Stack
+
+
+class Admin:
+    """Somebody who may see and steer every session of a stack."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.user = User(stack.url, "admin", stack.password)
+        self.user.login()
+        made = self.user.hub("POST", "users/admin/tokens", json={"expires_in": 3600})
+        self.headers = {"Authorization": f"token {made.json()['token']}"}
+
+    def call(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Call the service's API; insists on a good answer."""
+        answer = self.user.http.request(
+            method,
+            f"{self.stack.url}/services/gpu-reclaim/api/{path}",
+            headers=self.headers,
+            timeout=60,
+            **kwargs,
+        )
+        if not answer.ok:
+            raise UserError(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer.json() if answer.content else None
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """All sessions."""
+        return list(self.call("GET", "sessions"))
+
+    def session(self, user: str, server: str = "") -> dict[str, Any]:
+        """One session."""
+        return dict(self.call("GET", f"sessions/{user}/{server or '-'}"))
+
+    def suspend(self, user: str, server: str = "", *, seconds: float = 60) -> Any:
+        """Suspend a session and wait until it is."""
+        self.call("POST", f"sessions/{user}/{server or '-'}/suspend")
+        return self.wait(user, server, phase="suspended", seconds=seconds)
+
+    def resume(self, user: str, server: str = "") -> None:
+        """Ask for a session to be brought back."""
+        self.call("POST", f"sessions/{user}/{server or '-'}/resume")
+
+    def wait(
+        self, user: str, server: str = "", *, phase: str, seconds: float = 60
+    ) -> dict[str, Any]:
+        """Wait until a session is in that phase."""
+        until, seen = time.monotonic() + seconds, None
+        while time.monotonic() < until:
+            try:
+                seen = self.session(user, server)
+            except (UserError, OSError) as error:
+                seen = {"error": str(error)}
+            if seen.get("phase") == phase:
+                return seen
+            time.sleep(0.1)
+        raise UserError(f"{user}/{server} not {phase} after {seconds} s: {seen}")
