@@ -31,6 +31,8 @@ class Mount(NamedTuple):
     source: str
     options: frozenset[str]
     super_options: frozenset[str]
+    id: int = 0
+    parent: int = 0  #: which mount it is mounted on
 
     def option(self, name: str) -> str | None:
         """The value of ``name=value`` among the file system's options."""
@@ -47,7 +49,8 @@ def parse_mounts(table: str) -> list[Mount]:
     for line in table.split("\n"):
         before, separator, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
-        if not separator or len(fields) < 6 or len(rest) < 3:
+        numbers = [field for field in fields[:2] if field.isdecimal()]
+        if not separator or len(fields) < 6 or len(rest) < 3 or len(numbers) < 2:
             continue
         mounts.append(
             Mount(
@@ -58,6 +61,8 @@ def parse_mounts(table: str) -> list[Mount]:
                 source=_plain(rest[1]),
                 options=frozenset(fields[5].split(",")),
                 super_options=frozenset(map(_plain, rest[2].split(","))),
+                id=int(fields[0]),
+                parent=int(fields[1]),
             )
         )
     return mounts
@@ -78,19 +83,15 @@ def private_tmpfs(
     """The session's writable tmpfs mounts that nobody outside shares; pure.
 
     Args:
-        session: its mounts, in order: a later one on the same target hides the former.
+        session: all its mounts.
         host: the mounts of the namespace that the agent belongs to.
         named: targets that belong to the session because the placement says so.
     """
+    session = list(session)
     outside = {mount.device for mount in host}
-    visible: dict[Path, Mount] = {}
-    for mount in session:
-        for target in [t for t in visible if t.is_relative_to(mount.target)]:
-            del visible[target]  # covered by what was mounted on or above it
-        visible[mount.target] = mount
     return [
         mount
-        for mount in visible.values()
+        for mount in visible(session)
         if mount.kind == "tmpfs"
         and "ro" not in mount.options
         and mount.target != Path("/dev")
@@ -103,8 +104,40 @@ def private_tmpfs(
 
 def root_overlay(session: Iterable[Mount]) -> Mount | None:
     """The overlay that is the session's root, if it is one."""
-    roots = [mount for mount in session if mount.target == Path("/")]
-    return roots[-1] if roots and roots[-1].kind == "overlay" else None
+    roots = [m for m in visible(list(session)) if m.target == Path("/")]
+    return roots[0] if roots and roots[0].kind == "overlay" else None
+
+
+def visible(mounts: list[Mount]) -> list[Mount]:
+    """Those that no other mount covers; pure.
+
+    The order of the table says nothing (it is that of the numbers, which are reused):
+    only the parents do. A mount is covered by one on its own root, or by one that its
+    parent, or the parent of that, carries further up the path.
+    """
+    by_id = {mount.id: mount for mount in mounts}
+    carried: dict[int, list[Mount]] = {}
+    for mount in mounts:
+        carried.setdefault(mount.parent, []).append(mount)
+
+    def hidden_above(mount: Mount, depth: int = 0) -> bool:
+        siblings = carried[mount.parent]
+        if any(
+            other.target != mount.target and mount.target.is_relative_to(other.target)
+            for other in siblings
+        ):
+            return True
+        parent = by_id.get(mount.parent)
+        if parent is None or parent is mount or depth > len(mounts):
+            return False
+        return hidden_above(parent, depth + 1)
+
+    return [
+        mount
+        for mount in mounts
+        if not hidden_above(mount)
+        and not any(on.target == mount.target for on in carried.get(mount.id, ()))
+    ]
 
 
 def _plain(field: str) -> str:

@@ -83,7 +83,7 @@ def layout_of(info: tarfile.TarInfo) -> tuple[int, list[tuple[int, int]]]:
         start, _, length = pair.partition(":")
         extents.append((int(start), int(length)))
     inside = all(a >= 0 and n >= 0 and a + n <= size for a, n in extents)
-    if not inside or sum(n for _, n in extents) != info.size:
+    if size < 0 or not inside or sum(n for _, n in extents) != info.size:
         raise damaged("an archive holds a file whose parts do not fit")
     return size, extents
 

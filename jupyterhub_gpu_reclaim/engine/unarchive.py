@@ -156,6 +156,7 @@ class _Unpacker:
     def _make(self, tar: tarfile.TarFile, info: tarfile.TarInfo, path: bytes) -> None:
         if path == b".":
             self._finish(self._folder, info)
+            self._open.append((path, time_of(info)))
             return
         parent_path, _, name = path.rpartition(b"/")
         parent = open_beneath(self._folder, parent_path or b".", _FOLDER)
@@ -277,8 +278,11 @@ class _Unpacker:
 
     def _leave(self, path: bytes) -> None:
         """Set the times of folders that the stream has left."""
-        while self._open and not path.startswith(self._open[-1][0] + b"/"):
-            left, mtime = self._open.pop()
+        while self._open:
+            left, mtime = self._open[-1]
+            if path and (left == b"." or path.startswith(left + b"/")):
+                return
+            self._open.pop()
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 folder = open_beneath(self._folder, left, _FOLDER)
                 try:
