@@ -2,62 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import uuid
 from pathlib import Path
 
-import httpx
 import pytest
-from websockets.sync.client import connect
 
-from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine import processes
-from jupyterhub_gpu_reclaim.errors import NotFound, Refused
-
-INIT = Path(criu_module.__file__).parent.parent / "spawner" / "session_init.py"
-MOUNTS = """
-mount -t tmpfs -o mode=1777 shm /dev/shm &&
-mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
-mount --bind /dev/pts/ptmx /dev/ptmx &&
-exec "$@"
-"""
-CRIU_FOLDERS = (
-    os.environ.get("GPU_RECLAIM_TEST_CRIU", ""),
-    str(criu_module.FOLDER),
-    "/work/tmp/criu",
-)
-AGENT = "from jupyterhub_gpu_reclaim.agent.app import main; main()"
-#: Long enough for a busy machine; whoever waits longer has failed.
-PATIENCE = 60
-
-
-def wait_for(condition, timeout: float = PATIENCE):
-    """The first true value of a condition that must become true in time."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{condition} did not come true"
-        time.sleep(0.02)
-    return value
-
-
-def criu_folder() -> str:
-    for folder in CRIU_FOLDERS:
-        if folder and Path(folder, "criu").is_file():
-            return folder
-    try:
-        criu_module.locate()
-    except Refused:
-        pytest.skip("needs CRIU: jupyterhub-gpu-reclaim criu install")
-    return str(criu_module.FOLDER)
+from tests.support.agent import COUNTER, Agent, Jupyter, Place, criu_folder, wait_for
 
 
 @pytest.fixture
@@ -66,103 +19,6 @@ def folder():
     path = Path(tempfile.mkdtemp(prefix="gra-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
-
-
-class Agent:
-    """The agent's program, started, killed and started again on one state folder."""
-
-    def __init__(self, folder: Path, criu: str) -> None:
-        self.folder = folder
-        self.criu = criu
-        self.popen: subprocess.Popen | None = None
-        self.log = folder / "agent.log"
-
-    def start(self, *options: str) -> None:
-        with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", AGENT),
-                    f"--listen=unix:{self.folder}/agent.sock",
-                    f"--AgentApp.state_dir={self.folder}/state",
-                    f"--AgentApp.store_dir={self.folder}/store",
-                    f"--AgentApp.token_file={self.folder}/token",
-                    f"--AgentApp.criu_dir={self.criu}",
-                    *options,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        wait_for(self._answers)
-
-    def _answers(self) -> bool:
-        assert self.popen.poll() is None, self.log.read_text()
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(self.folder / "agent.sock")):
-                return False
-        return self.get("/healthz").status_code == 200
-
-    def kill(self) -> None:
-        if self.popen is not None:
-            self.popen.kill()
-            self.popen.wait(PATIENCE)
-
-    def terminate(self) -> int:
-        self.popen.terminate()
-        return self.popen.wait(PATIENCE)
-
-    @property
-    def token(self) -> str:
-        path = self.folder / "token"
-        return path.read_text().strip() if path.exists() else ""
-
-    def client(self) -> httpx.Client:
-        return httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.folder / "agent.sock")),
-            base_url="http://agent",
-            headers={"Authorization": f"Bearer {self.token}"},
-            timeout=PATIENCE,
-        )
-
-    def get(self, path: str) -> httpx.Response:
-        with self.client() as client:
-            return client.get(path)
-
-    def post(self, path: str, body: dict | None = None) -> httpx.Response:
-        with self.client() as client:
-            return client.post(path, json=body or {})
-
-    def delete(self, path: str) -> httpx.Response:
-        with self.client() as client:
-            return client.delete(path)
-
-    def events(self, path: str, body: dict, until=None) -> list[dict]:
-        """The events of a stream; up to one that ``until`` likes, or to the end."""
-        seen = []
-        with (
-            self.client() as client,
-            client.stream("POST", path, json=body) as response,
-        ):
-            if response.status_code != 200:
-                return [{"status": response.status_code, **json.loads(response.read())}]
-            for line in response.iter_lines():
-                seen.append(json.loads(line))
-                if until is not None and until(seen[-1]):
-                    break
-        return seen
-
-    def capture(self, place, checkpoint: str, generation: int = 1, until=None):
-        body = {"checkpoint": checkpoint, "generation": generation}
-        path = f"/v1/sessions/{place.incarnation}/capture"
-        return self.events(path, body, until)
-
-    def restore(self, place, checkpoint: str, until=None):
-        path = f"/v1/sessions/{place.incarnation}/restore"
-        return self.events(path, {"checkpoint": checkpoint}, until)
-
-    def tree(self, place) -> dict:
-        response = self.get(f"/v1/sessions/{place.incarnation}")
-        return {"status": response.status_code, **response.json()}
 
 
 @pytest.fixture
@@ -174,53 +30,6 @@ def agent(folder):
     yield made
     made.kill()
     print(made.log.read_text())
-
-
-class Place:
-    """An init in namespaces of its own: with programs in it, or holding."""
-
-    def __init__(self, folder: Path, mode: str, *command: str, env=None) -> None:
-        self.incarnation = uuid.uuid4().hex
-        self.output = folder / f"{self.incarnation}.out"
-        with self.output.open("wb") as output:
-            self.popen = subprocess.Popen(
-                [
-                    *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
-                    *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
-                    *(sys.executable, "-I", "-S", str(INIT), mode),
-                    *("--incarnation", self.incarnation),
-                    *("--user", "ann", "--server", "", "--relay"),
-                    *(["--", *command] if command else []),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=env,
-                cwd=folder,
-            )
-        self.init_pid, self.init_start = wait_for(self._init)
-
-    def _init(self):
-        path = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children")
-        for child in path.read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if any(word.endswith(b"session_init.py") for word in words[1:5]):
-                return int(child), processes.start_time(int(child))
-        return None
-
-    @property
-    def tree(self) -> processes.Snapshot:
-        return processes.snapshot(self.init_pid, self.init_start)
-
-    @property
-    def alive(self) -> bool:
-        return processes.start_time(self.init_pid) == self.init_start
-
-    def kill(self) -> None:
-        with contextlib.suppress(NotFound):
-            processes.kill_session(self.init_pid, self.init_start, timeout=PATIENCE)
-        self.popen.kill()
-        self.popen.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -236,136 +45,12 @@ def places(folder):
         place.kill()
 
 
-#: A program that counts into a file and takes no part in anything else.
-COUNTER = """
-import sys, time
-while True:
-    sys.stdout.write("x"); sys.stdout.flush()
-    time.sleep(0.02)
-"""
-
-
 @pytest.fixture
 def counter(places):
     """A session that does nothing but write."""
     place = places("start", sys.executable, "-I", "-S", "-c", COUNTER, env={})
     wait_for(lambda: place.output.stat().st_size)
     return place
-
-
-def goes_on(place) -> bool:
-    """Whether the counter of that session still counts."""
-    size = place.output.stat().st_size
-    wait_for(lambda: place.output.stat().st_size > size)
-    return True
-
-
-class Jupyter:
-    """A Jupyter server with the environment of a single-user server."""
-
-    TOKEN = "s3cret-of-ann-0123456789"
-    PREFIX = "/user/ann/"
-
-    def __init__(self, folder: Path, places, *options: str) -> None:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.port = one.getsockname()[1]
-        home = folder / "home"
-        home.mkdir(exist_ok=True)
-        self.home = home
-        self.url = f"http://127.0.0.1:{self.port}{self.PREFIX}"
-        env = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOME": str(home),
-            "JUPYTERHUB_API_TOKEN": self.TOKEN,
-            "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{self.port}{self.PREFIX}",
-            "JUPYTERHUB_SERVICE_PREFIX": self.PREFIX,
-            "JUPYTERHUB_USER": "ann",
-        }
-        self.place = places(
-            "start",
-            *(sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"),
-            f"--ServerApp.token={self.TOKEN}",
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--ServerApp.base_url={self.PREFIX}",
-            f"--ServerApp.root_dir={home}",
-            *options,
-            env=env,
-        )
-        self.client = httpx.Client(
-            base_url=self.url,
-            headers={"Authorization": f"token {self.TOKEN}"},
-            timeout=PATIENCE,
-        )
-        wait_for(self.answers)
-
-    def answers(self) -> bool:
-        assert self.place.popen.poll() is None, self.place.output.read_text()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", self.port)):
-                return False
-        return self.client.get("api").status_code == 200
-
-    def start_kernel(self, notebook: str = "train.ipynb") -> str:
-        (self.home / notebook).write_text(
-            '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
-        )
-        body = {
-            "path": notebook,
-            "name": notebook,
-            "type": "notebook",
-            "kernel": {"name": "python3"},
-        }
-        kernel = self.client.post("api/sessions", json=body).json()["kernel"]["id"]
-        assert self.run(kernel, "1 + 1") == "2"
-        return kernel
-
-    def kernels(self) -> list[dict]:
-        return self.client.get("api/kernels?no_track_activity=1").json()
-
-    def run(self, kernel: str, code: str, wait: bool = True) -> str:
-        """Run one cell; its result or output as text."""
-        session = uuid.uuid4().hex
-        url = self.url.replace("http", "ws")
-        with connect(
-            f"{url}api/kernels/{kernel}/channels?session_id={session}",
-            additional_headers={"Authorization": f"token {self.TOKEN}"},
-            open_timeout=PATIENCE,
-        ) as channel:
-            message = uuid.uuid4().hex
-            header = {
-                "msg_id": message,
-                "msg_type": "execute_request",
-                "session": session,
-                "username": "",
-                "version": "5.3",
-            }
-            content = {"code": code, "silent": False, "store_history": True}
-            channel.send(
-                json.dumps(
-                    {
-                        "channel": "shell",
-                        "header": header,
-                        "parent_header": {},
-                        "metadata": {},
-                        "content": {**content, "user_expressions": {}},
-                        "buffers": [],
-                    }
-                )
-            )
-            text = ""
-            while wait:
-                answer = json.loads(channel.recv(PATIENCE))
-                if answer["parent_header"].get("msg_id") != message:
-                    continue
-                content = answer["content"]
-                text += content.get("text", "")
-                text += content.get("data", {}).get("text/plain", "")
-                if content.get("execution_state") == "idle":
-                    return text
-                assert answer["msg_type"] != "error", content
-            return text
 
 
 @pytest.fixture
@@ -379,12 +64,3 @@ def jupyter(folder, places):
     yield make
     for one in made:
         one.client.close()
-
-
-def last(events: list[dict]) -> dict:
-    """How a stream ended."""
-    return events[-1]
-
-
-def signal_kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,111 @@
+"""The agent is killed at every step and started again: nothing is lost or doubled."""
+
+import shutil
+import time
+
+import pytest
+
+from tests.support.agent import goes_on, wait_for
+
+CAPTURE_STEPS = ["preflight", "connections", "dump", "files", "commit"]
+RESTORE_STEPS = ["check", "files", "memory", "answer"]
+
+
+def at(step: str, state: str):
+    """Whether an event is about that."""
+    return lambda event: (
+        event.get("step")
+        and (event["step"]["step"], event["step"]["state"]) == (step, state)
+    )
+
+
+def settled(agent, place) -> dict:
+    """The tree after the agent was killed and started again."""
+    agent.kill()
+    agent.start()
+    return agent.tree(place)
+
+
+@pytest.mark.parametrize("state", ["begun", "done"])
+@pytest.mark.parametrize("step", CAPTURE_STEPS)
+def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
+    agent.capture(counter, "cp", until=at(step, state))
+
+    tree = settled(agent, counter)
+
+    saved = [one["id"] for one in agent.get("/v1/checkpoints").json()]
+    if tree["state"] == "captured":
+        assert saved == ["cp"]
+        assert all(one.stopped for one in counter.tree.processes)
+        repeated = agent.capture(counter, "cp")
+        assert repeated[-1]["checkpoint"]["id"] == "cp"
+        assert agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()["state"]
+    else:
+        assert tree["state"] == "running"
+        if step != "preflight":
+            repeated = agent.capture(counter, "cp")
+            assert repeated[-1]["failure"]["code"] == "agent_restarted"
+    assert goes_on(counter)
+    assert agent.get("/v1/checkpoints").json() == []
+    again = agent.capture(counter, "cp-2")
+    assert again[-1]["checkpoint"]["id"] == "cp-2", again[-1]
+
+
+@pytest.mark.parametrize("step", RESTORE_STEPS)
+def test_restore_agent_killed_tree_runs_or_nothing_is_left(
+    agent, counter, places, step
+):
+    agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    holding = places("hold")
+    agent.restore(holding, "cp", until=at(step, "begun"))
+
+    tree = settled(agent, holding)
+
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+    if tree["state"] != "running":
+        assert tree["state"] == "holding"
+        assert not holding.tree.processes
+        holding.kill()
+        holding = places("hold")
+        assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
+    assert goes_on(holding)
+
+
+def test_recovery_state_folder_lost_captured_tree_is_found(agent, counter):
+    agent.capture(counter, "cp")
+    agent.kill()
+    shutil.rmtree(agent.folder / "state")
+
+    agent.start()
+
+    tree = agent.tree(counter)
+    assert (tree["state"], tree["checkpoint"]) == ("captured", "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
+    assert goes_on(counter)
+
+
+def test_recovery_state_and_store_lost_stopped_tree_goes_on(agent, counter):
+    agent.capture(counter, "cp")
+    agent.kill()
+    shutil.rmtree(agent.folder / "state")
+    shutil.rmtree(agent.folder / "store")
+
+    agent.start()
+
+    assert agent.tree(counter)["state"] == "running"
+    assert goes_on(counter)
+
+
+def test_agent_terminated_in_the_middle_of_a_capture_rolls_back(agent, counter):
+    agent.capture(counter, "cp", until=at("dump", "begun"))
+
+    begun = time.monotonic()
+    status = agent.terminate()
+
+    assert status == 0
+    assert time.monotonic() - begun < 45
+    assert goes_on(counter) or agent.get("/v1/checkpoints")
+    agent.start()
+    assert agent.tree(counter)["state"] in {"running", "captured"}
+    wait_for(lambda: agent.get("/readyz").json()["ready"])
