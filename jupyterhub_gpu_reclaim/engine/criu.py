@@ -20,8 +20,11 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 
 #: Where ``criu install`` puts the private copy unless told otherwise.
 FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
-#: The first version whose stream and restore work on today's kernels (FACTS §2).
-MINIMUM = (4, 1)
+#: Linux release → the first CRIU that works from there on. 6.16 refuses to tell
+#: SO_PASSCRED of inet sockets, which CRIU asked for until 4.2.
+MINIMA = {(0, 0): (4, 1), (6, 16): (4, 2)}
+#: Complaints that come in runs which end well, too.
+HARMLESS = ("rlimit: Can't setup RLIMIT_NOFILE for self", "Can't get 1:")
 #: CRIU's answers come in a second; more means that it hangs.
 PATIENCE = 20.0
 #: Bit of a capability set that lets CRIU change limits of another user's processes.
@@ -68,10 +71,10 @@ def locate(folder: Path = FOLDER) -> Criu:
     found = _private(folder) or _system()
     if found is None:
         raise Refused(Reason.CRIU_MISSING)
-    version = found.version()
-    if version < MINIMUM:
+    version, minimum = found.version(), _minimum(os.uname().release)
+    if version < minimum:
         raise Refused(
-            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(MINIMUM)
+            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(minimum)
         )
     return found
 
@@ -115,7 +118,7 @@ def first_error(log: str) -> str:
     """
     for line in log.splitlines():
         match = re.search(r"Error \([^)]*\): (.*)", line)
-        if match:
+        if match and not any(words in match[1] for words in HARMLESS):
             words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
             return words.rstrip(".") or "no reason given"
     return "no reason given"
@@ -129,6 +132,12 @@ def _finding(reason: Reason, *, fatal: bool = True, **facts: object) -> Finding:
         fatal=fatal,
         retryable=reason.retryable,
     )
+
+
+def _minimum(release: str) -> tuple[int, ...]:
+    """The first version that works under that Linux release, e.g. ``6.18.4-cloud``."""
+    here = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
+    return max(version for linux, version in MINIMA.items() if linux <= here)
 
 
 def _private(folder: Path) -> Criu | None:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.engine.criu import Criu
 
-#: 4.1.1. Both pass our tests on Linux 6.18; this one is a release that gets fixes.
-SUITE = "trixie"
-SUITES = ("trixie", "sid")
+#: 4.2.1, as in sid, but it will get its fixes when it has become stable, and does not
+#: move on. Trixie's 4.1.1 cannot save any inet socket on Linux 6.16 or later.
+SUITE = "forky"
+SUITES = ("forky", "trixie", "sid")
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MANIFEST = "MANIFEST.json"

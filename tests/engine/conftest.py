@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.dump import DumpResult, dump
-from jupyterhub_gpu_reclaim.engine.restore import RestoreResult, restore
+from jupyterhub_gpu_reclaim.engine.restore import RestoreResult, proceed, restore
 from jupyterhub_gpu_reclaim.errors import NotFound, Refused
 
 INIT = Path(criu_module.__file__).parent.parent / "spawner" / "session_init.py"
@@ -137,6 +139,8 @@ class Places:
             ],
             stdin=subprocess.DEVNULL,
             stdout=write_end,
+            # Without a relay the tree writes there itself: a pipe as in a container.
+            stderr=None if relay else write_end,
             cwd="/",
         )
         os.close(write_end)
@@ -147,6 +151,11 @@ class Places:
 
     def start(self, *command: str, **options) -> Place:
         return self.make("start", *command, **options)
+
+    def world(self, **options) -> World:
+        place = self.start(sys.executable, "-c", REPL, **options)
+        place.read_until("port ")
+        return World(place, int(place.read_until("\n")))
 
     def hold(self, **options) -> Place:
         return self.make("hold", **options)
@@ -173,6 +182,54 @@ def places(tmp_path):
     made = Places(tmp_path)
     yield made
     made.clear()
+
+
+#: Runs what it is told, so that each test can build its own world in a session.
+REPL = """
+import ast, os, pty, select, signal, socket, subprocess, sys, threading, time
+scope = globals()
+listener = socket.create_server(("127.0.0.1", 0))
+print("port", listener.getsockname()[1], flush=True)
+while True:
+    client, _ = listener.accept()
+    with client, client.makefile("rw") as lines:
+        try:
+            *body, last = ast.parse(ast.literal_eval(lines.readline())).body
+            exec(compile(ast.Module(body, []), "told", "exec"), scope)
+            if isinstance(last, ast.Expr):
+                answer = eval(compile(ast.Expression(last.value), "told", "eval"), scope)
+            else:
+                exec(compile(ast.Module([last], []), "told", "exec"), scope)
+                answer = None
+            lines.write(repr(("ok", answer)) + "\\n")
+        except Exception as error:
+            lines.write(repr(("error", repr(error))) + "\\n")
+        lines.flush()
+        lines.readline()
+"""
+
+
+@dataclass
+class World:
+    """A session whose program runs what it is told."""
+
+    place: Place
+    port: int
+
+    def __call__(self, code: str):
+        """The value of the last line; everything before is run."""
+        address = ("127.0.0.1", self.port)
+        with socket.create_connection(address, timeout=30) as client:
+            with client.makefile("rw") as lines:
+                lines.write(repr(code) + "\n")
+                lines.flush()
+                kind, answer = ast.literal_eval(lines.readline())
+                # The session's end closes last and keeps no TIME_WAIT on its port.
+                assert kind == "ok", answer
+                return answer
+
+    def at(self, place: Place) -> World:
+        return World(place, self.port)
 
 
 class Image(dict):
@@ -236,6 +293,16 @@ class Engine:
             pipes=result.pipes,
             **options,
         )
+
+    def cycle(self, world: World, places: Places) -> World:
+        """Dump, end, restore in a new place, go on."""
+        image = Image()
+        result = self.dump(world.place, image.sink)
+        world.place.kill()
+        place = places.hold()
+        restored = self.restore(place, image.source, result)
+        proceed(restored, result.stopped)
+        return world.at(place)
 
 
 @pytest.fixture

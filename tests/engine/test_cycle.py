@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
+import pytest
+
+from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.restore import proceed
+from jupyterhub_gpu_reclaim.engine.thaw import thaw
 
 COUNTER = """
 import sys, time
 for number in range(10**9):
     print("count", number, flush=True)
     time.sleep(0.02)
+"""
+
+#: A loopback connection with bytes on their way, in both directions.
+TCP = """
+one = socket.create_connection(listener2.getsockname())
+two, _ = listener2.accept()
+one.sendall(b"not read yet")
+two.sendall(b"neither this")
+"""
+
+#: A terminal with a job that Ctrl-Z has stopped and a program in the foreground.
+TERMINAL = """
+pid, tty = pty.fork()
+if pid == 0:
+    os.environ.update(PS1="ready>", TERM="xterm", HISTFILE="")
+    os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+
+def until(what, patience=20):
+    data = b""
+    while what.encode() not in data:
+        if not select.select([tty], [], [], patience)[0]:
+            return "TIMEOUT " + repr(data[-300:])
+        data += os.read(tty, 65536)
+    return data.decode(errors="replace")
+
+def type_in(text):
+    os.write(tty, text.encode())
 """
 
 
@@ -33,3 +68,138 @@ def test_cycle_counter_goes_on_with_same_pids(places, engine):
             f"count {int(last) + 1}"
         )
         assert [(p.ns_pid, p.name) for p in place.tree.processes] == pids
+
+
+def test_cycle_loopback_connection_keeps_unread_bytes(places, engine):
+    world = places.world()
+    world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
+    for number in range(3):
+        world = engine.cycle(world, places)
+        expected = b"not read yet" if number == 0 else b"again"
+        assert world("one.recv(100)") == (b"neither this" if number == 0 else b"back")
+        assert world("two.recv(100)") == expected
+        assert world("one.sendall(b'again'); two.sendall(b'back'); 1") == 1
+
+
+def test_cycle_pipe_and_child_go_on(places, engine):
+    world = places.world()
+    world(
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE,"
+        " stdout=subprocess.PIPE); child.stdin.write(b'before'); child.stdin.flush()"
+    )
+    world = engine.cycle(world, places)
+    assert world("child.stdout.read1()") == b"before"
+    assert world("child.stdin.close(); child.wait(20)") == 0
+
+
+def test_cycle_orphan_comes_back(places, engine, wait_for):
+    world = places.world()
+    # Its parent ends at once, as a terminal's shell does after `nohup train &`.
+    world("subprocess.run(['sh', '-c', 'setsid sleep 1000 & echo'], check=True); 1")
+    world = engine.cycle(world, places)
+    names = [p.name for p in world.place.tree.processes]
+    assert "sleep" in names
+    world("subprocess.run(['pkill', '-x', 'sleep'], check=True); 1")
+    wait_for(lambda: len(world.place.tree.processes) == 2)
+
+
+def test_cycle_terminal_keeps_foreground_and_stopped_job(places, engine):
+    world = places.world()
+    world(TERMINAL)
+    assert "ready>" in world("until('ready>')")
+    world("type_in('sleep 1000\\n'); time.sleep(0.3); type_in('\\x1a')")
+    assert "Stopped" in world("until('Stopped')")
+    world("until('ready>'); type_in('top -d 0.2\\n')")
+    assert "Tasks" in world("until('Tasks')")
+    for _ in range(3):
+        world = engine.cycle(world, places)
+        assert "TIMEOUT" not in world("until('PID'); until('PID'); until('PID')")
+        states = {p.name: p.state for p in world.place.tree.processes}
+        assert states["sleep"] == "T"
+        assert states["top"] in "SR"
+    world("type_in('q'); until('ready>'); type_in('jobs\\n')")
+    assert "sleep 1000" in world("until('sleep 1000')")
+    world("type_in('kill %1; exit\\n'); until('exit')")
+
+
+def test_cycle_deleted_file_with_another_name_comes_back(places, engine, tmp_path):
+    world = places.world()
+    world(
+        f"held = open({str(tmp_path / 'a')!r}, 'w+'); held.write('kept'); held.flush();"
+        f"os.link(held.name, {str(tmp_path / 'b')!r}); os.unlink(held.name)"
+    )
+    world = engine.cycle(world, places)
+    assert world("held.seek(0); held.read()") == "kept"
+    assert [p.name for p in tmp_path.iterdir() if "remap" in p.name] == []
+
+
+def test_cycle_without_relay_writes_to_new_output(places, engine):
+    world = places.world(relay=False)
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    place = places.hold(relay=False)
+    proceed(engine.restore(place, image.source, result), result.stopped)
+    world = world.at(place)
+    world("print('still here', flush=True)")
+    assert "still here" in place.read_until("here\n")
+
+
+def test_thaw_after_dump_leaves_nothing_behind(places, engine, tmp_path):
+    world = places.world()
+    world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
+    world(TERMINAL)
+    world("until('ready>'); type_in('sleep 1000\\n'); time.sleep(0.3)")
+    world("type_in('\\x1a'); until('Stopped')")
+    world(
+        f"held = open({str(tmp_path / 'a')!r}, 'w+'); held.write('kept'); held.flush();"
+        f"os.link(held.name, {str(tmp_path / 'b')!r}); os.unlink(held.name)"
+    )
+    for _ in range(2):
+        image = engine.image()
+        result = engine.dump(world.place, image.sink)
+        assert [p for p in tmp_path.iterdir() if "link_remap" in p.name]
+        thaw(world.place.tree, result.stopped)
+        assert not [p for p in tmp_path.iterdir() if "link_remap" in p.name]
+        assert world("one.sendall(b'again'); two.recv(100)").endswith(b"again")
+        assert world("two.sendall(b'back'); one.recv(100)").endswith(b"back")
+        states = {p.name: p.state for p in world.place.tree.processes}
+        assert states.pop("sleep") == "T"
+        assert set(states.values()) <= {"S", "R"}
+    world = engine.cycle(world, places)
+    assert world("1 + 1") == 2
+
+
+def test_restored_session_ends_with_its_status(places, engine):
+    world = engine.cycle(places.world(), places)
+    with pytest.raises((ValueError, OSError, SyntaxError)):
+        world("os._exit(7)")
+    assert world.place.wait() == 7
+
+
+def test_restored_session_ends_on_sigterm(places, engine):
+    world = engine.cycle(places.world(), places)
+    os.kill(world.place.init_pid, signal.SIGTERM)
+    assert world.place.wait() == 128 + signal.SIGTERM
+
+
+def test_clock_does_not_count_the_suspension(places, engine):
+    world = places.world()
+    image = engine.image()
+    before = world("time.monotonic()")
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    time.sleep(1.5)
+    place = places.hold()
+    proceed(engine.restore(place, image.source, result), result.stopped)
+    assert world("time.monotonic()") - before < 1.5
+
+
+def test_root_is_the_reaper_and_server_its_child(places):
+    world = places.world()
+    tree = world.place.tree
+    assert tree.root.ns_pid == 300
+    assert tree.root.name == "session-root"
+    assert tree.server.ns_pid == world("os.getpid()")
+    assert processes.start_time(tree.root.pid) == tree.root.start_time
+    assert Path(f"/proc/{tree.init.pid}/comm").read_text() == "session-init\n"
