@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
 SYSCTL: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+_LIST_BYTES: Final = 1 << 20  # more than every port, written singly
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PROTOCOLS: Final = {6: "tcp", 17: "udp"}
 
@@ -128,7 +129,7 @@ class Reservations:
 
     def _current(self) -> set[int]:
         try:
-            return parse_ranges(self._sysctl.read_text())
+            return read_sysctl(self._sysctl)
         except OSError as error:
             raise _refused(self._sysctl, error) from None
 
@@ -208,6 +209,17 @@ def check_free(init_pid: int, ports: Iterable[Port]) -> list[Finding]:
                 )
                 break
     return list(findings.values())
+
+
+def read_sysctl(path: Path = SYSCTL) -> set[int]:
+    """The kernel's list as it is now.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        # The kernel answers one read only, and cuts what does not fit.
+        return parse_ranges((file.read(_LIST_BYTES) or b"").decode("ascii"))
 
 
 def parse_ranges(line: str) -> set[int]:

@@ -1,0 +1,138 @@
+"""Control groups of this very machine: read, joined, limited, and put back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine import cgroup
+from jupyterhub_gpu_reclaim.engine.cgroup import Group, LimitRecord
+from jupyterhub_gpu_reclaim.errors import Refused
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def parents():
+    groups = [
+        group
+        for group in cgroup.groups_of(os.getpid())
+        if {"memory", "cpu", "cpuacct", "pids"} & group.controllers
+    ]
+    writable = [g for g in groups if os.access(g.folder, os.W_OK)]
+    if not any("memory" in g.controllers for g in writable):
+        pytest.skip("needs a memory control group that may be divided")
+    return writable
+
+
+@pytest.fixture
+def groups(parents):
+    name = f"gpu-reclaim-test-{uuid.uuid4().hex[:8]}"
+    try:
+        made = cgroup.create(parents, name, memory_bytes=64 * MIB, cpus=0.5)
+    except Refused as error:
+        pytest.skip(f"this machine lets nobody divide its groups: {error.detail}")
+    yield made
+    assert cgroup.remove(made)
+
+
+@pytest.fixture
+def sleeper(groups):
+    """A process to be put into the groups; ended before they are removed."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def put(pid: int, groups: list[Group]) -> None:
+    for group in groups:
+        (group.folder / "cgroup.procs").write_text(str(pid))
+
+
+def test_groups_of_every_hierarchy_is_a_folder_with_the_process():
+    for group in cgroup.groups_of(os.getpid()):
+        assert str(os.getpid()) in (group.folder / "cgroup.procs").read_text().split()
+
+
+def test_groups_of_a_process_that_is_gone_is_empty():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert cgroup.groups_of(gone.pid) == []
+    assert cgroup.memory_limit(gone.pid) is None
+    assert cgroup.memory_usage(gone.pid) is None
+    assert cgroup.cpu_seconds(gone.pid) is None
+
+
+def test_create_sets_limits_and_is_idempotent(groups, sleeper):
+    put(sleeper, groups)
+    assert cgroup.memory_limit(sleeper) == 64 * MIB
+    assert cgroup.memory_usage(sleeper) is not None
+    assert cgroup.cpu_seconds(sleeper) >= 0
+    cpu = next(g for g in groups if "cpu" in g.controllers)
+    name = "cpu.max" if cpu.version == 2 else "cpu.cfs_quota_us"
+    assert (cpu.folder / name).read_text().split()[0] == "50000"
+    parents = [group._replace(folder=group.folder.parent) for group in groups]
+    assert cgroup.create(parents, groups[0].folder.name) == groups
+    assert cgroup.memory_limit(sleeper) == 64 * MIB
+
+
+def test_remove_group_with_a_process_stays(groups, sleeper):
+    put(sleeper, groups)
+    assert not cgroup.remove(groups)
+    assert all(group.folder.is_dir() for group in groups)
+
+
+def test_join_moves_into_every_group_of_the_other(groups, sleeper):
+    put(sleeper, groups)
+    with subprocess.Popen(["sleep", "60"]) as second:
+        for _ in range(2):
+            cgroup.join(second.pid, sleeper)
+        assert cgroup.groups_of(second.pid) == cgroup.groups_of(sleeper)
+        second.kill()
+
+
+def test_lift_memory_limit_is_put_back_by_another_process_from_its_record(
+    groups, sleeper
+):
+    put(sleeper, groups)
+    record = cgroup.lift_memory_limit(sleeper)
+    assert record.bytes == 64 * MIB
+    assert cgroup.memory_limit(sleeper) is None
+    assert cgroup.lift_memory_limit(sleeper) == LimitRecord()  # nothing more to lift
+    for _ in range(2):
+        assert cgroup.restore_memory_limit(record)
+    assert cgroup.memory_limit(sleeper) == 64 * MIB
+
+
+def test_without_memory_limit_it_is_back_after_an_error(groups, sleeper):
+    put(sleeper, groups)
+
+    def work():
+        with cgroup.without_memory_limit(sleeper):
+            assert cgroup.memory_limit(sleeper) is None
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert cgroup.memory_limit(sleeper) == 64 * MIB
+
+
+def test_restore_memory_limit_of_a_group_that_is_gone_is_done(tmp_path):
+    record = LimitRecord(file=str(tmp_path / "memory.max"), bytes=5)
+    assert cgroup.restore_memory_limit(record)
+    assert cgroup.restore_memory_limit(LimitRecord())
+
+
+def test_restore_memory_limit_v2_below_what_is_used_waits(tmp_path):
+    """The kernel would kill somebody to make it fit."""
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("100\n")
+    record = LimitRecord(file=str(tmp_path / "memory.max"), bytes=50)
+    assert not cgroup.restore_memory_limit(record)
+    assert (tmp_path / "memory.max").read_text() == "max\n"
+    (tmp_path / "memory.current").write_text("50\n")
+    assert cgroup.restore_memory_limit(record)
+    assert (tmp_path / "memory.max").read_text() == "50"
