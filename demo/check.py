@@ -65,7 +65,7 @@ def _play(stack: Stack) -> list[dict[str, Any]]:
     kernel.connect()
     first = kernel.run(LOAD).text.split()
     terminal = server.start_terminal()
-    pids = _terminal_pids(server, terminal)
+    pids = terminal_pids(server, terminal)
     print(f"kernel {kernel.id} is process {first[0]}; terminal {terminal} runs top")
     return [
         _cycle(stack, admin, user, server, kernel, first, terminal, pids, n)
@@ -73,7 +73,7 @@ def _play(stack: Stack) -> list[dict[str, Any]]:
     ]
 
 
-def _terminal_pids(server: Server, terminal: str) -> str:
+def terminal_pids(server: Server, terminal: str) -> str:
     """Start ``top`` in the terminal; returns the shell's and top's pids."""
     with server.websocket(f"terminals/websocket/{terminal}") as ws:
         line = "top -d 1 & echo pids=$$,$!=; fg\r"
@@ -116,7 +116,7 @@ def _cycle(
     seen = kernel.run(LOOK).text.split()
     cell = time.monotonic() - at
     _same("process, sum, model, visits", seen, [*first, "True", str(number)])
-    _terminal_lives(server, terminal, pids)
+    terminal_lives(server, terminal, pids)
     _same("logins", user.logins, logins)
     saved = admin.session(user.name)["last_suspend"]
     return {
@@ -153,7 +153,7 @@ def _memory(stack: Stack) -> int:
     return held
 
 
-def _terminal_lives(server: Server, terminal: str, pids: str) -> None:
+def terminal_lives(server: Server, terminal: str, pids: str) -> None:
     """``top`` still draws; ended, the shell answers under its old pid."""
     shell, top = pids.split(",")
     with server.websocket(f"terminals/websocket/{terminal}") as ws:

@@ -41,5 +41,6 @@ configure(
     cool_down=settings.get("cool_down", 0),
 )
 # Here sessions run as root, in homes of the demo's own: the demo makes no users.
+c.ReclaimLocalSpawner.realm = str(folder)
 c.ReclaimLocalSpawner.run_as_hub_user = True
 c.ReclaimLocalSpawner.home_dir_template = str(folder / "homes" / "{username}")

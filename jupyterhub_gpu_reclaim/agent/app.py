@@ -138,6 +138,15 @@ class AgentApp(Application):
         help="""Where sessions run: `local` is in namespaces on this machine.""",
     ).tag(config=True)
 
+    realm = Unicode(
+        "",
+        help="""Which Hub's sessions this agent looks after, by name.
+
+        Only sessions that were started with the same `ReclaimLocalSpawner.realm` are
+        seen. Needed only where two Hubs share one machine. Example: `teaching`.
+        """,
+    ).tag(config=True)
+
     log_level = Enum(
         ["DEBUG", "INFO", "WARNING", "ERROR"],
         "INFO",
@@ -273,7 +282,7 @@ class AgentApp(Application):
         for rest in work.iterdir():
             _remove(rest)
         return Parts(
-            placements=LocalPlacements(),
+            placements=LocalPlacements(self.realm),
             records=Records(_folder(state / "records")),
             store=Repository(FolderBackend(_folder(Path(self.store_dir))), clock=clock),
             tool=Tool(Path(self.criu_dir), clock),

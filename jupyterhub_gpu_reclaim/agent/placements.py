@@ -54,9 +54,15 @@ class Placements(Protocol):
 
 
 class LocalPlacements:
-    """Sessions that run in namespaces on this machine, beside the Hub."""
+    """Sessions that run in namespaces on this machine, beside the Hub.
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    Args:
+        realm: only sessions of this realm are ours; two Hubs on one machine (or two
+            tests) have an agent each, and never touch each other's sessions.
+    """
+
+    def __init__(self, realm: str = "", proc: Path = Path("/proc")) -> None:
+        self._realm = realm
         self._proc = proc
 
     def list(self) -> list[Session]:
@@ -92,7 +98,7 @@ class LocalPlacements:
         fields = stat.rpartition(")")[2].split()
         if fields[0] in "ZX":
             return None
-        return _parse(words, int(entry.name), int(fields[19]))
+        return _parse(words, int(entry.name), int(fields[19]), self._realm)
 
 
 def _is_root_and_first(status: str) -> bool:
@@ -103,8 +109,8 @@ def _is_root_and_first(status: str) -> bool:
     return uids == ["0"] * 4 and len(pids) >= 2 and pids[-1] == "1"
 
 
-def _parse(words: list[bytes], pid: int, start: int) -> Session | None:
-    """Read ``start|hold --incarnation I --user U --server S [-- CMD…]``."""
+def _parse(words: list[bytes], pid: int, start: int, realm: str) -> Session | None:
+    """Read ``start|hold --incarnation I --user U --server S … [-- CMD…]``."""
     text = [word.decode("utf-8", "replace") for word in words]
     mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
     if mode_at is None:
@@ -115,6 +121,8 @@ def _parse(words: list[bytes], pid: int, start: int) -> Session | None:
     values = _values(options)
     incarnation, user = values.get("--incarnation", ""), values.get("--user", "")
     if not user or not _IDENTIFIER.fullmatch(incarnation):
+        return None
+    if values.get("--realm", "") != realm:
         return None
     key = SessionKey(user, values.get("--server", ""))
     return Session(incarnation, key, pid, start, holding=text[mode_at] == "hold")

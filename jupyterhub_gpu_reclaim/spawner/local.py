@@ -69,6 +69,15 @@ class SessionProcessSpawner(LocalProcessSpawner):
         """,
     ).tag(config=True)
 
+    realm = Unicode(
+        "",
+        help="""Name that tells this Hub's sessions from another Hub's on this machine.
+
+        The agent of these sessions must have the same `AgentApp.realm`. Empty (the
+        default) is right where the machine has one Hub. Example: ``teaching``.
+        """,
+    ).tag(config=True)
+
     cgroup_parent = Unicode(
         "jupyterhub-gpu-reclaim",
         help="""Control group under which each session gets its own.
@@ -136,7 +145,8 @@ class SessionProcessSpawner(LocalProcessSpawner):
         """The command line of the session's init."""
         words = [*_PYTHON, session_init.__file__, self.reclaim_mode]
         words += ["--incarnation", self.reclaim_incarnation]
-        words += ["--user", self.user.name, "--server", self.name, "--relay"]
+        words += ["--user", self.user.name, "--server", self.name]
+        words += ["--realm", self.realm, "--relay"]
         if self.reclaim_mode != "start":
             return words
         words += ["--chdir", self._home()]

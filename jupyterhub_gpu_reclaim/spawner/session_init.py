@@ -7,7 +7,7 @@ never becomes part of a checkpoint (pid 1 cannot be in one).
 
 ::
 
-    session_init.py start|hold --incarnation UUID --user NAME --server NAME
+    session_init.py start|hold --incarnation UUID --user NAME --server NAME [--realm NAME]
         [--uid N --gid N --groups A,B --chdir DIR] [--relay] [--first-pid 300]
         [-- CMD ARG…]
 
@@ -76,6 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--incarnation", required=True)
     parser.add_argument("--user", required=True)
     parser.add_argument("--server", required=True)
+    parser.add_argument("--realm", default="")
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
     parser.add_argument("--groups", default="")

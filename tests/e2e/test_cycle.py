@@ -1,0 +1,183 @@
+"""A session is suspended and comes back: kernels, variables, terminals, login."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.user import User, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from demo.admin import Admin
+    from demo.stack import Stack
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_session_suspended_and_visited_comes_back_whole(
+    stack: Stack, admin: Admin, user: User
+) -> None:
+    server = user.server()
+    kernel = server.start_kernel()
+    with kernel:
+        pid = kernel.run("import os; x = 42; print(os.getpid())").text
+    tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
+    view = admin.suspend(user.name)
+    assert view["last_suspend"]["generation"] == 1
+    assert not alive(tree["init_pid"])
+    page = user.visit(f"{server.prefix}lab")
+    assert page.status_code == 200
+    assert user.logins == 1
+    with kernel:
+        assert kernel.run("import os; print(x, os.getpid())").text == f"42 {pid}"
+    assert admin.wait(user.name, phase="running")["failure"] is None
+
+
+def test_polls_of_an_open_tab_do_not_wake_a_suspended_session(
+    admin: Admin, user: User
+) -> None:
+    server = user.server()
+    kernel = server.start_kernel()
+    admin.suspend(user.name)
+    for path in ("kernels", "sessions", "terminals", f"kernels/{kernel.id}", "status"):
+        for _ in range(3):
+            assert server.api("GET", path).status_code in {424, 503}
+    with pytest.raises(Exception, match=r"424|503|HTTP"):
+        kernel.connect()
+    assert admin.session(user.name)["phase"] == "suspended"
+
+
+def test_cells_that_compute_print_or_sleep_go_on_and_lose_no_output(
+    admin: Admin, user: User
+) -> None:
+    server = user.server()
+    cells = {
+        "print": (
+            "import time\nfor i in range(160):\n    print(i, flush=True)\n"
+            "    time.sleep(0.05)"
+        ),
+        "compute": (
+            "import time\nend = time.monotonic() + 8\nn = 0\n"
+            "while time.monotonic() < end:\n    n += 1\nprint('computed', n > 0)"
+        ),
+        "sleep": "import time\nprint('before')\ntime.sleep(8)\nprint('after')",
+    }
+    kernels = {name: server.start_kernel() for name in cells}
+    sent = {}
+    for name, kernel in kernels.items():
+        kernel.connect()
+        kernel.run("1")
+        sent[name] = kernel.send(cells[name])
+    time.sleep(1.5)
+    admin.suspend(user.name)
+    # The websockets of the tab are cut; it comes back under the same session ids.
+    user.visit(f"{server.prefix}lab")
+    early = {name: _drain(kernel) for name, kernel in kernels.items()}
+    for name, kernel in kernels.items():
+        kernel.connect()
+        late = kernel.collect(sent[name], seconds=40)
+        text = early[name] + late.text
+        if name == "print":
+            assert text.split() == [str(i) for i in range(160)]
+        elif name == "compute":
+            assert text.split() == ["computed", "True"]
+        else:
+            assert text.split() == ["before", "after"]
+        assert not late.error
+        kernel.close()
+
+
+def _drain(kernel: object) -> str:
+    """What had arrived before the websocket was cut."""
+    import json
+
+    text = ""
+    try:
+        while True:
+            got = json.loads(kernel.ws.recv(timeout=2))  # type: ignore[attr-defined]
+            if got["header"]["msg_type"] == "stream":
+                text += got["content"]["text"]
+    except Exception:  # the end of a cut websocket, however it shows
+        kernel.ws = None  # type: ignore[attr-defined]
+    return text
+
+
+def test_named_servers_and_two_users_at_once_are_separate(
+    admin: Admin, new_user: Callable[[], User]
+) -> None:
+    one, two = new_user(), new_user()
+    servers = []
+    for user, name in ((one, ""), (one, "second"), (two, "")):
+        user.start_server(name)
+        servers.append((user, name, user.server(name)))
+    kernels = []
+    for index, (_, _, server) in enumerate(servers):
+        kernel = server.start_kernel()
+        with kernel:
+            kernel.run(f"mine = {index}")
+        kernels.append(kernel)
+    for user, name, _ in servers:
+        admin.call("POST", f"sessions/{user.name}/{name or '-'}/suspend")
+    for user, name, _ in servers:
+        admin.wait(user.name, name, phase="suspended")
+    for index, (user, _, server) in reversed(list(enumerate(servers))):
+        user.visit(f"{server.prefix}lab")
+        with kernels[index] as kernel:
+            assert kernel.run("print(mine)").text == f"{index}\n"
+
+
+def test_visit_in_the_middle_of_a_suspend_ends_in_a_running_session(
+    admin: Admin, user: User
+) -> None:
+    server = user.server()
+    kernel = server.start_kernel()
+    with kernel:
+        kernel.run("import os; ballast = os.urandom(300 << 20); x = 7")
+    for wait in (0.0, 0.1, 0.3, 0.6, 1.0, 1.5):
+        admin.wait(user.name, phase="running")
+        try:
+            admin.call("POST", f"sessions/{user.name}/-/suspend")
+        except UserError as error:
+            assert "409" in str(error)  # of the visit before, still settling
+            continue
+        time.sleep(wait)
+        page = user.visit(f"{server.prefix}lab")
+        assert page.status_code == 200
+        with kernel:
+            assert kernel.run("print(x)").text == "7\n"
+    assert user.logins == 1
+
+
+def test_stop_by_the_user_is_a_real_stop_and_keeps_no_session(
+    stack: Stack, admin: Admin, user: User
+) -> None:
+    tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
+    user.hub("DELETE", f"users/{user.name}/server", json={})
+    until = time.monotonic() + 20
+    while alive(tree["init_pid"]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not alive(tree["init_pid"])
+    admin.wait(user.name, phase="stopped")
+    user.start_server()
+    assert user.server().json("GET", "kernels") == []
+
+
+def test_terminal_with_a_job_survives(admin: Admin, user: User) -> None:
+    from demo.check import terminal_lives, terminal_pids
+
+    server = user.server()
+    name = server.start_terminal()
+    pids = terminal_pids(server, name)
+    admin.suspend(user.name)
+    user.visit(f"{server.prefix}lab")
+    terminal_lives(server, name, pids)
+    assert [t["name"] for t in server.json("GET", "terminals")] == [name]
