@@ -381,4 +381,4 @@ class _Unknown(str):
 
     def __format__(self, spec: str) -> str:
         del spec
-        return f"({self})"
+        return "(" + str.__str__(self) + ")"  # an f-string would call this again
