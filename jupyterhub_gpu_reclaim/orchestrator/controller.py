@@ -8,7 +8,6 @@ for one session at a time, from journal, agent and Hub.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
@@ -20,7 +19,6 @@ from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
 from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
-from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
 from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
 from jupyterhub_gpu_reclaim.orchestrator.stops import Stops
 from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
@@ -29,6 +27,8 @@ from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import (
         Event,
@@ -40,7 +40,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Decide, Hub, Window
-    from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow, SessionRow
+    from jupyterhub_gpu_reclaim.orchestrator.rows import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
 
 _LIVE = {Phase.RUNNING, Phase.WARNED}
 
@@ -133,7 +138,7 @@ class Controller:
         await self._queue.stop()
         self._sessions.close()
 
-    # --- people and programs -------------------------------------------------------
+    # --- people and programs
     def sessions(self) -> list[SessionView]:
         """All sessions that run, are saved, or have something put aside."""
         return self._sessions.views()
@@ -310,7 +315,7 @@ class Controller:
         """What ``/metrics`` shows."""
         return self._loops.metrics_snapshot()
 
-    # --- the spawner in the Hub's process --------------------------------------------
+    # --- the spawner in the Hub's process
     async def plan_start(self, placement: Placement) -> StartPlan:
         """How to start a session; ``placement.incarnation`` is the new one.
 
@@ -364,7 +369,7 @@ class Controller:
         """The server was deleted for ever: delete all that is saved. Idempotent."""
         await self._stops.forget(key)
 
-    # --- helpers -------------------------------------------------------------------------
+    # --- helpers
     def _known(self, key: SessionKey) -> SessionRow:
         row = self._sessions.journal.session(key)
         if row is None:
@@ -377,7 +382,7 @@ class Controller:
         self._sessions.update(row.key, line, intent=intent, intent_by=by)
         self._queue.add(row.key)
 
-    def _doomed(self, checkpoint: str) -> list[checkpoints.CheckpointRow]:
+    def _doomed(self, checkpoint: str) -> list[CheckpointRow]:
         return checkpoints.kept(self._sessions, checkpoint, Keeping.DOOMED, seconds=0)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.models import Phase, Step
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import Phase, Step
 
 #: Upper bounds of the histograms of seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

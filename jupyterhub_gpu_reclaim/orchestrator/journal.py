@@ -11,8 +11,7 @@ read, decided and written between two ``await``s is one step that nothing can sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import Engine, and_, create_engine, event
@@ -30,6 +29,9 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import (
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 #: How long SQLite waits for another program (a backup, say) that holds the file.
 BUSY_SECONDS = 10.0
@@ -58,7 +60,7 @@ class Journal:
         """Let the database go; nothing is unwritten at any time."""
         self._engine.dispose()
 
-    # --- sessions ------------------------------------------------------------------
+    # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
         """The row of that session, if there is one."""
         query = schema.sessions.select().where(_of(schema.sessions, key))
@@ -94,7 +96,7 @@ class Journal:
             schema.audit.insert().values(**_audit_values(audit)),
         )
 
-    # --- checkpoints -----------------------------------------------------------------
+    # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
         """The row of that checkpoint, if there is one."""
         table = schema.checkpoints
@@ -124,7 +126,7 @@ class Journal:
         table = schema.checkpoints
         self._write(table.delete().where(table.c.id == checkpoint))
 
-    # --- audit -------------------------------------------------------------------------
+    # --- audit
     def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
         """The newest lines first, of one session or of all."""
         table = schema.audit
@@ -143,10 +145,10 @@ class Journal:
             for row in self._read(query)
         ]
 
-    def _read(self, query: Any) -> list[Mapping[str, Any]]:
+    def _read(self, query: Any) -> list[dict[Any, Any]]:
         try:
             with self._engine.connect() as connection:
-                return list(connection.execute(query).mappings())
+                return [dict(r) for r in connection.execute(query).mappings()]
         except SQLAlchemyError as error:
             raise _broken(error) from None
 

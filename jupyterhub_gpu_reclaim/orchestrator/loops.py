@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -19,6 +18,8 @@ from jupyterhub_gpu_reclaim.orchestrator.reconciler import Do, settle
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from jupyterhub_gpu_reclaim.models import SessionKey
     from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Window
@@ -76,11 +77,11 @@ class Loops:
                 await beat()
             except ReclaimError as error:
                 _log.info("%s", error)
-            except Exception:  # the last line of defence: the heart goes on
+            except Exception:  # noqa: BLE001 the last line of defence: the heart goes on
                 _log.exception("a beat failed")
             await self._sessions.clock.sleep(seconds)
 
-    # --- samples -------------------------------------------------------------------------
+    # --- samples
     async def sample(self) -> None:
         """Ask the agent what the sessions do, and sum that up.
 
@@ -114,7 +115,7 @@ class Loops:
             else:
                 self._sessions.measured(key, window.usage(now))
 
-    # --- ticks ---------------------------------------------------------------------------
+    # --- ticks
     async def tick(self) -> None:
         """Compare everything, and have a look at what is not as it should be."""
         picture = await self._observer.all()

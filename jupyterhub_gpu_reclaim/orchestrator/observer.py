@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -16,6 +15,8 @@ from jupyterhub_gpu_reclaim.models import HubState
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import Facts
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey, Tree
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions

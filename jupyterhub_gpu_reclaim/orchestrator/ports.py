@@ -7,21 +7,23 @@ agents (one per node) is one more ``Agent`` that knows where each incarnation li
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from jupyterhub_gpu_reclaim.models import (
-    CheckpointInfo,
-    Event,
-    HubState,
-    Identity,
-    Sample,
-    SessionKey,
-    SessionView,
-    Tree,
-    Usage,
-    Verdict,
-)
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from jupyterhub_gpu_reclaim.models import (
+        CheckpointInfo,
+        Event,
+        HubState,
+        Identity,
+        Sample,
+        SessionKey,
+        SessionView,
+        Tree,
+        Usage,
+        Verdict,
+    )
 
 
 class Agent(Protocol):

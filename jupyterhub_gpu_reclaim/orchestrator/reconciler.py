@@ -54,13 +54,14 @@ STOPPED      running                     running      adopt (→ RUNNING)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.models import HubState, Phase, Tree, TreeState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.orchestrator.rows import SessionRow
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire
@@ -20,6 +19,8 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings

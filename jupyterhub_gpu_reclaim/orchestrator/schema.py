@@ -7,7 +7,7 @@ that a frozen sample of each version (``tests/orchestrator/samples``) can be ope
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     Boolean,
@@ -23,6 +23,9 @@ from sqlalchemy import (
 
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 metadata = MetaData()
 

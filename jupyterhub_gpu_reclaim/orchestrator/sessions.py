@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,6 +37,8 @@ from jupyterhub_gpu_reclaim.orchestrator.streams import Broadcast, Operation, Wa
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
     from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
@@ -62,7 +63,7 @@ class Sessions:
         self._verdicts: dict[SessionKey, list[Verdict]] = {}
         self._suspends_at: dict[SessionKey, float] = {}
 
-    # --- rows --------------------------------------------------------------------
+    # --- rows
     def row(self, key: SessionKey) -> SessionRow:
         """The journal's row, or a fresh one (``since`` is 0 then)."""
         return self.journal.session(key) or SessionRow(key=key)
@@ -145,7 +146,7 @@ class Sessions:
         """Wait until the row is as wanted; False when the limit (s) is over."""
         return await self._watch.until(lambda: condition(self.row(key)), limit)
 
-    # --- operations ----------------------------------------------------------------
+    # --- operations
     def begin(self, key: SessionKey) -> Operation:
         """A new capture or restore; its predecessor's readers are let go."""
         self.end(key, Reason.CANCELLED)
@@ -176,7 +177,7 @@ class Sessions:
         operation.add(event)
         self.touch(key)
 
-    # --- what is measured and judged -------------------------------------------------
+    # --- what is measured and judged
     def measured(self, key: SessionKey, usage: Usage | None) -> None:
         """The newest sum of a session's samples."""
         if usage is None:
@@ -203,7 +204,7 @@ class Sessions:
         """Remember when the suspend is due; must be followed by a phase change."""
         self._suspends_at[key] = at
 
-    # --- views -------------------------------------------------------------------------
+    # --- views
     def view(self, key: SessionKey) -> SessionView:
         """A session as pages show it.
 
@@ -269,8 +270,9 @@ class Sessions:
     def forget(self, key: SessionKey) -> None:
         """Drop what is only in memory."""
         self.end(key, Reason.CANCELLED)
-        for store in (self._operations, self._usage, self._verdicts):
-            store.pop(key, None)  # type: ignore[attr-defined]
+        self._operations.pop(key, None)
+        self._usage.pop(key, None)
+        self._verdicts.pop(key, None)
         self._suspends_at.pop(key, None)
 
     def phases(self) -> Counter[Phase]:

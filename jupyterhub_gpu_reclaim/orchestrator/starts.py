@@ -8,7 +8,6 @@ the same session; so every answer is computed from the journal as it is after th
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,8 @@ from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
@@ -188,7 +189,8 @@ class Starts:
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
             if tree.state is TreeState.CAPTURED:
-                return await self._captured(row, tree, facts)
+                await self._captured(row, tree, facts)
+                return None
             if tree.state is TreeState.CAPTURING:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
         return self._nothing_runs(row, placement, facts)
@@ -239,7 +241,7 @@ class Starts:
             checkpoint=placement.checkpoint,
         )
 
-    # --- how the start goes on --------------------------------------------------------
+    # --- how the start goes on
     def placed(self, placement: Placement) -> None:
         """See ``Controller.placed``."""
         key, sessions = placement.key, self._sessions

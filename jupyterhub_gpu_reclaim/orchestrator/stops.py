@@ -8,7 +8,6 @@ is saved is never thrown away here, except when its server is deleted for ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,8 @@ from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions

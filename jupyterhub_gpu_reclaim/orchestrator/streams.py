@@ -8,10 +8,12 @@ published is never needed for a decision.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from jupyterhub_gpu_reclaim.models import Event, Step
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.models import Event, Step
 
 T = TypeVar("T")
 
@@ -89,7 +91,7 @@ class Operation:
         return list(latest.values())
 
     async def read(self, after: int) -> AsyncIterator[Event]:
-        """Events from number ``after`` on, until the end, which is told to everybody."""
+        """Events from number ``after`` on, until the end; everybody hears the end."""
         at = min(max(after, 0), len(self._events))
         if self.ended:
             at = min(at, len(self._events) - 1)

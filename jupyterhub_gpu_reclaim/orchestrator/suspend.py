@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
@@ -21,6 +20,8 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, Event, Failure, SessionKey
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def failure_of(reason: Reason, **facts: object) -> Failure:
+def failure_of(reason: Reason, **facts: Any) -> Failure:
     """A reason as it stands in a row."""
     return wire.failure_of(Refused(reason, **facts))
 

@@ -126,7 +126,7 @@ class Worker:
             case _:
                 finds.saved(sessions, row, facts, settings)
 
-    # --- waiting -----------------------------------------------------------------------
+    # --- waiting
     def _patience(self, key: SessionKey, act: Act) -> float:
         """Seconds for which an odd state must still last before its act is done."""
         if not act.patient:
@@ -162,7 +162,7 @@ class Worker:
         wished = row.phase in _LIVE and row.intent is not Intent.NONE
         return self._settings.pace if wished or row.phase in _UNDER_WAY else None
 
-    # --- suspend ------------------------------------------------------------------------
+    # --- suspend
     async def _ready(self, row: SessionRow, act: Act) -> float | None:
         """A session that runs as it should: suspend it, warn it, or leave it alone."""
         del act
@@ -237,7 +237,7 @@ class Worker:
         await self._suspender.thaw(row)
         return self._settings.pace
 
-    # --- resume ---------------------------------------------------------------------------
+    # --- resume
     async def _restore(self, row: SessionRow, act: Act) -> float:
         del act
         async for _ in self._resumer.follow(row):
@@ -253,7 +253,7 @@ class Worker:
             await self._resumer.give_up(row, failure)
         return 0.0
 
-    # --- leftovers ----------------------------------------------------------------------
+    # --- leftovers
     async def _kill(self, row: SessionRow, act: Act) -> float:
         del row
         if act.tree is not None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import SessionKey
 
@@ -55,7 +56,7 @@ class WorkQueue:
         self._closed = False
 
     def add(self, key: SessionKey) -> None:
-        """Look at that session as soon as can be; while it is being looked at, again."""
+        """Look at that session as soon as can be; again, if a worker is at it."""
         if self._closed:
             return
         self._forget_timer(key)
@@ -117,7 +118,7 @@ class WorkQueue:
         except ReclaimError as error:
             delay = self._after_failure(key)
             _log.info("%s: looking again in %.0f s: %s", key, delay, error)
-        except Exception:  # the last line of defence: a fault in one session's work
+        except Exception:  # noqa: BLE001 the last line of defence: a fault in one session's work
             delay = self._after_failure(key)
             _log.exception("%s: looking again in %.0f s", key, delay)
         else:
