@@ -1,0 +1,212 @@
+"""The agent's HTTP calls, as the orchestrator's ``Agent``.
+
+Made by ``service/app.py``; called by the orchestrator. It decides nothing and retries
+nothing: who does not answer in time is ``Unreachable(AGENT_UNREACHABLE)``, and what
+the agent refuses is raised in the agent's own words. Calls, repetition and failure are
+in ``docs/explanation/architecture.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    Event,
+    Failure,
+    Finding,
+    Identity,
+    Sample,
+    Tree,
+    Value,
+)
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+T = TypeVar("T")
+
+
+class AgentClient:
+    """One node's agent.
+
+    Args:
+        address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
+        token: the bearer token, or a file that holds it; a file is read at each call,
+            so that it may appear or change later.
+        ca_file: certificates that vouch for an ``https`` agent; empty: the system's.
+        quick: seconds for a call that only asks.
+        slow: seconds for a call that waits for processes to end.
+        silence: longest time in seconds between two events of an operation.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | Path,
+        *,
+        ca_file: str = "",
+        quick: float = 15.0,
+        slow: float = 120.0,
+        silence: float = 300.0,
+    ) -> None:
+        self._token = token
+        self._quick = quick
+        self._slow = slow
+        self._silence = silence
+        self._http = Connection(address, self._headers, ca_file=ca_file)
+
+    def close(self) -> None:
+        """Close connections; operations go on at the agent."""
+        self._http.close()
+
+    def _headers(self) -> dict[str, str]:
+        return {
+            "Authorization": f"Bearer {self._read_token()}",
+            "Content-Type": "application/json",
+        }
+
+    def _read_token(self) -> str:
+        if isinstance(self._token, str):
+            return self._token
+        try:
+            return self._token.read_text().strip()
+        except OSError as error:
+            detail = f"token file {self._token}: {error.strerror}"
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=detail) from None
+
+    # --- looking
+    async def ready(self) -> list[Finding]:
+        """What keeps the node from saving sessions."""
+        return (await self._get("/readyz", _Ready)).findings
+
+    async def trees(self) -> list[Tree]:
+        """Every incarnation with an init or a record."""
+        return await self._get("/v1/sessions", list[Tree])
+
+    async def tree(self, incarnation: str) -> Tree:
+        """One incarnation; ``NotFound`` where there is none."""
+        return await self._get(f"/v1/sessions/{incarnation}", Tree)
+
+    async def samples(self) -> list[Sample]:
+        """What every session does now."""
+        return await self._get("/v1/samples", list[Sample])
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed checkpoints."""
+        return await self._get("/v1/checkpoints", list[CheckpointInfo])
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login inside a checkpoint; never logged."""
+        return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
+
+    async def preflight(self, incarnation: str) -> list[Finding]:
+        """What keeps that session from being saved; touches nothing."""
+        path = f"/v1/sessions/{incarnation}/preflight"
+        return await self._post(path, list[Finding], limit=self._slow)
+
+    # --- doing
+    def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree, or attach to that; the last event is the end."""
+        body = {"checkpoint": checkpoint, "generation": generation}
+        return self._stream(f"/v1/sessions/{incarnation}/capture", body)
+
+    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring a tree back, or attach to that; the last event is the end."""
+        body = {"checkpoint": checkpoint}
+        return self._stream(f"/v1/sessions/{incarnation}/restore", body)
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on; its checkpoint is discarded."""
+        return await self._order(incarnation, "thaw")
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree, if that checkpoint is committed."""
+        return await self._order(incarnation, "release", {"checkpoint": checkpoint})
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End an orphan."""
+        return await self._order(incarnation, "kill")
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off."""
+        path = f"/v1/sessions/{incarnation}/cancel"
+        await self._post(path, dict[str, Any], limit=self._quick)
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint."""
+        path = f"/v1/checkpoints/{checkpoint}"
+        await self._ask("DELETE", path, limit=self._slow)
+
+    # --- the border
+    async def _order(self, incarnation: str, order: str, body: Any = None) -> Tree:
+        path = f"/v1/sessions/{incarnation}/{order}"
+        return await self._post(path, Tree, body, limit=self._slow)
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        answer = await self._ask("GET", path, limit=self._quick)
+        return _understood(answer.body, kind, path)
+
+    async def _post(
+        self, path: str, kind: type[T], body: Any = None, *, limit: float
+    ) -> T:
+        answer = await self._ask(
+            "POST", path, limit=limit, body=wire.encode(body or {})
+        )
+        return _understood(answer.body, kind, path)
+
+    async def _ask(self, method: str, path: str, **more: Any) -> Answer:
+        try:
+            answer = await self._http.ask(method, path, **more)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+        if answer.status >= 400:
+            raise _error(answer, path)
+        return answer
+
+    async def _stream(self, path: str, body: Any) -> AsyncIterator[Event]:
+        lines = self._http.lines(path, wire.encode(body), silence=self._silence)
+        try:
+            async for line in lines:
+                if isinstance(line, Answer):
+                    raise _error(line, path)
+                if line.strip():
+                    yield _understood(line, Event, path)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+
+
+class _Ready(Value, frozen=True, kw_only=True):
+    """The answer of ``/readyz``."""
+
+    findings: list[Finding]
+
+
+def _unreachable(detail: str) -> Unreachable:
+    return Unreachable(Reason.AGENT_UNREACHABLE, detail=detail)
+
+
+def _understood(data: bytes, kind: type[T], path: str) -> T:
+    """A value of ours; anything else is not our agent, or one that is too new."""
+    try:
+        return wire.decode(data, kind)
+    except BadRequest as error:
+        raise _unreachable(f"{path}: {error}") from None
+
+
+def _error(answer: Answer, path: str) -> ReclaimError:
+    """The agent's own words; without any it is no agent of ours that answers."""
+    try:
+        failure = wire.decode(answer.body, Failure)
+    except BadRequest:
+        return _unreachable(f"{path}: status {answer.status}")
+    if answer.status in {401, 403}:
+        return _unreachable(f"{path}: the agent does not take our token")
+    return wire.error_of(failure, wire.kind_of_status(answer.status))
