@@ -209,6 +209,7 @@ class HubState(StrEnum):
     SPAWNING = "spawning"
     STOPPING = "stopping"
     STOPPED = "stopped"
+    UNSETTLED = "unsettled"  #: being checked or renamed: nothing may be concluded
 
 
 class Placement(Value, frozen=True, kw_only=True):

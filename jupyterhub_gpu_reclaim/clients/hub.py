@@ -188,6 +188,8 @@ def _state(server: _Server) -> HubState:
         return HubState.SPAWNING
     if server.pending == "stop":
         return HubState.STOPPING
+    if server.pending:
+        return HubState.UNSETTLED
     return HubState.RUNNING if server.ready else HubState.STOPPED
 
 
