@@ -1,0 +1,211 @@
+"""Captures and restores through the API: twice, at once, called off, refused."""
+
+import os
+import signal
+import sys
+import threading
+
+from tests.support.agent import goes_on, wait_for
+
+HOLDS_A_FILE = """
+import sys, time
+file = open(sys.argv[1], "r+")
+while True:
+    sys.stdout.write("x"); sys.stdout.flush()
+    time.sleep(0.02)
+"""
+
+
+def step_of(events: list[dict], name: str, state: str = "done") -> dict:
+    return next(
+        event["step"]
+        for event in events
+        if event.get("step")
+        and (event["step"]["step"], event["step"]["state"]) == (name, state)
+    )
+
+
+def test_capture_twice_attaches_and_repeats_its_end(agent, counter):
+    ends = []
+    threads = [
+        threading.Thread(target=lambda: ends.append(agent.capture(counter, "cp")[-1]))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert ends[0]["checkpoint"]["id"] == "cp"
+    assert ends[1] == ends[0]
+    assert agent.capture(counter, "cp")[-1]["checkpoint"] == ends[0]["checkpoint"]
+    assert len(agent.get("/v1/checkpoints").json()) == 1
+
+
+def test_capture_while_another_runs_is_refused(agent, counter):
+    outcome = []
+
+    def other(event) -> bool:
+        if not outcome:
+            outcome.append(agent.capture(counter, "cp-2")[-1])
+        return False
+
+    first = agent.capture(counter, "cp-1", until=other)
+
+    assert outcome[0]["status"] == 409
+    assert outcome[0]["code"] == "operation_in_flight"
+    assert first[-1]["checkpoint"]["id"] == "cp-1"
+
+
+def test_capture_of_a_captured_tree_under_another_id_is_refused(agent, counter):
+    agent.capture(counter, "cp-1")
+    refused = agent.capture(counter, "cp-2")[-1]
+    assert (refused["status"], refused["code"]) == (409, "wrong_phase")
+
+
+def test_capture_says_bytes_and_seconds(agent, counter):
+    events = agent.capture(counter, "cp", generation=3)
+    info = events[-1]["checkpoint"]
+    dump = step_of(events, "dump")
+    assert dump["bytes"] > 1_000_000
+    assert info["logical_bytes"] >= dump["bytes"]
+    assert 0 < info["stored_bytes"] < info["logical_bytes"]
+    assert 0 < info["frozen_seconds"] < 60
+    assert info["generation"] == 3
+    assert info["key"] == {"user": "ann", "server": ""}
+    assert {step["step"] for step in info["steps"]} >= {"preflight", "dump", "commit"}
+
+
+def test_cancel_rolls_a_capture_back(agent, counter):
+    def call_off(event) -> bool:
+        agent.post(f"/v1/sessions/{counter.incarnation}/cancel")
+        return False
+
+    ended = agent.capture(counter, "cp", until=call_off)[-1]
+
+    assert ended["failure"]["code"] == "cancelled"
+    assert agent.tree(counter)["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+    assert goes_on(counter)
+
+
+def test_capture_of_a_holding_init_is_refused(agent, places):
+    holding = places("hold")
+    refused = agent.capture(holding, "cp")[-1]
+    assert (refused["status"], refused["code"]) == (409, "wrong_phase")
+
+
+def test_release_of_a_running_tree_is_refused(agent, counter):
+    refused = agent.post(
+        f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"}
+    )
+    assert (refused.status_code, refused.json()["code"]) == (409, "not_captured")
+    assert goes_on(counter)
+
+
+def test_release_twice_is_gone_both_times(agent, counter):
+    agent.capture(counter, "cp")
+    path = f"/v1/sessions/{counter.incarnation}/release"
+    first = agent.post(path, {"checkpoint": "cp"}).json()
+    second = agent.post(path, {"checkpoint": "cp"}).json()
+    assert first["state"] == second["state"] == "gone"
+    assert not counter.alive
+    assert agent.post(path, {"checkpoint": "other"}).status_code == 404
+
+
+def test_kill_ends_a_tree_and_says_so_again(agent, counter):
+    path = f"/v1/sessions/{counter.incarnation}/kill"
+    assert agent.post(path).json()["state"] == "gone"
+    assert not counter.alive
+    assert agent.post(path).json()["state"] == "gone"
+
+
+def test_thaw_goes_on_and_drops_the_checkpoint(agent, counter):
+    agent.capture(counter, "cp")
+    tree = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
+    assert tree["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+    assert goes_on(counter)
+    again = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
+    assert again["state"] == "running"
+
+
+def test_restore_of_a_checkpoint_whose_tree_stands_is_refused(agent, counter, places):
+    agent.capture(counter, "cp")
+    refused = agent.restore(places("hold"), "cp")[-1]
+    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
+
+
+def test_restore_in_two_places_happens_once(agent, counter, places):
+    agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    first, second = places("hold"), places("hold")
+
+    assert agent.restore(first, "cp")[-1]["tree"]["state"] == "running"
+    refused = agent.restore(second, "cp")[-1]
+
+    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
+    assert agent.restore(first, "cp")[-1]["tree"]["state"] == "running"
+    assert agent.tree(second)["state"] == "holding"
+
+
+def test_restore_with_a_changed_file_names_it_and_keeps_the_checkpoint(
+    agent, places, folder
+):
+    data = folder / "data.txt"
+    data.write_text("0123456789")
+    command = (sys.executable, "-I", "-S", "-c", HOLDS_A_FILE, str(data))
+    place = places("start", *command, env={})
+    wait_for(lambda: place.output.stat().st_size)
+    agent.capture(place, "cp")
+    agent.post(f"/v1/sessions/{place.incarnation}/release", {"checkpoint": "cp"})
+    data.write_text("0123")
+    holding = places("hold")
+
+    failed = agent.restore(holding, "cp")[-1]["failure"]
+
+    assert failed["code"] == "file_shrank"
+    assert str(data) in failed["message"]
+    tree = agent.tree(holding)
+    assert (tree["state"], tree["failure"]["code"]) == ("holding", "file_shrank")
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+
+
+def test_stopped_by_the_user_stays_stopped_after_thaw(agent, places):
+    command = (
+        "sh",
+        "-c",
+        "sleep 1000 & kill -STOP $!; while :; do echo x; sleep 0.05; done",
+    )
+    place = places("start", *command, env={"PATH": os.environ["PATH"]})
+    wait_for(lambda: place.tree.stopped)
+    before = place.tree.stopped
+    agent.capture(place, "cp")
+
+    agent.post(f"/v1/sessions/{place.incarnation}/thaw")
+
+    assert goes_on(place)
+    assert place.tree.stopped == before
+
+
+def test_discard_of_the_only_image_of_a_stopped_tree_is_refused(agent, counter):
+    agent.capture(counter, "cp")
+    assert agent.delete("/v1/checkpoints/cp").status_code == 409
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    assert agent.delete("/v1/checkpoints/cp").status_code == 204
+    assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_sessions_lists_every_init(agent, counter, places):
+    holding = places("hold")
+    states = {
+        one["incarnation"]: one["state"] for one in agent.get("/v1/sessions").json()
+    }
+    assert states[counter.incarnation] == "running"
+    assert states[holding.incarnation] == "holding"
+
+
+def test_session_that_ended_by_itself_is_unknown(agent, counter):
+    os.kill(counter.tree.server.pid, signal.SIGKILL)
+    wait_for(lambda: not counter.alive)
+    assert agent.tree(counter)["status"] == 404

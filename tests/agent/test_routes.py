@@ -1,0 +1,148 @@
+"""The agent's calls: who may ask, what they may say, and what errors look like."""
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.support.agent import AGENT
+
+UNKNOWN = "/v1/sessions/nobody-knows-this"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer wrong", "Basic {token}", "Bearer {token}x", "{token}"],
+)
+@pytest.mark.parametrize("path", ["/v1/sessions", "/readyz", "/nothing-here"])
+def test_call_without_the_token_is_refused(agent, header, path):
+    with agent.client() as client:
+        client.headers["Authorization"] = header.format(token=agent.token)
+        response = client.get(path)
+    assert response.status_code == 401
+    assert response.json()["code"] == "forbidden"
+
+
+def test_healthz_without_token_says_the_version(agent):
+    with agent.client() as client:
+        del client.headers["Authorization"]
+        assert client.get("/healthz").json()["version"]
+
+
+def test_token_file_is_made_closed_to_others(agent):
+    assert (agent.folder / "token").stat().st_mode & 0o777 == 0o600
+    assert (agent.folder / "agent.sock").stat().st_mode & 0o777 == 0o600
+    assert agent.token not in agent.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/capture", b"no json"),
+        ("/capture", b"[]"),
+        ("/capture", b"{}"),
+        ("/capture", b'{"checkpoint": "../../etc"}'),
+        ("/capture", b'{"checkpoint": 5}'),
+        ("/capture", b'{"checkpoint": "cp", "generation": "x"}'),
+        ("/restore", b'{"checkpoint": ""}'),
+        ("/release", b"\xff\xfe"),
+        ("/release", b"[" * 30_000),
+    ],
+)
+def test_call_with_a_bad_body_names_the_fault(agent, path, body):
+    with agent.client() as client:
+        response = client.post(UNKNOWN + path, content=body)
+    assert response.status_code == 400
+    assert response.json()["code"] == "invalid"
+    assert "Traceback" not in response.text
+
+
+def test_call_with_a_huge_body_is_refused(agent):
+    with agent.client() as client:
+        try:
+            response = client.post(UNKNOWN + "/capture", content=b" " * 1_000_000)
+        except httpx.TransportError:
+            return  # the connection was closed at the first byte too many
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "order", ["preflight", "capture", "restore", "thaw", "release", "kill", "cancel"]
+)
+def test_order_for_an_unknown_session_is_not_found(agent, order):
+    response = agent.post(f"{UNKNOWN}/{order}", {"checkpoint": "cp"})
+    assert response.status_code == 404
+    assert response.json()["code"] == "unknown_session"
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/a%2Fb", "/v1/", "/v1/sessions/../x"])
+def test_path_that_is_none_is_not_found(agent, path):
+    assert agent.get(path).status_code == 404
+
+
+def test_wrong_method_is_refused(agent):
+    assert agent.delete("/v1/sessions").status_code == 405
+
+
+def test_identity_of_a_missing_checkpoint_is_not_found(agent):
+    response = agent.get("/v1/checkpoints/none/identity")
+    assert response.status_code == 404
+    assert response.json()["code"] == "checkpoint_missing"
+
+
+def test_discard_of_a_missing_checkpoint_is_fine(agent):
+    assert agent.delete("/v1/checkpoints/none").status_code == 204
+
+
+def test_readyz_says_what_this_machine_lacks(agent):
+    answer = agent.get("/readyz").json()
+    assert answer["ready"], answer
+    assert all(not finding["fatal"] for finding in answer["findings"])
+
+
+def test_second_agent_on_the_same_state_folder_is_refused(agent):
+    second = subprocess.run(
+        agent.popen.args,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "another agent runs on" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert agent.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--listen=0.0.0.0:0", "needs TLS"),
+        ("--listen=nonsense", "expected unix:PATH or ADDRESS:PORT"),
+        ("--AgentApp.certificate=/nowhere.pem", "certificate"),
+        (f"--AgentApp.state_dir=/tmp/{'x' * 80}", "too long"),
+        ("--config=/nowhere.py", "no configuration file"),
+        ("--AgentApp.dump_seconds=-1", "dump_seconds"),
+    ],
+)
+def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
+    options = {
+        "--AgentApp.state_dir": f"{folder}/state",
+        "--AgentApp.store_dir": f"{folder}/store",
+        "--AgentApp.token_file": f"{folder}/token",
+        "--listen": f"unix:{folder}/agent.sock",
+    }
+    name, _, value = option.partition("=")
+    options[name] = value
+    line = [f"{name}={value}" for name, value in options.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT, *line],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert sentence in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
