@@ -59,5 +59,5 @@ def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
         return minor in _TTY_AUXILIARY_OK
     if (major, minor) == (_MISC, _TUN):
         # Opened only: fine. With an interface it is part of the network.
-        return "iff" not in procfs.fdinfo(pid, fd)
+        return not procfs.fdinfo(pid, fd).get("iff")
     return major in _PTYS

@@ -131,7 +131,7 @@ def examine(
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _unix_outside(init_pid, alive)
     findings += _memory(needed_memory)
-    return list(dict.fromkeys(findings))  # a forked child says the same once more
+    return list(dict.fromkeys(findings))  # each process of a user says the same
 
 
 def _handles(view: _View) -> Iterator[Finding]:
