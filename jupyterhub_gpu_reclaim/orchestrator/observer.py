@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.models import HubState
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey, Tree
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
@@ -68,18 +68,18 @@ class Observer:
     async def all(self) -> Picture:
         """Everything, with one question to the Hub and two to the agent."""
         trees, saved, servers = await asyncio.gather(
-            self._ask("agent", self._agent.trees()),
-            self._ask("agent's store", self._agent.checkpoints()),
-            self._ask("Hub", self._hub.servers()),
+            self._ask("agent", self._agent.trees),
+            self._ask("agent's store", self._agent.checkpoints),
+            self._ask("Hub", self._hub.servers),
         )
         return Picture(trees, saved, servers)
 
     async def one(self, key: SessionKey) -> Facts:
         """One session, as it is now."""
         trees, saved, hub = await asyncio.gather(
-            self._ask("agent", self._agent.trees()),
-            self._ask("agent's store", self._agent.checkpoints()),
-            self._ask("Hub", self._hub.server(key)),
+            self._ask("agent", self._agent.trees),
+            self._ask("agent's store", self._agent.checkpoints),
+            self._ask("Hub", lambda: self._hub.server(key)),
         )
         return Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
 
@@ -87,10 +87,10 @@ class Observer:
         """The checkpoints of a session that the journal knows."""
         return frozenset(row.id for row in self._sessions.journal.checkpoints(key))
 
-    async def _ask(self, whom: str, answer: Awaitable[T]) -> T | None:
+    async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or None; the log hears of it once per silence."""
         try:
-            value = await answer
+            value = await ask()
         except ReclaimError as error:
             if whom not in self._silent:
                 self._silent.add(whom)
