@@ -1,12 +1,239 @@
 """``jupyterhub-gpu-reclaim-service``: the program that the Hub runs as its service.
 
 The only place of the Hub's side that wires: settings, journal, clients, policy,
-controller, routes. It is run by the Hub as a managed service (the Hub gives it its
-address and its token in the environment) and ends with it.
+controller, routes. The Hub gives it its address and its tokens in the environment; it
+ends with the Hub, at once when told to.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import copy
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyterhub.services.auth import HubOAuth
+from tornado.httpserver import HTTPServer
+from traitlets import default
+from traitlets.config import Application, catch_config_error
+
+from jupyterhub_gpu_reclaim import __version__, observability
+from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.clients.hub import HubClient
+from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.metrics.window import Window
+from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
+from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages
+from jupyterhub_gpu_reclaim.service.context import Context
+from jupyterhub_gpu_reclaim.service.options import Options
+from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
+from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a predecessor on the same state folder has to end.
+PATIENCE = 20.0
+#: Seconds for an orderly end; then it just ends, which loses nothing (law 6).
+FAREWELL = 5.0
+
+
+class ReclaimService(Application, Options):
+    """Suspends sessions that nobody uses and brings them back: the Hub's service."""
+
+    name = "jupyterhub-gpu-reclaim-service"
+    description = "Suspends idle sessions of a JupyterHub and brings them back."
+    version = __version__
+    raise_config_file_errors = True
+    classes = [Guards, IdlePolicy, HubOAuth]  # noqa: RUF012 - traitlets' way
+    aliases = {  # noqa: RUF012
+        "config": "ReclaimService.config_file",
+        "agent": "ReclaimService.agent",
+        "agent-token-file": "ReclaimService.agent_token_file",
+        "state-dir": "ReclaimService.state_dir",
+        "sample-interval": "ReclaimService.sample_interval",
+        "idle-after": "IdlePolicy.idle_after",
+        "log-level": "ReclaimService.log_level",
+    }
+
+    @default("log_level")
+    def _default_log_level(self) -> int:
+        return logging.INFO
+
+    @catch_config_error
+    def initialize(self, argv: list[str] | None = None) -> None:
+        """Read the command line, then the file; the command line wins.
+
+        Raises:
+            Refused: the named file is not there.
+        """
+        super().initialize(argv)
+        if self.config_file:
+            path = Path(self.config_file)
+            if not path.is_file():
+                what = f"There is no configuration file {path}."
+                raise Refused(Reason.INVALID, what=what)
+            given = copy.deepcopy(self.config)
+            self.load_config_file(path.name, str(path.parent.absolute()))
+            self.update_config(given)
+
+    def start(self) -> None:
+        """Run until told to end."""
+        observability.set_up(cast("int | str", self.log_level))
+        surroundings = Surroundings.read(os.environ)
+        parent = lifeline.die_with_parent() if self.end_with_hub else None
+        state = lifeline.StateFolder(Path(self.state_dir))
+        state.open(patience=PATIENCE)
+        try:
+            asyncio.run(self._run(surroundings, state, parent))
+        finally:
+            state.close()
+
+    async def _run(
+        self,
+        surroundings: Surroundings,
+        state: lifeline.StateFolder,
+        parent: int | None,
+    ) -> None:
+        told = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told.set)
+        if parent is not None:
+            lifeline.watch(parent, told.set)
+        async with self._controller(surroundings, state) as controller:
+            server = self._listen(surroundings, state, controller)
+            starting = asyncio.ensure_future(controller.start())
+            try:
+                await _first(told, starting)
+                log.info("service: ready at %s", surroundings.prefix)
+                await told.wait()
+            finally:
+                log.info("service: ending")
+                server.stop()
+                starting.cancel()
+                await _within(FAREWELL, server.close_all_connections())
+
+    @contextlib.asynccontextmanager
+    async def _controller(
+        self, surroundings: Surroundings, state: lifeline.StateFolder
+    ) -> AsyncIterator[Controller]:
+        """Everything behind the routes; ended in an orderly way if that is quick."""
+        address = self.journal_url or f"sqlite:///{state.path}/journal.sqlite"
+        journal = Journal(address)
+        agent = AgentClient(
+            self.agent, self._agent_token_file(), ca_file=self.agent_ca_file
+        )
+        hub = HubClient(surroundings.api_url, surroundings.api_token)
+        idle = IdlePolicy(parent=self)
+        controller = Controller(
+            journal=journal,
+            agent=agent,
+            hub=hub,
+            decide=Decider(Guards(parent=self), [idle]),
+            window=lambda: Window(span=idle.idle_after, interval=self.sample_interval),
+            clock=SystemClock(),
+            settings=self.settings(),
+        )
+        try:
+            yield controller
+        finally:
+            await _within(FAREWELL, controller.stop())
+            agent.close()
+            hub.close()
+            journal.close()
+
+    def _agent_token_file(self) -> Path:
+        """Where the agent's token is, or will be once the agent has run.
+
+        Raises:
+            Refused: it is there and may not be read.
+        """
+        path = Path(self.agent_token_file)
+        try:
+            path.read_bytes()
+        except FileNotFoundError:
+            log.warning("service: %s is not there yet; has the agent run?", path)
+        except OSError as error:
+            what = f"The agent's token file {path} cannot be read: {error.strerror}."
+            raise Refused(Reason.INVALID, what=what) from error
+        return path
+
+    def _listen(
+        self,
+        surroundings: Surroundings,
+        state: lifeline.StateFolder,
+        controller: Controller,
+    ) -> HTTPServer:
+        """Serve the routes.
+
+        Raises:
+            Refused: the address is taken.
+        """
+        HubOAuth.instance(parent=self)
+        context = Context(
+            control=controller,
+            clock=SystemClock(),
+            registry=exporter.registry(controller.metrics_snapshot),
+            templates=pages.templates(),
+            spawner_token=surroundings.spawner_token.encode(),
+            prefix=surroundings.prefix,
+            hub_prefix=surroundings.hub_prefix,
+            hub_host=surroundings.hub_host,
+            metrics_open=self.metrics_open,
+            limits=self.limits(),
+        )
+        app = application(context, cookie_secret=state.secret("cookie_secret"))
+        server = HTTPServer(app, max_body_size=MAX_BODY, xheaders=True)
+        try:
+            server.listen(surroundings.port, surroundings.host)
+        except OSError as error:
+            what = (
+                f"The address {surroundings.host}:{surroundings.port} cannot be used:"
+                f" {error.strerror}."
+            )
+            raise Refused(Reason.INVALID, what=what) from error
+        return server
+
+
+async def _first(told: asyncio.Event, starting: asyncio.Future[Any]) -> None:
+    """Wait for the start, or for the order to end before it."""
+    order = asyncio.ensure_future(told.wait())
+    await asyncio.wait({order, starting}, return_when=asyncio.FIRST_COMPLETED)
+    order.cancel()
+    if starting.done():
+        starting.result()
+
+
+async def _within(seconds: float, work: Any) -> None:
+    """Finish some work of the end, or leave it."""
+    try:
+        await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        log.warning("service: the end took longer than %.0f s; leaving", seconds)
+
 
 def main() -> None:
-    """Run the service until the Hub ends it; exit status 1 with a sentence if not."""
+    """Run the service; what hinders it is a sentence and exit status 1."""
+    try:
+        ReclaimService.launch_instance()
+    except ReclaimError as error:
+        sys.stderr.write(f"jupyterhub-gpu-reclaim-service: {error.message}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,16 +43,16 @@ class People(Protocol):
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""
 
-    async def suspend(self, key: SessionKey, by: str) -> Any:
+    async def suspend(self, key: SessionKey, by: str) -> SessionView:
         """Save the session and free its machine, as soon as can be."""
 
-    async def resume(self, key: SessionKey, by: str) -> Any:
+    async def resume(self, key: SessionKey, by: str) -> SessionView:
         """Bring the saved session back."""
 
-    async def keep(self, key: SessionKey, seconds: float, by: str) -> Any:
+    async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
         """Leave it alone for that long; 0 takes that back."""
 
-    async def start_fresh(self, key: SessionKey, by: str) -> Any:
+    async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Put the saved session aside, so that the next start is a new one."""
 
     async def discard(
@@ -70,7 +70,7 @@ class Starter(Protocol):
     async def placed(self, placement: Placement) -> Any:
         """An init holds the place: bring the checkpoint back under it."""
 
-    def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
+    def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
         """Steps of the start in hand, from number ``after`` on, until its end."""
 
     async def cancelled(self, placement: Placement) -> Any:

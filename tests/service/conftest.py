@@ -110,27 +110,29 @@ class SessionsInMemory:
         finally:
             self.readers.remove(queue)
 
-    def _phase(self, key: SessionKey, needed: Phase, new: Phase, action: str) -> None:
+    def _phase(
+        self, key: SessionKey, needed: Phase, new: Phase, action: str
+    ) -> SessionView:
         view = self.session(key)
         if view.phase is not needed:
             raise Refused(Reason.WRONG_PHASE, phase=view.phase, action=action)
-        self.put(key.user, key.server, phase=new)
+        return self.put(key.user, key.server, phase=new)
 
-    async def suspend(self, key: SessionKey, by: str) -> None:
+    async def suspend(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("suspend", key, by))
-        self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
+        return self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
 
-    async def resume(self, key: SessionKey, by: str) -> None:
+    async def resume(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("resume", key, by))
-        self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
+        return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
-    async def keep(self, key: SessionKey, seconds: float, by: str) -> None:
-        self.session(key)
+    async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
         self.calls.append(("keep", key, seconds, by))
+        return self.session(key)
 
-    async def start_fresh(self, key: SessionKey, by: str) -> None:
+    async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))
-        self._phase(key, Phase.SUSPENDED, Phase.STOPPED, "be started fresh")
+        return self._phase(key, Phase.SUSPENDED, Phase.STOPPED, "be started fresh")
 
     async def discard(
         self, key: SessionKey, by: str, checkpoint: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,14 @@ from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.service import lifeline
 
 
-def test_child_of_a_killed_parent_gets_sigterm(tmp_path):
+def _grandchild(code: str) -> subprocess.Popen[bytes]:
+    """Python that runs the code in a child of its own and shares its output."""
+    code = textwrap.dedent(code)
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    return subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
+
+
+def test_child_of_a_killed_parent_gets_sigterm():
     child = """
         import signal, sys
         from jupyterhub_gpu_reclaim.service.lifeline import die_with_parent
@@ -24,13 +30,7 @@ def test_child_of_a_killed_parent_gets_sigterm(tmp_path):
         print("ready", flush=True)
         signal.sigtimedwait([], 60)
     """
-    parent = f"""
-        import subprocess, sys
-        subprocess.run([sys.executable, "-c", {textwrap.dedent(child)!r}])
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE
-    ) as process:
+    with _grandchild(child) as process:
         assert process.stdout.readline() == b"ready\n"
         process.kill()
         # the pipe ends when the child, too, has ended
@@ -38,8 +38,8 @@ def test_child_of_a_killed_parent_gets_sigterm(tmp_path):
         assert process.stdout.read() == b""
 
 
-async def test_watch_tells_once_when_the_parent_ends():
-    code = """
+def test_watch_tells_when_the_parent_ends():
+    child = """
         import asyncio, os
         from jupyterhub_gpu_reclaim.service import lifeline
         async def main():
@@ -50,21 +50,11 @@ async def test_watch_tells_once_when_the_parent_ends():
             print("told", flush=True)
         asyncio.run(main())
     """
-    parent = f"""
-        import subprocess, sys
-        subprocess.run([sys.executable, "-c", {textwrap.dedent(code)!r}])
-    """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        textwrap.dedent(parent),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(30):
-        assert await process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGKILL)
-        assert await process.stdout.readline() == b"told\n"
-        await process.wait()
+    with _grandchild(child) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        assert select.select([process.stdout], [], [], 20)[0]
+        assert process.stdout.read() == b"told\n"
 
 
 async def test_watch_of_a_process_that_is_no_parent_tells_at_once():

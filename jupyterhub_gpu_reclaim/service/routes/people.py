@@ -97,8 +97,8 @@ class Suspend(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Begin it."""
         key = self.key(user, server)
-        await self.context.control.suspend(key, self.person.label)
-        self.answer(self.context.control.session(key), 202)
+        view = await self.context.control.suspend(key, self.person.label)
+        self.answer(view, 202)
 
 
 class Resume(PersonRoute):
@@ -115,8 +115,8 @@ class Resume(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Begin it."""
         key = self.key(user, server)
-        await self.context.control.resume(key, self.person.label)
-        self.answer(self.context.control.session(key), 202)
+        view = await self.context.control.resume(key, self.person.label)
+        self.answer(view, 202)
 
 
 class KeepSession(PersonRoute):
@@ -134,8 +134,7 @@ class KeepSession(PersonRoute):
         """Note it."""
         key = self.key(user, server)
         seconds = check_keep(self, self.body(Keep).seconds)
-        await self.context.control.keep(key, seconds, self.person.label)
-        self.answer(self.context.control.session(key))
+        self.answer(await self.context.control.keep(key, seconds, self.person.label))
 
 
 class StartFresh(PersonRoute):
@@ -152,8 +151,8 @@ class StartFresh(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Do it."""
         key = self.key(user, server)
-        await self.context.control.start_fresh(key, self.person.label)
-        self.answer(self.context.control.session(key), 202)
+        view = await self.context.control.start_fresh(key, self.person.label)
+        self.answer(view, 202)
 
 
 class Saved(PersonRoute):
