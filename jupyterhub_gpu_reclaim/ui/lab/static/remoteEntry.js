@@ -73,7 +73,7 @@
           await fetch(spawnUrl, { credentials: "same-origin" });
           while (Date.now() < until) {
             if ((await stateOf(base)) === "running") {
-              await reconnect();
+              await app.serviceManager.sessions.refreshRunning();
               done("Your session is back.");
               return;
             }
@@ -86,11 +86,6 @@
         say("Your session did not come back yet.", "warning", [
           { label: "Show why", callback: () => void window.open(spawnUrl, "_blank") },
         ]);
-      }
-
-      async function reconnect() {
-        await app.serviceManager.sessions.refreshRunning();
-        app.shell && app.commands.notifyCommandChanged();
       }
 
       async function ask(state) {
