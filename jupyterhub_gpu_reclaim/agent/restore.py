@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: An idle kernel answers its wake-up within milliseconds.
+_WAKE_SECONDS = 3.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -215,6 +218,7 @@ class Restore:
                 )
                 await self._thread("continue", lambda: _proceed(result, world))
                 await self._await_answer(address)
+                await self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
 
     async def _await_answer(self, address: jupyter.Address) -> None:
         """Ask until it answers; the server's own time limit on connecting paces it.

@@ -17,7 +17,9 @@ import base64
 import contextlib
 import logging
 import os
+import select
 import socket
+import time
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 1.0
+#: What a kernel answers to our message, somewhere in a frame.
+_ANSWER = b"is_complete_reply"
+_TAIL_BYTES = 1 << 17
 _TEXT_FRAME = 0x81
 _MASKED = 0x80
 
@@ -48,6 +53,7 @@ class WakeUp:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._sockets: list[socket.socket] = []
+        self._waiting: list[socket.socket] = []
 
     def __enter__(self) -> Self:
         return self
@@ -68,15 +74,37 @@ class WakeUp:
         A listener that takes none is no error: the session then merely stands as it
         would stand without us.
         """
-        requests = [self._get("api/status", {})]
-        requests += [self._kernel(kernel) for kernel in kernels]
-        requests += [
-            self._get(f"terminals/websocket/{quote(name)}", _upgrade())
-            for name in terminals
-        ]
-        return sum(self._send(request) for request in requests)
+        took = self._send(self._get("api/status", {}))
+        for kernel in kernels:
+            took += self._send(self._kernel(kernel), wait=True)
+        for name in terminals:
+            path = f"terminals/websocket/{quote(name)}"
+            took += self._send(self._get(path, _upgrade()))
+        return took
 
-    def _send(self, data: bytes) -> bool:
+    def wait(self, seconds: float) -> bool:
+        """Wait until every kernel's message has come back; whether all have.
+
+        A kernel that computes answers later. It is not culled for that, so nobody
+        waits for it longer than this.
+        """
+        deadline = time.monotonic() + seconds
+        seen: dict[socket.socket, bytes] = dict.fromkeys(self._waiting, b"")
+        while seen:
+            patience = max(0.0, deadline - time.monotonic())
+            ready = select.select(list(seen), [], [], patience)[0]
+            if not ready:
+                return False
+            for one in ready:
+                with contextlib.suppress(OSError):
+                    data = one.recv(65536)
+                    seen[one] = (seen[one] + data)[-_TAIL_BYTES:]
+                    if data and _ANSWER not in seen[one]:
+                        continue
+                del seen[one]
+        return True
+
+    def _send(self, data: bytes, *, wait: bool = False) -> bool:
         try:
             one = socket.create_connection(
                 ("127.0.0.1", self._address.port), timeout=_CONNECT_SECONDS
@@ -87,6 +115,8 @@ class WakeUp:
         self._sockets.append(one)
         with contextlib.suppress(OSError):
             one.sendall(data)
+            if wait:
+                self._waiting.append(one)
             return True
         return False
 

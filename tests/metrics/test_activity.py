@@ -1,0 +1,197 @@
+"""Samples of a real Jupyter server in a session; of one that hangs; of none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import connect
+
+from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.metrics.activity import Sampler, Watched
+from jupyterhub_gpu_reclaim.metrics.jupyter import Address
+from jupyterhub_gpu_reclaim.models import Sample, SessionKey
+from tests.support.agent import Jupyter, Place, wait_for
+
+
+@pytest.fixture(scope="module", name="server")
+def server_fixture():
+    """One server with a kernel for all tests that only look."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sessions have namespaces of their own")
+    made: list[Place] = []
+
+    def places(*words, env=None):
+        made.append(Place(folder, *words, env=env))
+        return made[-1]
+
+    with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as name:
+        folder = Path(name)
+        server = Jupyter(folder, places)
+        server.start_kernel("train.ipynb")
+        yield server
+        server.client.close()
+        for place in made:
+            place.kill()
+
+
+def watched(server, port: int | None = None, **changes) -> Watched:
+    tree = server.place.tree
+    values = {
+        "incarnation": server.place.incarnation,
+        "key": SessionKey("ann"),
+        "init_pid": tree.init.pid,
+        "root_pid": tree.server.pid,
+        "pids": [process.pid for process in tree.processes],
+        "address": Address(port or server.port, server.PREFIX, server.TOKEN),
+    }
+    return Watched(**values | changes)
+
+
+def sample(*sessions: Watched, seconds: float = 5.0) -> list[Sample]:
+    async def take() -> list[Sample]:
+        sampler = Sampler(SystemClock(), answer_seconds=seconds)
+        try:
+            return await sampler.sample_all(list(sessions))
+        finally:
+            sampler.close()
+
+    return asyncio.run(take())
+
+
+def test_sample_of_a_server_with_a_kernel_is_complete(server):
+    kernel = server.kernels()[0]["id"]
+    server.client.post("api/terminals")
+    wait_for(lambda: len(server.place.tree.processes) >= 4)
+
+    (taken,) = sample(watched(server))
+
+    assert taken.problem == ""
+    assert [one.id for one in taken.kernels] == [kernel]
+    assert taken.kernels[0].name == "train.ipynb"
+    assert taken.kernels[0].execution_state == "idle"
+    assert abs(taken.kernels[0].last_activity - time.time()) < 60
+    assert taken.connections == 0
+    assert taken.processes == len(server.place.tree.processes)
+    assert 50_000_000 < taken.memory < 2_000_000_000
+    assert taken.cpu_server > 0
+    assert taken.cpu_work > 0
+    assert abs(taken.started - time.time()) < 60
+    assert abs(taken.last_saved - time.time()) < 60
+    assert [one.name for one in taken.terminals] == ["1"]
+
+
+def test_sample_of_a_busy_kernel_shows_work(server):
+    kernel = server.kernels()[0]["id"]
+    (before,) = sample(watched(server))
+    server.run(kernel, "while True: pass", wait=False)
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+    time.sleep(1.0)
+
+    (after,) = sample(watched(server))
+
+    assert after.kernels[0].execution_state == "busy"
+    assert after.cpu_work - before.cpu_work > 0.2
+    server.client.post(f"api/kernels/{kernel}/interrupt")
+
+
+def test_sampling_is_no_sign_of_use(server):
+    path = "api/status?no_track_activity=1"
+    before = server.client.get(path).json()["last_activity"]
+    sample(watched(server))
+    assert server.client.get(path).json()["last_activity"] == before
+
+
+@pytest.mark.slow
+def test_terminal_typed_into_is_seen_and_output_is_not(server):
+    name = server.client.post("api/terminals").json()["name"]
+    url = server.url.replace("http", "ws") + f"terminals/websocket/{name}"
+    with connect(
+        url, additional_headers={"Authorization": f"token {server.TOKEN}"}
+    ) as terminal:
+        terminal.send('["stdin", "echo ready-$((40+2))\\r"]')
+        wait_for(lambda: "ready-42" in terminal.recv(30))
+        (typed,) = sample(watched(server))
+        terminal.send('["stdin", "while :; do echo x; sleep 0.1; done\\r"]')
+        last_typed = time.time()
+        time.sleep(9)  # the kernel keeps these times in steps of eight seconds
+        (printed,) = sample(watched(server))
+    assert abs(typed.terminals[0].last_input - last_typed) < 20
+    assert printed.terminals[0].last_input <= last_typed
+
+
+def test_sample_of_a_server_that_hangs_is_unknown_and_delays_nobody(server):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(16)
+        begun = time.monotonic()
+        hung, fine = sample(
+            watched(server, deaf.getsockname()[1]), watched(server), seconds=1.0
+        )
+    assert time.monotonic() - begun < 5
+    assert (hung.kernels, hung.terminals, hung.connections) == (None, None, None)
+    assert "api/kernels" in hung.problem
+    assert hung.processes
+    assert fine.problem == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n[{"id": [1, 2]}]',
+        b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Go\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"",
+    ],
+)
+def test_sample_of_a_server_that_talks_nonsense_is_unknown(server, answer):
+    async def take() -> Sample:
+        async def nonsense(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(nonsense, "127.0.0.1", 0) as liar:
+            port = liar.sockets[0].getsockname()[1]
+            sampler = Sampler(SystemClock(), answer_seconds=2.0)
+            try:
+                return await sampler.sample(watched(server, port))
+            finally:
+                sampler.close()
+
+    taken = asyncio.run(take())
+    assert taken.kernels is None
+    assert taken.connections is None
+    assert taken.problem
+
+
+def test_sample_of_a_stopped_session_asks_nobody(server):
+    (taken,) = sample(watched(server, stopped=True))
+    assert taken.kernels is None
+    assert taken.processes is None
+    assert taken.problem == "it is stopped"
+
+
+def test_sample_of_a_session_without_an_address_says_so(server):
+    (taken,) = sample(watched(server, address=None))
+    assert taken.kernels is None
+    assert taken.processes
+    assert "not known" in taken.problem
+
+
+def test_sample_of_a_session_that_has_ended_is_unknown(jupyter):
+    server = jupyter()
+    gone = watched(server)
+    server.place.kill()
+    (taken,) = sample(gone, seconds=1.0)
+    assert taken.processes is None
+    assert taken.kernels is None
+    assert taken.problem
