@@ -42,6 +42,30 @@ TOKEN = "agent-token"
 STEPS = ("preflight", "dump", "commit")
 
 
+class PowerCut(BaseException):
+    """The program's end; not an Exception, as nobody catches SIGKILL."""
+
+
+class Remote:
+    """The service as the Hub's process reaches it: if it dies in a call, no answer."""
+
+    def __init__(self, controller) -> None:
+        self._controller = controller
+
+    def __getattr__(self, name):
+        call = getattr(self._controller, name)
+        if name == "progress":
+            return call
+
+        async def answer(*args):
+            try:
+                return await call(*args)
+            except PowerCut:
+                raise Unreachable(Reason.SERVICE_UNREACHABLE) from None
+
+        return answer
+
+
 @dataclass
 class Place:
     """One incarnation on the node."""
@@ -298,7 +322,7 @@ class HubInMemory:
     def service(self):
         if self.controller is None:
             raise Unreachable(Reason.SERVICE_UNREACHABLE)
-        return self.controller
+        return Remote(self.controller)
 
     async def stop(self, key: SessionKey) -> None:
         self.states[key] = "stopping"

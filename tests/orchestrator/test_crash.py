@@ -7,6 +7,7 @@ the session must be RUNNING or SUSPENDED with its contents: never lost, never do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -14,13 +15,10 @@ from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.models import TreeState
 from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
 from tests.orchestrator.conftest import KEY
+from tests.orchestrator.doubles import PowerCut
 
 #: More writes than a suspend or a resume has; the last ones do not strike.
 WRITES = range(1, 8)
-
-
-class PowerCut(BaseException):
-    """Not an Exception: nobody catches it, as nobody catches SIGKILL."""
 
 
 class JournalThatDiesAfter(Journal):
@@ -96,36 +94,6 @@ def _mute(loop, context) -> None:
         loop.default_exception_handler(context)
 
 
-@pytest.fixture(autouse=True)
-def _hub_hears_no_answer(monkeypatch):
-    """A call of the Hub to a service that dies in it fails, and the Hub lives on."""
-    from tests.orchestrator.doubles import HubInMemory
-
-    service = HubInMemory.service
-
-    class Answering:
-        def __init__(self, controller) -> None:
-            self._controller = controller
-
-        def __getattr__(self, name):
-            from jupyterhub_gpu_reclaim.errors import Unreachable
-            from jupyterhub_gpu_reclaim.reasons import Reason
-
-            call = getattr(self._controller, name)
-            if name == "progress":
-                return call
-
-            async def answer(*args):
-                try:
-                    return await call(*args)
-                except PowerCut:
-                    raise Unreachable(Reason.SERVICE_UNREACHABLE) from None
-
-            return answer
-
-    monkeypatch.setattr(HubInMemory, "service", lambda self: Answering(service(self)))
-
-
 @pytest.mark.parametrize("writes", WRITES)
 async def test_suspend_service_killed_after_write_is_settled(world, writes):
     asyncio.get_running_loop().set_exception_handler(_mute)
@@ -136,10 +104,8 @@ async def test_suspend_service_killed_after_write_is_settled(world, writes):
 
     journal = JournalThatDiesAfter(world.url, writes)
     second = await world.controller(journal)
-    try:
+    with contextlib.suppress(PowerCut):
         await second.suspend(KEY, "ada")
-    except PowerCut:
-        pass
     await _until_dead_or(world, journal, lambda: world.phase(second) == "suspended")
     await _killed(world, journal, second)
 
@@ -160,10 +126,8 @@ async def test_resume_service_killed_after_write_is_settled(world, writes):
 
     journal = JournalThatDiesAfter(world.url, writes)
     second = await world.controller(journal)
-    try:
+    with contextlib.suppress(PowerCut):
         await second.resume(KEY, "ada")
-    except PowerCut:
-        pass
     await _until_dead_or(world, journal, lambda: world.phase(second) == "running")
     await _killed(world, journal, second)
 

@@ -1,0 +1,150 @@
+"""The journal: what is written comes back, also from an older release's file."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    Failure,
+    Phase,
+    SessionKey,
+)
+from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.orchestrator.rows import (
+    AuditRow,
+    CheckpointRow,
+    Intent,
+    Keeping,
+    SessionRow,
+)
+
+SAMPLES = Path(__file__).parent / "samples"
+KEY = SessionKey("ada@example.org", "big one")
+INFO = CheckpointInfo(
+    id="ckpt-1",
+    key=KEY,
+    incarnation="i1",
+    generation=3,
+    created=5.0,
+    logical_bytes=7,
+    stored_bytes=6,
+)
+ROW = SessionRow(
+    key=KEY,
+    phase=Phase.SUSPENDED,
+    since=12.5,
+    incarnation="i1",
+    generation=3,
+    checkpoint="ckpt-1",
+    attempt="ckpt-2",
+    intent=Intent.RESUME,
+    intent_by="admin",
+    failure=Failure(code="io_uring", message="No.", hint="Do.", retryable=True),
+    failures=2,
+    backoff_until=99.0,
+    kept_until=98.0,
+    kept_by="ada",
+    opted_out_by="grace",
+    placed=True,
+    node="node1",
+    started_at=1.0,
+    resumed_at=2.0,
+    stop_asked=3.0,
+)
+CHECKPOINT = CheckpointRow(
+    id="ckpt-1",
+    key=KEY,
+    generation=3,
+    keeping=Keeping.CURRENT,
+    info=INFO,
+    changed=4.0,
+    expires=50.0,
+)
+AUDIT = AuditRow(at=6.0, key=KEY, who="ada", what="suspend", code="c", message="m")
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield journal
+    journal.close()
+
+
+def test_journal_saved_rows_come_back_equal(journal):
+    journal.save(ROW, AUDIT, [CHECKPOINT])
+    assert journal.session(KEY) == ROW
+    assert journal.sessions() == [ROW]
+    assert journal.checkpoints(KEY) == journal.checkpoints() == [CHECKPOINT]
+    assert journal.checkpoint("ckpt-1") == CHECKPOINT
+    assert journal.audit(KEY) == journal.audit() == [AUDIT]
+    assert journal.session(SessionKey("nobody")) is None
+
+
+def test_journal_same_key_is_replaced_and_due_ones_are_found(journal):
+    journal.save(ROW, None, [CHECKPOINT])
+    journal.save(SessionRow(key=KEY, phase=Phase.RUNNING, since=1.0))
+    assert [row.phase for row in journal.sessions()] == [Phase.RUNNING]
+    assert journal.due(49.9) == []
+    assert journal.due(50.0) == [CHECKPOINT]
+    journal.drop("ckpt-1")
+    journal.drop("ckpt-1")
+    assert journal.checkpoints() == []
+
+
+def test_journal_forget_keeps_checkpoints_until_they_are_deleted(journal):
+    journal.save(ROW, None, [CHECKPOINT])
+    doomed = CheckpointRow(
+        id="ckpt-1", key=KEY, generation=3, keeping=Keeping.DOOMED, expires=0.0
+    )
+    journal.forget(KEY, AUDIT, [doomed])
+    assert journal.session(KEY) is None
+    assert journal.due(1.0) == [doomed]
+
+
+def test_journal_is_durable_by_its_settings(journal, tmp_path):
+    journal.save(ROW)
+    again = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    assert again.session(KEY) == ROW
+    again.close()
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_journal_failed_write_changes_nothing(journal):
+    journal.save(ROW, AUDIT, [CHECKPOINT])
+    bad = CheckpointRow(id=None, key=KEY, generation=1, keeping=Keeping.ASIDE)
+    with pytest.raises(StoreError):
+        journal.save(SessionRow(key=KEY, since=1.0), AUDIT, [bad])
+    assert journal.session(KEY) == ROW
+    assert journal.audit() == [AUDIT]
+
+
+@pytest.mark.parametrize("version", [1])
+def test_journal_of_older_release_is_read(version, tmp_path):
+    shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
+    with sqlite3.connect(tmp_path / "old.sqlite") as database:
+        database.executescript((tmp_path / "dump.sql").read_text())
+    journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
+    assert journal.session(KEY) == ROW
+    assert journal.checkpoints() == [CHECKPOINT]
+    assert journal.audit() == [AUDIT]
+    journal.close()
+
+
+def test_journal_of_newer_release_is_refused_with_a_sentence(journal, tmp_path):
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        database.execute("INSERT INTO schema_version VALUES (99)")
+    with pytest.raises(Refused, match="install the newer release"):
+        Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+
+
+def test_journal_that_cannot_be_opened_is_our_error(tmp_path):
+    with pytest.raises(StoreError) as caught:
+        Journal(f"sqlite:///{tmp_path}/missing/journal.sqlite")
+    assert "missing" not in caught.value.message
