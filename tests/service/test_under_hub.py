@@ -1,0 +1,282 @@
+"""The service as a real JupyterHub runs it: login, scopes, the Hub's death and its own.
+
+The agent is a double that knows one saved session and nothing else: what the service
+shows of it came the whole way, over the agent's wire format, the journal and the Hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import requests
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
+from jupyterhub_gpu_reclaim.service.scopes import MANAGE
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.hub import HubUnderTest, free_port, wait_until
+
+PAGE = "/services/gpu-reclaim/"
+SAVED = CheckpointInfo(
+    id="ckpt-of-ada",
+    key=SessionKey("ada", "train"),
+    incarnation="i1",
+    generation=3,
+    created=1_700_000_000.0,
+    logical_bytes=1_500_000_000,
+    stored_bytes=400_000_000,
+)
+CONFIG = """
+from jupyterhub_gpu_reclaim.hub_config import configure
+c.JupyterHub.spawner_class = "simple"
+# the Hub looks after its services every 30 s, which no setting changes
+from jupyterhub.services.service import _ServiceSpawner
+_ServiceSpawner.poll_interval = 1
+configure(
+    c,
+    agent="http://127.0.0.1:{agent}",
+    agent_token_file="{folder}/agent.token",
+    state_dir="{folder}/state",
+    service_port={service},
+    sample_interval=1,
+    service_options={{"ReclaimService.tick_interval": 1}},
+    service_environment={{"GPU_RECLAIM_TEST": "{folder}"}},
+)
+"""
+
+
+class AgentWithOneSavedSession(ThreadingHTTPServer):
+    """An agent that runs nothing and has one checkpoint, until it is deleted."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _AgentHandler)
+        self.saved = [SAVED]
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _AgentHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        saved = self.server.saved if self.path.startswith("/v1/checkpoints") else []
+        self._answer(200, wire.encode(saved))
+
+    def do_DELETE(self) -> None:
+        self.server.saved.clear()
+        self._answer(204, b"")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Keep the tests' output clean."""
+
+
+class Stack:
+    """A Hub with our service, and the agent's double."""
+
+    def __init__(self, folder: Path) -> None:
+        self.agent = AgentWithOneSavedSession()
+        self.port = free_port()
+        (folder / "agent.token").write_text("token-of-the-agent")
+        config = CONFIG.format(
+            agent=self.agent.server_port, folder=folder, service=self.port
+        )
+        self.hub = HubUnderTest(folder, config)
+        self.hub.start()
+
+    @property
+    def service(self) -> str:
+        """The service through the proxy."""
+        return self.hub.url + PAGE
+
+    def pids(self) -> list[int]:
+        """Processes of the service."""
+        return [
+            pid
+            for pid in self.hub.marked()
+            if b"gpu-reclaim-service" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+    def answers(self) -> bool:
+        try:
+            return requests.get(self.service + "healthz", timeout=5).ok
+        except requests.RequestException:
+            return False
+
+    def token(self, user: str, **more: object) -> dict[str, str]:
+        """A Hub token of that user, as a header."""
+        if self.hub.api("GET", f"users/{user}").status_code == 404:
+            assert self.hub.api("POST", f"users/{user}").ok
+        made = self.hub.api("POST", f"users/{user}/tokens", json=more)
+        assert made.ok, made.text
+        return {"Authorization": f"token {made.json()['token']}"}
+
+    def sessions(self, headers: dict[str, str]) -> list[dict]:
+        answer = requests.get(
+            self.service + "api/sessions", headers=headers, timeout=20
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def close(self) -> None:
+        self.hub.close()
+        self.agent.shutdown()
+        self.agent.server_close()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    """One Hub for this file; it comes up again after each killing."""
+    stack = Stack(tmp_path_factory.mktemp("hub"))
+    try:
+        yield stack
+    finally:
+        stack.close()
+
+
+def test_saved_session_is_found_and_shown_to_its_user(stack):
+    ada = stack.token("ada")
+    wait_until(lambda: stack.sessions(ada), 30, stack.hub.log)
+    (view,) = stack.sessions(ada)
+    assert view["phase"] == "suspended"
+    assert view["checkpoint"] == SAVED.id
+    assert stack.sessions(stack.token("bob")) == []
+
+
+def test_administrator_sees_all_through_the_manage_scope(stack):
+    admin = stack.token("admin")
+    wait_until(lambda: stack.sessions(admin), 30, stack.hub.log)
+    limited = stack.token("admin", scopes=["access:services!service=gpu-reclaim"])
+    assert stack.sessions(limited) == []
+    enough = stack.token(
+        "admin", scopes=["access:services!service=gpu-reclaim", MANAGE]
+    )
+    assert len(stack.sessions(enough)) == 1
+
+
+def test_person_logs_in_once_and_sees_the_card(stack):
+    ada = stack.hub.user("ada")
+    page = ada.http.get(stack.service, timeout=30)
+    assert page.status_code == 200
+    assert page.url == stack.service
+    assert 'data-session="ada/train"' in page.text
+    assert "1.5 GB" in page.text
+    for address in re.findall(r'(?:src|href)="(/[^"]+)"', page.text):
+        if "static" in address or "logo" in address:
+            answer = requests.get(stack.hub.url + address, timeout=20)
+            assert answer.status_code == 200, address
+
+
+def test_administrator_in_a_browser_has_the_manage_scope(stack):
+    admin = stack.hub.user("admin")
+    page = admin.http.get(stack.service, timeout=30)
+    assert "Everybody else" in page.text
+    assert 'data-session="ada/train"' in page.text
+
+
+def test_events_pass_the_proxy_at_once(stack):
+    with requests.get(
+        stack.service + "api/events",
+        headers=stack.token("ada"),
+        stream=True,
+        timeout=20,
+    ) as stream:
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        lines = stream.iter_lines()
+        data = next(line for line in lines if line.startswith(b"data: "))
+        assert json.loads(data.removeprefix(b"data: ")) == ["ada/train"]
+
+
+def test_metrics_come_from_the_running_orchestrator(stack):
+    address = stack.service + "metrics"
+    assert requests.get(address, timeout=20).status_code == 401
+    answer = requests.get(address, headers=stack.token("admin"), timeout=20)
+    assert 'sessions{phase="suspended"} 1.0' in answer.text
+    assert "sample_age_seconds" in answer.text
+
+
+def test_service_may_ask_the_hub_all_it_needs(stack):
+    log = stack.hub.log()
+    assert "hub_unreachable" not in log
+    assert not re.search(r"\b403 .*gpu-reclaim", log)
+
+
+def test_hub_that_is_killed_takes_the_service_along_and_starts_a_new_one(stack):
+    ada = stack.hub.user("ada")
+    assert ada.http.get(stack.service, timeout=30).ok
+    before = stack.pids()
+    assert len(before) == 1
+    stack.hub.kill()
+    wait_until(lambda: not stack.pids(), 20, stack.hub.log)
+    stack.hub.start()
+    wait_until(stack.answers, 30, stack.hub.log)
+    assert len(stack.pids()) == 1
+    assert stack.pids() != before
+    # the login of the browser outlives it: no redirect to the Hub
+    page = ada.http.get(stack.service, timeout=30, allow_redirects=False)
+    assert page.status_code == 200
+
+
+def test_service_that_is_killed_is_started_again_with_its_journal(stack):
+    (pid,) = stack.pids()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: stack.pids() not in ([], [pid]), 60, stack.hub.log)
+    wait_until(stack.answers, 30, stack.hub.log)
+    (view,) = stack.sessions(stack.token("ada"))
+    assert view["phase"] == "suspended"
+
+
+def test_secrets_are_in_no_log_and_no_process_list(stack):
+    folder = stack.hub.folder
+    secrets = [
+        (folder / "state" / name).read_text().strip()
+        for name in ("spawner.token", "service.token")
+    ] + ["token-of-the-agent"]
+    log = stack.hub.log()
+    commands = [Path(f"/proc/{p}/cmdline").read_text() for p in stack.hub.marked()]
+    for secret in secrets:
+        assert secret not in log
+        assert not any(secret in command for command in commands)
+
+
+def test_saved_session_is_deleted_by_its_users_button(stack):
+    ada = stack.hub.user("ada")
+    page = ada.http.get(stack.service, timeout=30)
+    xsrf = re.search(r'data-xsrf="([^"]+)"', page.text)[1]
+    form = stack.service + "sessions/ada/train/delete"
+    without = ada.http.post(form, data={}, timeout=30)
+    assert without.status_code == 401
+    assert stack.agent.saved
+    done = ada.http.post(form, data={"_xsrf": xsrf}, timeout=30)
+    assert done.status_code == 200
+    assert "The saved session is deleted." in done.text
+    wait_until(lambda: not stack.agent.saved, 30, stack.hub.log)
+
+
+def test_hub_that_ends_is_not_held_up_by_the_service(stack):
+    with requests.get(
+        stack.service + "api/events",
+        headers=stack.token("ada"),
+        stream=True,
+        timeout=20,
+    ):
+        begun = time.monotonic()
+        stack.hub.terminate()
+        assert time.monotonic() - begun < 15
+        assert stack.pids() == []
+    assert "the end took longer" not in stack.hub.log()
