@@ -7,7 +7,8 @@ neither is this module's business.
 
 CRIU takes a file by its name, and refuses one whose size, build ID or mode differs.
 That is right for a library and wrong for a log that grew. So we judge by how the
-file was open, and take CRIU's own check out of the image where a change is harmless:
+file was open, and take CRIU's own check out of the image where a change is harmless.
+A mode is never checked: what is open stays open, whatever the permissions say now.
 
 =========================  ===========================  ==========================
 changed file               harmless                     refused
@@ -18,7 +19,7 @@ mapped shared                                           ``file_changed``
 shorter                                                 ``file_shrank``
 read, or appended to       always
 written (not appended)     SQLite without a journal     ``file_changed``
-only the mode              always
+folder, fifo               always, if it is there
 =========================  ===========================  ==========================
 """
 
@@ -46,11 +47,12 @@ if TYPE_CHECKING:
 _KERNEL_FILES: Final = frozenset(
     {"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "debugfs", "tracefs"}
 )
+_KINDS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO})
 _SQLITE: Final = b"SQLite format 3\0"
 
 
 class Opened(Value, frozen=True, kw_only=True):
-    """One file that a session had open or mapped, when it was saved."""
+    """One file, folder or fifo that a session had open, when it was saved."""
 
     path: bytes  #: as the session names it; need not be UTF-8, so base64 in JSON
     device: int
@@ -71,7 +73,7 @@ class Comparison(NamedTuple):
     """What became of the files."""
 
     findings: list[Finding]  #: each one refuses the restore
-    drop: frozenset[bytes]  #: paths whose check in files.img must go
+    drop: frozenset[bytes]  #: paths whose size in files.img must go
 
 
 class _Use:
@@ -99,7 +101,7 @@ class _Use:
 def fingerprint(
     init_pid: int, pids: Iterable[int], named: Collection[Path] = ()
 ) -> list[Opened]:
-    """Every regular file that those processes have open or mapped, sorted by path.
+    """Every file that those processes have open, mapped or as their folder, sorted.
 
     Call it while they are stopped, so that nothing changes any more.
 
@@ -149,17 +151,19 @@ def compare(opened: Iterable[Opened], root: Path) -> Comparison:
 
 
 def drop_checks(files_img: bytes, paths: Collection[bytes]) -> bytes:
-    """``files.img`` in which CRIU takes those files as they are.
+    """``files.img`` in which CRIU takes those files as they are, and any mode.
 
     Raises:
         RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
     """
 
     def change(entry: Any) -> bool:
-        if entry.type != images.TYPE_REG or entry.reg.name not in paths:
+        if entry.type != images.TYPE_REG or not entry.HasField("reg"):
             return False
-        for field in ("size", "mode", "build_id"):
-            entry.reg.ClearField(field)
+        entry.reg.ClearField("mode")
+        if entry.reg.name in paths:
+            entry.reg.ClearField("size")
+            entry.reg.ClearField("build_id")
         return True
 
     return images.rewrite_files(files_img, change)
@@ -172,6 +176,9 @@ def _uses(pids: Iterable[int]) -> dict[bytes, _Use]:
             if target.startswith("/"):
                 use = uses.setdefault(os.fsencode(target), _Use())
                 use.add_descriptor(procfs.fdinfo(pid, fd))
+        folder = procfs.link(pid, "cwd")
+        if folder.startswith("/"):
+            uses.setdefault(os.fsencode(folder), _Use())
         for mapping in procfs.mappings(pid):
             if mapping.path.startswith("/"):
                 use = uses.setdefault(os.fsencode(mapping.path), _Use())
@@ -188,7 +195,7 @@ def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened 
     try:
         status = os.fstat(name)
         device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-        if not stat.S_ISREG(status.st_mode) or device in skip:
+        if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
             return None
         return Opened(
             path=path,
@@ -219,10 +226,11 @@ def _judge(one: Opened, root: int) -> Reason | bool:
         status = os.fstat(name)
     finally:
         os.close(name)
-    if not stat.S_ISREG(status.st_mode):
+    if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):
         return Reason.FILE_MISSING
-    if (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns):
-        return status.st_mode != one.mode
+    same = (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns)
+    if same or not stat.S_ISREG(status.st_mode):
+        return False
     if one.mapped and not _same_contents(one, status, root):
         return Reason.LIBRARY_CHANGED
     if one.shared:
@@ -231,7 +239,7 @@ def _judge(one: Opened, root: int) -> Reason | bool:
         return Reason.FILE_SHRANK
     if one.written and not (one.database and _is_quiet_database(root, one.path)):
         return Reason.FILE_CHANGED
-    return status.st_size != one.size or status.st_mode != one.mode
+    return status.st_size != one.size
 
 
 def _same_contents(one: Opened, status: os.stat_result, root: int) -> bool:
