@@ -76,10 +76,233 @@ def test_compare_nothing_changed_finds_nothing(hold, path):
     holder = hold(f"f = open({str(path)!r}, 'r+b'); f.seek(7)")
     assert holder.compare() == ([], frozenset())
     one = holder.one(path)
+    assert (one.written, one.appended, one.position, one.size) == (
+        True,
+        False,
+        7,
+        10_000,
+    )
+
+
+def test_fingerprint_survives_json(hold, path):
+    odd = path.parent / os.fsdecode(b"\xff name\n")
+    odd.write_bytes(b"")
+    holder = hold(f"f = open({os.fsencode(odd)!r}, 'ab')")
+    assert holder.one(odd).appended
+    data = msgspec.json.encode(holder.opened)
+    assert msgspec.json.decode(data, type=list[Opened]) == holder.opened
+
+
+def test_fingerprint_kernel_files_and_deleted_ones_are_left_out(hold, path):
+    holder = hold(
+        f"import os; f = open({str(path)!r}); os.unlink({str(path)!r});"
+        "p = open('/proc/self/stat'); c = open('/sys/kernel/uevent_seqnum')"
+    )
+    paths = [one.path for one in holder.opened]
+    assert not [p for p in paths if p.startswith((b"/proc", b"/sys", bytes(path)))]
+    assert paths  # the libraries
+
+
+def test_compare_file_gone_is_refused_by_name(hold, path):
+    holder = hold(f"f = open({str(path)!r})")
+    path.unlink()
+    (finding,) = holder.compare().findings
+    assert (finding.code, finding.fatal) == ("file_missing", True)
+    assert str(path) in finding.message
+
+
+def test_compare_folder_in_its_place_counts_as_gone(hold, path):
+    holder = hold(f"f = open({str(path)!r})")
+    path.unlink()
+    path.mkdir()
+    assert holder.codes() == ["file_missing"]
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_compare_grown_file_read_or_appended_is_taken(hold, path, mode):
+    holder = hold(f"f = open({str(path)!r}, {mode!r})")
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert holder.compare() == ([], frozenset({bytes(path)}))
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab", "r+b"])
+def test_compare_shorter_file_is_refused(hold, path, mode):
+    holder = hold(f"f = open({str(path)!r}, {mode!r})")
+    os.truncate(path, 9_999)
+    assert holder.codes() == ["file_shrank"]
+
+
+def test_compare_written_file_that_somebody_changed_is_refused(hold, path):
+    holder = hold(f"f = open({str(path)!r}, 'r+b')")
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert holder.codes() == ["file_changed"]
+
+
+def test_compare_other_mode_only_is_taken(hold, path):
+    holder = hold(f"f = open({str(path)!r}, 'r+b')")
+    path.chmod(0o600 if path.stat().st_mode & 0o077 else 0o644)
+    assert holder.compare() == ([], frozenset())
+
+
+def test_compare_folder_and_fifo_must_only_be_there(hold, tmp_path):
+    folder, fifo = tmp_path / "folder", tmp_path / "fifo"
+    folder.mkdir()
+    os.mkfifo(fifo)
+    holder = hold(
+        f"import os; f = open({str(fifo)!r}, 'r+b', 0); os.chdir({str(folder)!r})"
+    )
+    (folder / "new").touch()
+    folder.chmod(0o711)
+    fifo.chmod(0o600)
+    assert holder.compare() == ([], frozenset())
+    (folder / "new").unlink()
+    folder.rmdir()
+    fifo.unlink()
+    fifo.write_text("a file now")
+    assert holder.codes() == ["file_missing", "file_missing"]
+
+
+def make_database(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("create table t(a)")
+    database.close()
+
+
+def test_compare_database_that_grew_is_taken(hold, tmp_path):
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(
+        f"import sqlite3; c = sqlite3.connect({str(path)!r});"
+        "c.execute('select * from t')"
+    )
+    assert holder.one(path).database
+    with sqlite3.connect(path) as database:
+        database.execute("insert into t values (zeroblob(20000))")
+    database.close()
+    assert holder.compare() == ([], frozenset({bytes(path)}))
+
+
+def test_compare_database_in_a_transaction_is_refused(hold, tmp_path):
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(f"""
+        import sqlite3
+        c = sqlite3.connect({str(path)!r}, isolation_level=None)
+        c.execute('pragma cache_spill=0; ')
+        c.execute('begin exclusive')
+        c.execute('insert into t values (1)')
+        """)
+    assert not holder.one(path).database
+    with path.open("ab") as file:
+        file.write(b"x" * 4096)
+    assert "file_changed" in holder.codes()
+
+
+def test_compare_database_with_a_hot_journal_now_is_refused(hold, tmp_path):
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(
+        f"import sqlite3; c = sqlite3.connect({str(path)!r});"
+        "c.execute('select * from t')"
+    )
+    with path.open("ab") as file:
+        file.write(b"x" * 4096)
+    Path(f"{path}-journal").write_bytes(b"journal")
+    assert holder.codes() == ["file_changed"]
+
+
+LOAD = "import ctypes; ctypes.CDLL({!r})"
+
+
+@pytest.fixture
+def library(tmp_path) -> Path:
+    """A real library of this machine, as a user's environment would hold it."""
+    with Path("/proc/self/maps").open() as maps:
+        source = next(line.split()[-1] for line in maps if "/libc.so" in line)
+    path = tmp_path / "libmine.so"
+    shutil.copyfile(source.replace("libc.so.6", "libutil.so.1"), path)
+    return path
+
+
+def test_compare_library_replaced_by_an_equal_one_is_taken(hold, library):
+    holder = hold(LOAD.format(str(library)))
+    assert holder.one(library).mapped
+    assert holder.one(library).digest
+    copy = library.with_suffix(".new")
+    shutil.copyfile(library, copy)
+    copy.rename(library)
+    assert holder.compare() == ([], frozenset())
+
+
+def test_compare_library_replaced_by_another_is_refused(hold, library):
+    holder = hold(LOAD.format(str(library)))
+    other = library.with_suffix(".new")
+    data = bytearray(library.read_bytes())
+    kind, _, build_id = holder.one(library).digest.partition(":")
+    assert kind == "build-id"
+    data[data.index(bytes.fromhex(build_id))] ^= 1
+    other.write_bytes(data)
+    other.rename(library)
+    (finding,) = holder.compare().findings
+    assert finding.code == "library_changed"
+    assert str(library) in finding.message
+
+
+def test_compare_mapped_data_of_other_contents_is_refused(hold, path):
+    holder = hold(
+        f"import mmap; f = open({str(path)!r});"
+        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)"
+    )
+    assert holder.one(path).digest.startswith("blake3:")
+    path.write_bytes(b"y" * 10_000)
+    assert holder.codes() == ["library_changed"]
+
+
+def test_compare_shared_writable_map_that_changed_is_refused(hold, path):
+    holder = hold(
+        f"import mmap; f = open({str(path)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0)"
+    )
+    assert holder.one(path).shared
+    path.write_bytes(b"y" * 10_000)
+    assert holder.codes() == ["file_changed"]
+
+
+def test_compare_links_of_the_session_do_not_lead_out_of_its_root(tmp_path):
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "home").symlink_to("/../../etc")
+    status = Path("/etc/passwd").stat()
+    one = Opened(
+        path=b"/home/passwd",
+        device=0,
+        inode=0,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        mode=status.st_mode,
+    )
+    assert [f.code for f in files.compare([one], root).findings] == ["file_missing"]
+
+
+def test_compare_without_a_root_is_refused(tmp_path):
+    with pytest.raises(Refused):
+        files.compare([], tmp_path / "none")
+
+
+def test_drop_checks_only_named_files_lose_theirs():
+    def entry(name: bytes) -> bytes:
+        one = images.parse("file_entry", b"")
+        one.type = images.TYPE_REG
+        one.reg.name, one.reg.size, one.reg.mode = name, 5, 0o100644
+        one.reg.build_id.append(1)
+        return images.serialize(one)
+
+    image = images.join(images.FILES_MAGIC, [entry(b"/a"), entry(b"/b")])
+    first, second = images.file_entries(files.drop_checks(image, {b"/b"}))
     assert (first.reg.size, list(first.reg.build_id)) == (5, [1])
     assert not first.reg.HasField("mode")
     assert not second.reg.HasField("size")
-    assert not first.reg.HasField("mode")
     assert not second.reg.HasField("mode")
     assert not second.reg.build_id
 
