@@ -35,7 +35,8 @@ RESUMING     restoring                   any          attach to the restore
              holding, placed             spawning, —  restore
              holding, restore failed     any          restore failed (→ SUSPENDED)
              running                     running      restored (→ RUNNING)
-             running, restoring          stopped      kill³ (→ SUSPENDED)
+             running, restoring          stopped      kill³ (→ SUSPENDED); a running
+                                                      one without checkpoint: adopt
              holding                     stopped      kill (→ SUSPENDED)
              gone                        stopped      restore failed (→ SUSPENDED)
 STOPPED      running                     running      adopt (→ RUNNING)
@@ -235,7 +236,7 @@ def _suspended(row: SessionRow, facts: Facts, now: float, settings: Settings) ->
     for tree in facts.left():
         if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
             return Act(Do.RELEASE, tree)
-        ours = tree.checkpoint == row.checkpoint
+        ours = tree.checkpoint == row.checkpoint and facts.checkpoint(row.checkpoint)
         if tree.state is TreeState.HOLDING or (
             ours and tree.state in {TreeState.RUNNING, TreeState.RESTORING}
         ):
@@ -252,7 +253,11 @@ def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> 
     if tree.state is TreeState.RUNNING:
         if facts.hub is HubState.RUNNING:
             return Act(Do.RESTORED, tree)
+        if ended and facts.checkpoint(row.checkpoint) is None:
+            return Act(Do.ADOPT, tree)  # all that there is of it
         return Act(Do.GIVE_UP, tree, patient=True) if ended else WAIT
+    if tree.state in {TreeState.CAPTURING, TreeState.CAPTURED}:
+        return WAIT
     if tree.state is TreeState.RESTORING:
         return Act(Do.GIVE_UP, tree, patient=True) if ended else Act(Do.RESTORE, tree)
     if tree.failure is not None and tree.checkpoint == row.checkpoint:

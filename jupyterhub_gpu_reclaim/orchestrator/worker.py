@@ -149,7 +149,7 @@ class Worker:
 
     async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
         """Nothing is out of order: what somebody wishes, and what the policy says."""
-        if act.do is Do.READY and facts.hub in {HubState.RUNNING, HubState.STOPPED}:
+        if act.do is Do.READY and _may_begin(row, facts.hub):
             return await self._ready(row, act)
         if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
             if facts.hub is HubState.STOPPED:
@@ -267,3 +267,14 @@ class Worker:
             row.key,
             act.tree.incarnation if act.tree else "?",
         )
+
+
+def _may_begin(row: SessionRow, hub: HubState | None) -> bool:
+    """Whether a suspend may begin, as far as the Hub is concerned.
+
+    Not while it does not answer, nor during a start or a stop by a person; but during
+    a stop that we have asked for ourselves and that comes late (``Stops.plan``).
+    """
+    if hub is HubState.STOPPING:
+        return row.stop_asked is not None and row.intent is Intent.SUSPEND
+    return hub in {HubState.RUNNING, HubState.STOPPED}

@@ -1,0 +1,155 @@
+"""The agent's client on the agent's real routes, over a socket and over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_unix_socket
+from tornado.web import Application, RequestHandler
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jupyterhub_gpu_reclaim.agent.routes import make_application
+from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.errors import NotFound, Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.reasons import Reason
+from tests.orchestrator.doubles import TOKEN, NodeInMemory, serve_node
+
+KEY = SessionKey("ada")
+
+
+@pytest.fixture
+async def node():
+    return NodeInMemory()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+async def client(request, node, tmp_path):
+    if request.param == "tcp":
+        server, address = serve_node(node)
+    else:
+        server = HTTPServer(make_application(node, TOKEN))
+        server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
+        address = f"unix:{tmp_path}/agent.sock"
+    client = AgentClient(address, TOKEN, quick=2, slow=2, silence=2)
+    yield client
+    client.close()
+    server.stop()
+    await server.close_all_connections()
+
+
+async def test_agent_a_whole_life_goes_through_the_client(client, node):
+    place = node.run(KEY, "work")
+    assert [t.state for t in await client.trees()] == [TreeState.RUNNING]
+    assert (await client.tree(place.incarnation)).key == KEY
+    assert (await client.samples())[0].key == KEY
+    assert await client.ready() == []
+    assert await client.preflight(place.incarnation) == []
+    events = [e async for e in client.capture(place.incarnation, "c1", 1)]
+    assert events[-1].checkpoint.id == "c1"
+    assert [e async for e in client.capture(place.incarnation, "c1", 1)] == events
+    assert [c.id for c in await client.checkpoints()] == ["c1"]
+    assert (await client.identity("c1")).port == 8888
+    assert (await client.release(place.incarnation, "c1")).state is TreeState.GONE
+    node.hold(KEY, "i2")
+    events = [e async for e in client.restore("i2", "c1")]
+    assert events[-1].tree.state is TreeState.RUNNING
+    await client.discard("c1")
+    await client.discard("c1")
+    assert (await client.kill("i2")).state is TreeState.GONE
+
+
+async def test_agent_errors_come_in_the_agents_own_words(client, node):
+    with pytest.raises(NotFound) as caught:
+        await client.tree("nobody")
+    assert caught.value.reason is Reason.UNKNOWN_SESSION
+    place = node.run(KEY, "work")
+    with pytest.raises(Refused) as refused:
+        await client.release(place.incarnation, "c1")
+    assert refused.value.reason is Reason.NOT_CAPTURED
+    with pytest.raises(NotFound):
+        _ = [e async for e in client.capture("nobody", "c1", 1)]
+
+
+async def test_agent_cancel_and_thaw_of_a_capture(client, node):
+    place = node.run(KEY, "work")
+    node.hold_at = "dump"
+    stream = client.capture(place.incarnation, "c1", 1)
+    first = await anext(stream)
+    assert first.step.step == "preflight"
+    await client.cancel(place.incarnation)
+    events = [event async for event in stream]
+    assert events[-1].failure.code == "cancelled"
+    assert (await client.thaw(place.incarnation)).state is TreeState.RUNNING
+
+
+async def test_agent_reader_that_leaves_a_stream_does_no_harm(client, node):
+    place = node.run(KEY, "work")
+    node.hold_at = "dump"
+    stream = client.capture(place.incarnation, "c1", 1)
+    await anext(stream)
+    await stream.aclose()
+    node.hold_at = ""
+    events = [e async for e in client.capture(place.incarnation, "c1", 1)]
+    assert events[-1].checkpoint.id == "c1"
+
+
+@pytest.mark.parametrize("address", ["unix:/nonexistent/x", "http://127.0.0.1:9"])
+async def test_agent_that_is_not_there_is_unreachable(address):
+    client = AgentClient(address, TOKEN, quick=1)
+    with pytest.raises(Unreachable) as caught:
+        await client.trees()
+    assert caught.value.reason is Reason.AGENT_UNREACHABLE
+    with pytest.raises(Unreachable):
+        _ = [e async for e in client.capture("i1", "c1", 1)]
+    client.close()
+
+
+async def test_agent_token_is_read_anew_and_a_wrong_one_is_unreachable(node, tmp_path):
+    server, address = serve_node(node)
+    file = tmp_path / "token"
+    client = AgentClient(address, file, quick=2)
+    with pytest.raises(Unreachable, match="does not answer"):
+        await client.trees()
+    file.write_text("wrong\n")
+    with pytest.raises(Unreachable) as caught:
+        await client.trees()
+    assert "token" in caught.value.detail
+    file.write_text(TOKEN + "\n")
+    assert await client.trees() == []
+    client.close()
+    server.stop()
+
+
+class _Strange(RequestHandler):
+    async def prepare(self) -> None:
+        if "capture" in self.request.path:
+            self.write(b'{"step":{"step":"a","title":"A"}}\n{"step"')
+            await self.flush()
+            await asyncio.sleep(30)
+        self.finish(b"<html>")
+
+
+async def test_agent_that_is_something_else_or_falls_silent_is_unreachable():
+    server = HTTPServer(Application([(".*", _Strange)]))
+    from tornado.netutil import bind_sockets
+
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    port = sockets[0].getsockname()[1]
+    client = AgentClient(f"http://127.0.0.1:{port}", TOKEN, quick=1, silence=0.3)
+    with pytest.raises(Unreachable):
+        await client.trees()
+    events = client.capture("i1", "c1", 1)
+    assert (await anext(events)).step.step == "a"
+    with pytest.raises(Unreachable) as caught:
+        await anext(events)
+    assert "silent" in caught.value.detail
+    client.close()
+    server.stop()
+    await server.close_all_connections()
