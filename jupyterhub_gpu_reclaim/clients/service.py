@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 #: Longest line of a progress stream, bytes.
 MAX_LINE = 1 << 20
+#: Longest life of one progress stream, seconds; then it is asked for again.
+MAX_PROGRESS = 3600.0
 
 
 class _UnixResolver(Resolver):
@@ -142,17 +144,16 @@ class ServiceClient:
         path = (
             f"progress/{quote(key.user, safe='')}/{quote(key.server, safe='') or '-'}"
         )
-        request = self._request(f"{path}?after={after}", None, timeout=0)
+        request = self._request(f"{path}?after={after}", None, timeout=MAX_PROGRESS)
         request.streaming_callback = receive
         fetch = asyncio.ensure_future(self._fetch(request))
-        fetch.add_done_callback(lambda _: lines.put_nowait(None))
-        try:
-            while (line := await lines.get()) is not None:
-                if line.strip():
-                    yield wire.decode(line, Event)
-            await fetch
-        finally:
-            fetch.cancel()
+        fetch.add_done_callback(lambda done: (done.exception(), lines.put_nowait(None)))
+        # A reader that stops early leaves the stream to its end: cancelling it makes
+        # tornado log an error of its own making.
+        while (line := await lines.get()) is not None:
+            if line.strip():
+                yield wire.decode(line, Event)
+        await fetch
 
     # --- one call ------------------------------------------------------------------
 

@@ -80,8 +80,9 @@ class PointerKeeper(Base):
 
     @property
     def reclaim_suspended(self) -> bool:
-        """Whether there is a saved session: a visit brings it back."""
-        return self._pointer.saved and not self._starting
+        """Whether a visit brings something back: a saved session, a stopped tree."""
+        kept = self._pointer.phase is PointerPhase.UNKNOWN and self.reclaim_alive()
+        return (self._pointer.saved or kept) and not self._starting
 
     @property
     def reclaim_resuming(self) -> bool:

@@ -1,18 +1,83 @@
-"""A server under a real Hub is suspended and resumed: what people and the Hub see."""
+"""A server under a real Hub is suspended and resumed: what people and programs see."""
 
 from __future__ import annotations
 
+import json
+import threading
+from pathlib import Path
 
-def test_suspended_server_comes_back_with_cookie_token_and_port(hub, service):
-    amy = hub.user("amy")
-    amy.start_server()
-    before = service.capture("amy")
-    assert hub.stop_server("amy").status_code in {202, 204}
-    state = hub.server("amy")["state"]["gpu_reclaim"]
-    assert state["phase"] == "suspended"
-    assert before["identity"]["api_token"] not in str(hub.server("amy")["state"])
+import requests
 
-    page = amy.visit("/user/amy/lab")
+from tests.support.hub import wait_until
+
+
+def test_suspended_server_comes_back_with_cookie_token_and_port(hub, service, amy):
+    before = service.capture(amy.name)
+    assert hub.stop_server(amy.name).status_code in {202, 204}
+    page = amy.visit(f"/user/{amy.name}/lab")
     assert page.status_code == 200
     assert amy.logins == 1
     assert amy.server().json("GET", "status")["started"]
+    assert service.capture(amy.name)["identity"] == before["identity"]
+    service.thaw(amy.name)
+
+
+def test_programs_never_wake_a_suspended_server(hub, service, suspended):
+    server = suspended.server()
+    for path in ("api/kernels", "api/status", "api/contents"):
+        for method in ("GET", "POST"):
+            answer = server.user.http.request(
+                method, f"{hub.url}{server.prefix}{path}", timeout=30
+            )
+            assert answer.status_code in {403, 424}, (method, path)
+    fetched = suspended.http.get(
+        f"{hub.url}{server.prefix}lab",
+        headers={"Accept": "application/json", "Sec-Fetch-Mode": "cors"},
+        timeout=30,
+    )
+    assert fetched.status_code == 424
+    assert service.called("plan-start") == 1  # the first start, and no other
+    page = suspended.http.get(f"{hub.url}{server.prefix}lab", timeout=30)
+    assert page.status_code == 424
+    assert f"/hub/spawn/{suspended.name}" in page.text
+    assert service.called("plan-start") == 1
+
+
+def test_progress_of_a_resume_shows_bytes_and_seconds(hub, service, suspended):
+    service.hold_restore.clear()
+    hub.api("POST", f"users/{suspended.name}/server")
+    wait_until(lambda: service.called("placed") > 1, 30, hub.log)
+    page = suspended.http.get(f"{hub.url}/hub/spawn-pending/{suspended.name}")
+    assert "is being brought back" in page.text
+    threading.Timer(1, service.hold_restore.set).start()
+    answer = suspended.hub(
+        "GET", f"users/{suspended.name}/server/progress", stream=True
+    )
+    events = [
+        json.loads(line.removeprefix(b"data: "))
+        for line in answer.iter_lines()
+        if line.startswith(b"data: ")
+    ]
+    said = [event["message"] for event in events]
+    assert any("Reading the memory: 4.0 GB of 4.0 GB, 1.5 s" in text for text in said)
+    assert events[-1]["ready"]
+    percents = [event["progress"] for event in events]
+    assert percents == sorted(percents)
+
+
+def test_proxys_error_page_is_503_and_reloads_for_people_only(hub):
+    answer = requests.get(f"{hub.url}/hub/error/503", timeout=30)
+    assert "gpuReclaimVisit(" in answer.text
+    assert "window.top !== window.self" in answer.text
+
+
+def test_real_stop_ends_the_processes_and_the_login(hub, service, amy):
+    init = service.init(amy.name)
+    hub.stop_server(amy.name)
+    assert service.called("stopped") == 1
+    assert not (hub.server(amy.name) or {}).get("state")
+    assert not Path(f"/proc/{init}").exists() or _zombie(init)
+
+
+def _zombie(pid):
+    return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()

@@ -126,10 +126,28 @@ class RelaunchingService:
         self.captured.discard((user, server))
         self.saved.pop((user, server), None)
 
+    def reset(self) -> None:
+        """Forget everything and answer again; for tests that share one double."""
+        self.hold_restore.set()
+        self.hold_release.set()
+        self.plan = self.fail_restore = None
+        self.saved.clear()
+        self.captured.clear()
+        self.calls.clear()
+        if self._server is None:
+            self.up()
+
     def restore(self, key: Key) -> None:
-        """Start the saved session's program again under the holding init."""
+        """Bring it back, or not, and end the progress."""
         self.hold_restore.wait(60)
         if self.fail_restore is None:
+            with contextlib.suppress(LookupError, subprocess.SubprocessError):
+                self._relaunch(key)
+        self.restored[key].set()
+
+    def _relaunch(self, key: Key) -> None:
+        """Start the saved session's program again under the holding init."""
+        if key in self.saved:
             saved, init = self.saved[key], self.init(*key)
             words = shlex.join(saved["command"])
             script = f"exec >/dev/null 2>&1 </dev/null; setsid {words} &"
@@ -148,7 +166,6 @@ class RelaunchingService:
             inner = int(_status(root, "NSpid").split()[-1])
             _sigqueue(init, signal.SIGUSR1, inner)
             self.captured.discard(key)
-        self.restored[key].set()
 
     # --- the calls -------------------------------------------------------------------
 
