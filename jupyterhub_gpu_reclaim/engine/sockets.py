@@ -12,8 +12,8 @@ image. Cutting first lets the other side notice at once; rewriting the image is 
 makes the restore safe, because a socket may be opened after the cut, or its program may
 not have closed it (FACTS.md section 5).
 
-A connection that nobody has accepted yet cannot be saved: CRIU refuses the listener
-("In-flight connection") unless it is told to skip them, see :data:`CRIU_OPTIONS`.
+A connection that nobody has accepted yet cannot be saved: CRIU is told to leave it out
+(``--skip-in-flight``), so its other end, if that is the session's own, counts as cut.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ from jupyterhub_gpu_reclaim.engine.sock_diag import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-
-#: What CRIU must be told when it dumps, so that the accept queues do not stop it.
-CRIU_OPTIONS: Final = ("--tcp-established", "--skip-in-flight")
 
 #: States in which both ends hold a connection that CRIU can take up again.
 _CONNECTED: Final = frozenset(
