@@ -112,7 +112,7 @@ def card(view: SessionView, *, now: float, user_prefix: str) -> Card:
         phase=view.phase.value,
         state=state,
         tone=tone,
-        since=ago(view.since, now),
+        since=Moment(words.duration(now - view.since), _iso(view.since)),
         reason=reason,
         hint=hint,
         due=_due(view, now),
