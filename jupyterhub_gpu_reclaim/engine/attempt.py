@@ -35,6 +35,8 @@ CURE_PATIENCE = 30.0
 #: How long it may take to die of SIGTERM, then of SIGKILL, in seconds.
 END_PATIENCE = 5.0
 LOG_TAIL = 4000
+#: How long processes may take to stop once they were told to, in seconds.
+STOP_PATIENCE = 20.0
 
 #: The same for dump and restore (FACTS §1, §5; JUPYTERHUB §2b, §2c). Not in there:
 #: ``--shell-job`` (no terminal comes from outside of the tree).
@@ -46,6 +48,8 @@ COMMON = (
     "--stream",
     "--manage-cgroups=ignore",
     "--tcp-established",
+    # A connection that nobody has accepted yet must not stop a capture (sockets.py).
+    "--skip-in-flight",
     # Both ends of every connection that is kept are stopped. Locking would run
     # iptables from the session's file system.
     *("--network-lock", "skip"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import outputs, processes
-from jupyterhub_gpu_reclaim.engine.attempt import Attempt, Session
+from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
 from jupyterhub_gpu_reclaim.engine.processes import PROC
 from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
@@ -85,6 +85,9 @@ def dump(
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
         attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED)
+        stopped = processes.wait_stopped(
+            session.init_pid, session.init_start, timeout=STOP_PATIENCE
+        )
     except BaseException as error:
         _roll_back(session, before)
         if isinstance(error, ReclaimError) and type(error) is ReclaimError:
@@ -92,7 +95,7 @@ def dump(
         raise
     return DumpResult(
         root_pid=before.root.ns_pid,
-        pids=_ids(before),
+        pids=_ids(stopped),
         stopped=tuple(sorted(before.stopped)),
         pipes=outputs.names(before),
         files=dict(server.files),

@@ -217,6 +217,28 @@ def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
         time.sleep(0.005)
 
 
+def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
+    """The tree once everybody in it is stopped: CRIU has sent SIGSTOP and has ended.
+
+    Raises:
+        NotFound: the init has ended.
+        ReclaimError: somebody still ran when the time (seconds) was up.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        tree = snapshot(init_pid, start)
+        running = [p for p in tree.processes if p.state not in DEAD and not p.stopped]
+        if not running:
+            return tree
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{p.ns_pid} ({p.name})" for p in running[:3])
+            raise ReclaimError(
+                Reason.TIMED_OUT, step="stop", seconds=timeout, detail=names
+            )
+        # Nothing tells when a process of somebody else's stops; it takes microseconds.
+        time.sleep(0.002)
+
+
 def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
     """Let stopped processes go on, children before their parents.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import outputs, processes
-from jupyterhub_gpu_reclaim.engine.attempt import Attempt
+from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
 from jupyterhub_gpu_reclaim.engine.stream import RestoreServer
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -145,9 +145,11 @@ def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
     """What has come back.
 
     Raises:
-        ReclaimError: the root is not below the init.
+        ReclaimError: the root is not below the init, or somebody is not stopped.
     """
-    tree = processes.snapshot(session.init_pid, session.init_start)
+    tree = processes.wait_stopped(
+        session.init_pid, session.init_start, timeout=STOP_PATIENCE
+    )
     if tree.root is None or tree.root.ns_pid != root_pid:
         raise attempt.failure(Reason.RESTORE_FAILED, 0)
     return tree

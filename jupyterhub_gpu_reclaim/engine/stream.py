@@ -100,6 +100,8 @@ class Server:
 
     def finish(self) -> None:
         """CRIU has ended: wait for what it has sent, and close everything."""
+        if self._wake < 0:
+            return
         if self._connection is None:
             self._ended.set()
             with contextlib.suppress(OSError):
@@ -109,6 +111,7 @@ class Server:
             thread.join()
         self._listener.close()
         os.close(self._wake)
+        self._wake = -1
 
     def _serve(self) -> None:
         try:

@@ -7,7 +7,8 @@ never becomes part of a checkpoint (pid 1 cannot be in one).
 
 ::
 
-    session_init.py start|hold --incarnation UUID --user NAME --server NAME [--realm NAME]
+    session_init.py start|hold --incarnation UUID --user NAME --server NAME
+        [--realm NAME]
         [--uid N --gid N --groups A,B --chdir DIR] [--relay] [--first-pid 300]
         [-- CMD ARG…]
 
@@ -299,6 +300,15 @@ def named_root(info: signal.struct_siginfo) -> int | None:
     return int(info.si_status)
 
 
+def is_child(pid: int) -> bool:
+    """Whether that is a child of ours that has not been collected."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def serve(root: int | None) -> int:
     """Be pid 1 until the root has ended; the exit code."""
     ended: dict[int, int] = {}
@@ -310,6 +320,9 @@ def serve(root: int | None) -> int:
             send(root, info.si_signo)
         elif info.si_signo == signal.SIGUSR1:
             root = named_root(info) or root
+            if root is not None and is_child(root):
+                # Not the one of a restore that failed before, under the same pid.
+                ended.pop(root, None)
         # Whoever ends before the root is named may turn out to be it.
         ended.update(reap())
         if root is not None:

@@ -133,6 +133,8 @@ class Places:
                 *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
                 *(sys.executable, "-I", "-S", str(INIT), mode),
                 *("--incarnation", "test", "--user", "ann", "--server", ""),
+                # Agents of other tests, on the same machine, must not thaw these.
+                *("--realm", "engine-tests"),
                 *(["--relay"] if relay else []),
                 *options,
                 *(["--", *command] if command else []),
@@ -197,7 +199,8 @@ while True:
             *body, last = ast.parse(ast.literal_eval(lines.readline())).body
             exec(compile(ast.Module(body, []), "told", "exec"), scope)
             if isinstance(last, ast.Expr):
-                answer = eval(compile(ast.Expression(last.value), "told", "eval"), scope)
+                last = ast.Expression(last.value)
+                answer = eval(compile(last, "told", "eval"), scope)
             else:
                 exec(compile(ast.Module([last], []), "told", "exec"), scope)
                 answer = None
@@ -219,14 +222,16 @@ class World:
     def __call__(self, code: str):
         """The value of the last line; everything before is run."""
         address = ("127.0.0.1", self.port)
-        with socket.create_connection(address, timeout=30) as client:
-            with client.makefile("rw") as lines:
-                lines.write(repr(code) + "\n")
-                lines.flush()
-                kind, answer = ast.literal_eval(lines.readline())
-                # The session's end closes last and keeps no TIME_WAIT on its port.
-                assert kind == "ok", answer
-                return answer
+        with (
+            socket.create_connection(address, timeout=30) as client,
+            client.makefile("rw") as lines,
+        ):
+            lines.write(repr(code) + "\n")
+            lines.flush()
+            kind, answer = ast.literal_eval(lines.readline())
+            # We close first, so that no TIME_WAIT stays on the session's port.
+            assert kind == "ok", answer
+            return answer
 
     def at(self, place: Place) -> World:
         return World(place, self.port)

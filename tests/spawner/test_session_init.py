@@ -1,0 +1,247 @@
+"""session_init as pid 1 of a real pid namespace."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import jupyterhub_gpu_reclaim.spawner
+
+INIT = Path(jupyterhub_gpu_reclaim.spawner.__file__).with_name("session_init.py")
+NAMES = ("--incarnation", "test", "--user", "ann", "--server", "", "--realm", "si")
+UNSHARE = ("unshare", "--fork", "--pid", "--mount", "--mount-proc", "--kill-child")
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespaces")
+
+
+def session(mode, *command, options=(), unshare=UNSHARE, **popen):
+    words = [*unshare, sys.executable, "-I", "-S", str(INIT), mode, *NAMES, *options]
+    if command:
+        words += ["--", *command]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **popen}
+    return subprocess.Popen(words, text=True, **streams)
+
+
+def init_pid(popen):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text()
+        for child in children.split():
+            if Path(f"/proc/{child}/comm").read_text() == "session-init\n":
+                return int(child)
+        time.sleep(0.01)
+    raise AssertionError("the init did not come up")
+
+
+def finish(popen):
+    output, _ = popen.communicate(timeout=20)
+    return popen.returncode, output
+
+
+def test_start_ends_with_the_servers_status():
+    assert finish(session("start", "sh", "-c", "echo out; exit 7")) == (7, "out\n")
+
+
+def test_start_server_killed_ends_with_128_plus_signal():
+    assert finish(session("start", "sh", "-c", "kill -9 $$"))[0] == 128 + 9
+
+
+def test_start_root_killed_ends_with_128_plus_signal():
+    code, _ = finish(session("start", "sh", "-c", "kill -9 $PPID; sleep 60"))
+    assert code == 128 + 9
+
+
+def test_start_command_missing_says_so():
+    code, output = finish(session("start", "/no/such/program"))
+    assert (code, output) == (
+        127,
+        "session_init: cannot run /no/such/program: No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("--relay",), ("--first-pid", "1234")])
+def test_start_pids_are_the_same_every_time(options):
+    first = 1234 if "--first-pid" in options else 300
+    expected = {first + 1, first + 2} if "--relay" in options else {first + 1}
+    for _ in range(2):
+        _, output = finish(session("start", "sh", "-c", "echo $$", options=options))
+        assert int(output) in expected
+
+
+def test_start_without_writable_counter_uses_pids_up():
+    # As in a container: /proc/sys is read-only.
+    read_only = 'mount --bind -o ro /proc/sys /proc/sys; exec "$@"'
+    unshare = (*UNSHARE, "sh", "-c", read_only, "sh")
+    _, output = finish(session("start", "sh", "-c", "echo $$", unshare=unshare))
+    assert int(output) == 301
+
+
+def test_start_orphan_stays_below_the_root():
+    script = """(setsid sh -c 'sleep 0.2; read stat </proc/$$/stat; echo $stat' &)
+        sleep 0.6"""
+    _, output = finish(session("start", "sh", "-c", script))
+    # The fourth word of its stat is the parent: the root, not the init.
+    assert output.split()[3] == "300"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_start_forwards_signal_to_server(number):
+    name = signal.Signals(number).name.removeprefix("SIG")
+    script = f"trap 'echo got; exit 5' {name}; echo up; while :; do sleep 0.05; done"
+    popen = session("start", "sh", "-c", script)
+    assert popen.stdout.readline() == "up\n"
+    os.kill(init_pid(popen), number)
+    assert finish(popen) == (5, "got\n")
+
+
+def test_start_server_has_default_signals_and_no_extra_files():
+    script = (
+        "import os, signal; print([signal.getsignal(s) == signal.SIG_DFL for s in"
+        " (signal.SIGTERM,)], sorted(signal.pthread_sigmask(0, [])),"
+        " open('/proc/self/status').read().split('SigIgn:')[1].split()[0],"
+        " [n for n in os.listdir('/proc/self/fd') if int(n) > 3],"
+        " os.readlink('/proc/self/fd/0'), os.getsid(0) == os.getpid())"
+    )
+    options = ("--relay",)
+    _, output = finish(
+        session("start", sys.executable, "-S", "-c", script, options=options)
+    )
+    # Python itself ignores SIGPIPE and SIGXFSZ (bits 12 and 24).
+    assert output == "[True] [] 0000000001001000 [] /dev/null True\n"
+
+
+def test_start_as_user_drops_everything(tmp_path):
+    tmp_path.chmod(0o755)
+    script = "id -u; id -g; id -G; pwd; cat /proc/self/stat >/dev/null && echo mine"
+    options = ("--uid", "65534", "--gid", "65533", "--groups", "10,20")
+    options += ("--chdir", "/tmp")
+    _, output = finish(session("start", "sh", "-c", script, options=options))
+    assert output.split("\n")[:5] == ["65534", "65533", "65533 10 20", "/tmp", "mine"]
+
+
+def test_start_as_user_init_stays_root():
+    options = ("--uid", "65534", "--gid", "65534")
+    popen = session("start", "sh", "-c", "echo up; sleep 60", options=options)
+    assert popen.stdout.readline() == "up\n"
+    pid = init_pid(popen)
+    assert Path(f"/proc/{pid}").stat().st_uid == 0
+    os.kill(pid, signal.SIGTERM)
+    assert finish(popen)[0] == 128 + signal.SIGTERM
+
+
+def test_start_chdir_missing_says_so():
+    options = ("--chdir", "/no/such/folder")
+    code, output = finish(session("start", "true", options=options))
+    assert code == 126
+    assert "/no/such/folder" in output
+
+
+def test_relay_copies_everything_to_a_reader():
+    script = "seq 1 1000; echo err >&2; exit 3"
+    code, output = finish(session("start", "sh", "-c", script, options=("--relay",)))
+    assert code == 3
+    assert "err" in output.split()
+    assert output.count("\n") == 1001
+
+
+def test_relay_never_blocks_when_nobody_reads():
+    read_end, write_end = os.pipe()
+    popen = session(
+        "start",
+        "sh",
+        "-c",
+        "seq 1 200000; exit 4",
+        options=("--relay",),
+        stdout=write_end,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(write_end)
+    # Nothing is read from the pipe until the session has ended by itself.
+    assert popen.wait(30) == 4
+    os.close(read_end)
+
+
+def test_relay_never_blocks_when_the_reader_is_gone():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    popen = session(
+        "start",
+        "sh",
+        "-c",
+        "seq 1 200000; exit 4",
+        options=("--relay",),
+        stdout=write_end,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(write_end)
+    assert popen.wait(30) == 4
+
+
+def test_relay_leaves_the_readers_pipe_blocking():
+    read_end, write_end = os.pipe()
+    popen = session("start", "true", options=("--relay",), stdout=write_end)
+    assert popen.wait(20) == 0
+    assert os.get_blocking(write_end)
+    os.close(read_end)
+    os.close(write_end)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_hold_ends_at_once_when_told(number):
+    popen = session("hold")
+    os.kill(init_pid(popen), number)
+    assert finish(popen)[0] == 128 + number
+
+
+def test_hold_ignores_helpers_and_unnamed_signals():
+    popen = session("hold")
+    pid = init_pid(popen)
+    # A process that comes and goes inside, as CRIU does, and one that is orphaned.
+    inside = ("nsenter", "--pid", "--mount", "--target", str(pid))
+    subprocess.run([*inside, "sh", "-c", "setsid sleep 0.1 & exit 9"], check=False)
+    os.kill(pid, signal.SIGUSR1)
+    subprocess.run([*inside, "kill", "-USR1", "1"], timeout=20, check=True)
+    time.sleep(0.4)
+    assert popen.poll() is None
+    os.kill(pid, signal.SIGTERM)
+    assert finish(popen)[0] == 128 + signal.SIGTERM
+
+
+def test_hold_outside_of_a_namespace_is_refused():
+    code, output = finish(session("hold", unshare=()))
+    assert code == 2
+    assert "must be pid 1" in output
+
+
+@pytest.mark.parametrize(
+    "words", [["start"], ["hold", "--", "true"], ["start", "--groups", "x", "--", "a"]]
+)
+def test_bad_arguments_are_a_usage_message(words):
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(INIT), words[0], *NAMES, *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage:")
+    assert "Traceback" not in done.stderr
+
+
+def test_runs_inline_as_in_a_container():
+    words = [*UNSHARE, sys.executable, "-c", INIT.read_text(), "start", *NAMES]
+    done = subprocess.run(
+        [*words, "--", "echo", "inline"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "inline\n")
+
+
+def test_source_is_python_3_7():
+    ast.parse(INIT.read_text(), feature_version=(3, 7))
