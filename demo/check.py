@@ -133,8 +133,17 @@ def _cycle(
 
 
 def _processes_are_gone(stack: Stack, tree: dict[str, Any]) -> None:
-    if Path(f"/proc/{tree['init_pid']}").exists() or _memory(stack):
-        raise UserError("the session is called suspended, but its processes live")
+    left = _memory(stack)
+    if alive(tree["init_pid"]) or left:
+        raise UserError(f"called suspended, but its processes hold {left} bytes")
+
+
+def alive(pid: int) -> bool:
+    """Whether that process runs; a dead one that nobody has reaped does not."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def _memory(stack: Stack) -> int:

@@ -39,6 +39,7 @@ configure(
     sample_interval=settings.get("sample_interval", 2),
     min_age=settings.get("min_age", 0),
     cool_down=settings.get("cool_down", 0),
+    service_options={"ReclaimService.warn_for": settings.get("warn_for", 2)},
 )
 # Here sessions run as root, in homes of the demo's own: the demo makes no users.
 c.ReclaimLocalSpawner.realm = str(folder)

@@ -55,7 +55,7 @@ class User:
         xsrf = self.http.cookies.get("_xsrf", path="/hub/") or ""
         page = self.http.post(
             f"{self.base}/hub/login",
-            params={"_xsrf": xsrf},
+            params={"_xsrf": xsrf, "next": "/hub/home"},
             data={
                 "username": self.name,
                 "password": self.password,

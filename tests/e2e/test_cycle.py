@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from demo.check import alive
 from demo.user import User, UserError
 
 if TYPE_CHECKING:
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from demo.stack import Stack
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_session_suspended_and_visited_comes_back_whole(
