@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.orchestrator.reconciler import Facts
+    from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator.acts import Do
 from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
-from jupyterhub_gpu_reclaim.orchestrator.reconciler import Do, settle
+from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.models import HubState
-from jupyterhub_gpu_reclaim.orchestrator.reconciler import Facts
+from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -55,84 +55,18 @@ STOPPED      running                     running      adopt (→ RUNNING)
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.models import HubState, Phase, Tree, TreeState
+from jupyterhub_gpu_reclaim.orchestrator.acts import NOTHING, WAIT, Act, Do, Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.orchestrator.rows import SessionRow
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
 
 
-class Do(StrEnum):
-    """What the worker does next for a session."""
-
-    NOTHING = "nothing"
-    WAIT = "wait"  #: something is under way; look again soon
-    READY = "ready"
-    ATTACH = "attach to the capture"
-    COMMITTED = "take the commit"
-    ROLLED_BACK = "take the roll back"
-    CANCEL = "cancel"
-    STOP_AT_HUB = "ask the Hub for a stop"
-    RELEASE = "release"
-    RELEASED = "take the release"
-    THAW = "thaw"
-    RESTORE = "restore"
-    RESTORED = "take the restore"
-    GIVE_UP = "give the restore up"
-    KILL = "kill"
-    ADOPT = "adopt"
-    VANISHED = "take the end"
-    LOST = "take the loss"
-    FOUND_CAPTURED = "take what is captured"
-    FOUND_SAVED = "take what is saved"
-    SET_ASIDE = "set aside"
-    REPORT = "report"
-
-
-class Act(NamedTuple):
-    """One act, on one tree or checkpoint."""
-
-    do: Do
-    tree: Tree | None = None
-    saved: CheckpointInfo | None = None
-    #: only if the same act has been due for ``orphan_grace``
-    patient: bool = False
-
-
-class Facts(NamedTuple):
-    """One session as agent and Hub see it now; ``None`` where nobody answered."""
-
-    trees: tuple[Tree, ...] | None
-    saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
-    hub: HubState | None
-    #: ids of checkpoints that the journal knows
-    known: frozenset[str] = frozenset()
-
-    def tree(self, incarnation: str) -> Tree | None:
-        """That incarnation, if anything is left of it."""
-        return next((t for t in self.left() if t.incarnation == incarnation), None)
-
-    def left(self) -> tuple[Tree, ...]:
-        """All trees that are not gone."""
-        return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
-
-    def running(self) -> Tree | None:
-        """A tree that runs, whichever it is."""
-        return next((t for t in self.left() if t.state is TreeState.RUNNING), None)
-
-    def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
-        """That checkpoint, if it is committed."""
-        return next((s for s in self.saved or () if s.id == checkpoint), None)
-
-
-NOTHING = Act(Do.NOTHING)
-WAIT = Act(Do.WAIT)
 _ENDED = (HubState.STOPPED, HubState.SPAWNING)
 
 
@@ -213,6 +147,8 @@ def _releasing(row: SessionRow, facts: Facts, now: float, settings: Settings) ->
     too_long = now - row.since > settings.release_limit
     if tree is not None and tree.state is TreeState.RUNNING:
         return Act(Do.ROLLED_BACK, tree)
+    if tree is not None and tree.state in {TreeState.CAPTURING, TreeState.RESTORING}:
+        return WAIT
     if tree is not None and facts.checkpoint(row.checkpoint) is None:
         return Act(Do.THAW, tree)
     if facts.hub in _ENDED:
@@ -250,21 +186,25 @@ def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> 
     ended = facts.hub is HubState.STOPPED
     if tree is None:
         return Act(Do.GIVE_UP) if ended else WAIT
-    if tree.state is TreeState.RUNNING:
-        if facts.hub is HubState.RUNNING:
-            return Act(Do.RESTORED, tree)
-        if ended and facts.checkpoint(row.checkpoint) is None:
-            return Act(Do.ADOPT, tree)  # all that there is of it
-        return Act(Do.GIVE_UP, tree, patient=True) if ended else WAIT
-    if tree.state in {TreeState.CAPTURING, TreeState.CAPTURED}:
-        return WAIT
+    if tree.state is TreeState.HOLDING:
+        failed = tree.failure is not None and tree.checkpoint == row.checkpoint
+        if ended or failed:
+            return Act(Do.GIVE_UP, tree)
+        return Act(Do.RESTORE, tree) if row.placed else WAIT
     if tree.state is TreeState.RESTORING:
         return Act(Do.GIVE_UP, tree, patient=True) if ended else Act(Do.RESTORE, tree)
-    if tree.failure is not None and tree.checkpoint == row.checkpoint:
-        return Act(Do.GIVE_UP, tree)
-    if ended:
-        return Act(Do.GIVE_UP, tree)
-    return Act(Do.RESTORE, tree) if row.placed else WAIT
+    return _restored(row, facts, tree) if tree.state is TreeState.RUNNING else WAIT
+
+
+def _restored(row: SessionRow, facts: Facts, tree: Tree) -> Act:
+    """The tree is back; whether it is a session again depends on the Hub."""
+    if facts.hub is HubState.RUNNING:
+        return Act(Do.RESTORED, tree)
+    if facts.hub is not HubState.STOPPED:
+        return WAIT
+    if facts.checkpoint(row.checkpoint) is None:
+        return Act(Do.ADOPT, tree)  # all that there is of it
+    return Act(Do.GIVE_UP, tree, patient=True)
 
 
 def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:

@@ -15,7 +15,6 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.errors import NotFound
 from jupyterhub_gpu_reclaim.models import (
-    CheckpointInfo,
     Event,
     Failure,
     Phase,
@@ -25,12 +24,11 @@ from jupyterhub_gpu_reclaim.models import (
     Usage,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.orchestrator import phases
+from jupyterhub_gpu_reclaim.orchestrator import phases, views
 from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
     CheckpointRow,
-    Keeping,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.orchestrator.streams import Broadcast, Operation, Watch
@@ -226,27 +224,14 @@ class Sessions:
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """A row with its checkpoints, as pages show it."""
-        verdicts = self._verdicts.get(row.key)
-        return SessionView(
-            key=row.key,
-            phase=row.phase,
-            since=row.since,
-            incarnation=row.incarnation,
-            generation=row.generation,
-            checkpoint=row.checkpoint,
+        verdicts = self.verdicts(row.key)
+        return views.view_of(
+            row,
+            kept,
             verdict=verdicts[0] if verdicts else None,
             usage=self._usage.get(row.key),
-            failure=row.failure,
-            kept_until=row.kept_until,
             suspends_at=self._suspends_at.get(row.key),
             steps=self._steps(row.key),
-            last_suspend=_last(kept),
-            saved=[
-                c.info
-                for c in kept
-                if c.keeping is Keeping.ASIDE and c.info is not None
-            ],
-            facts=_facts(row),
         )
 
     def touch(self, key: SessionKey) -> None:
@@ -286,23 +271,3 @@ class Sessions:
 
 def _code(verdicts: list[Verdict] | None) -> str:
     return verdicts[0].code if verdicts else ""
-
-
-def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
-    """The newest checkpoint that the session itself stands on."""
-    mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
-    return mine[-1] if mine else None
-
-
-def _facts(row: SessionRow) -> dict[str, Any]:
-    """What guards and pages may want to know besides."""
-    return {
-        "started_at": row.started_at,
-        "resumed_at": row.resumed_at,
-        "kept_by": row.kept_by,
-        "opted_out_by": row.opted_out_by,
-        "backoff_until": row.backoff_until,
-        "failures": row.failures,
-        "intent": row.intent.value,
-        "node": row.node,
-    }

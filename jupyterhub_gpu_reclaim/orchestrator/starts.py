@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import (
-    Event,
     HubState,
     Phase,
     Placement,
@@ -23,15 +22,15 @@ from jupyterhub_gpu_reclaim.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints, finds
+from jupyterhub_gpu_reclaim.orchestrator import finds
+from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
-from jupyterhub_gpu_reclaim.orchestrator.reconciler import Facts
-from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
@@ -240,82 +239,6 @@ class Starts:
             ),
             checkpoint=placement.checkpoint,
         )
-
-    # --- how the start goes on
-    def placed(self, placement: Placement) -> None:
-        """See ``Controller.placed``."""
-        key, sessions = placement.key, self._sessions
-        row = sessions.row(key)
-        if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
-            sessions.update(key, placed=True)
-        elif placement.checkpoint:
-            raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
-        else:
-            self._started(row, placement)
-        self._look(key)
-
-    def _started(self, row: SessionRow, placement: Placement) -> None:
-        """A cold start; what was saved, if anything, is put aside."""
-        if row.phase in _LIVE and row.incarnation == placement.incarnation:
-            return
-        kept = checkpoints.kept(
-            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
-        )
-        stopped = row.phase in {*_LIVE, Phase.STOPPED}
-        self._sessions.apply(
-            row.key,
-            Happened.STARTED if stopped else Happened.FOUND_RUNNING,
-            checkpoints=kept,
-            incarnation=placement.incarnation,
-            checkpoint="",
-            attempt="",
-            placed=False,
-            failures=0,
-            backoff_until=None,
-            stop_asked=None,
-            started_at=self._sessions.clock.now(),
-            resumed_at=None,
-        )
-
-    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
-        """See ``Controller.progress``."""
-        operation = self._sessions.operation(key)
-        row = self._sessions.row(key)
-        if row.phase is Phase.RESUMING and operation is None:
-            operation = self._sessions.begin(key)
-        if operation is not None and (row.phase is Phase.RESUMING or operation.ended):
-            async for event in operation.read(after):
-                yield event
-            return
-        if row.phase in _LIVE:
-            yield Event(tree=await self._agent.tree(row.incarnation))
-            return
-        yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
-
-    async def cancelled(self, placement: Placement) -> None:
-        """See ``Controller.cancelled``."""
-        row = self._sessions.row(placement.key)
-        if row.incarnation == placement.incarnation:
-            self._cancel(row, placement)
-        with suppress(Unreachable, Refused):
-            await self._resumer.kill(placement.incarnation)
-        self._look(placement.key)
-
-    def _cancel(self, row: SessionRow, placement: Placement) -> None:
-        sessions = self._sessions
-        if row.phase is Phase.RESUMING:
-            operation = sessions.operation(row.key)
-            failed = operation is not None and operation.ended
-            self._resumer.failed(row, row.failure if failed else None)
-        elif row.phase in _LIVE and row.checkpoint == placement.checkpoint != "":
-            # It ran for a moment and never answered the Hub.
-            sessions.apply(
-                row.key,
-                Happened.LOST,
-                checkpoints=checkpoints.kept(sessions, row.checkpoint, Keeping.CURRENT),
-            )
-        elif row.phase in _LIVE:
-            sessions.apply(row.key, Happened.STOPPED, checkpoint="")
 
 
 def _of(trees: list[Tree], incarnation: str) -> Tree | None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey, Tree
 from jupyterhub_gpu_reclaim.orchestrator import finds
+from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
-from jupyterhub_gpu_reclaim.orchestrator.reconciler import Act, Do, Facts, settle
+from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
 from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of

@@ -17,7 +17,8 @@ from jupyterhub_gpu_reclaim.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator.reconciler import Act, Do, Facts, settle
+from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
+from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
 from jupyterhub_gpu_reclaim.orchestrator.rows import SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
 

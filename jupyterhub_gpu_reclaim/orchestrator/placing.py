@@ -1,0 +1,122 @@
+"""How a start goes on once it is planned: placed, followed, called off.
+
+Called by the controller for the spawner in the Hub's process. It notes what the
+spawner tells and lets the worker look; it restores nothing itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import Event, Phase, Placement, SessionKey
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
+    from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+
+_LIVE = {Phase.RUNNING, Phase.WARNED}
+
+
+class Placing:
+    """What the spawner tells and asks between its plan and a session that answers."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        resumer: Resumer,
+        look: Callable[[SessionKey], None],
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._resumer = resumer
+        self._look = look
+        self._settings = settings
+
+    def placed(self, placement: Placement) -> None:
+        """See ``Controller.placed``."""
+        key, sessions = placement.key, self._sessions
+        row = sessions.row(key)
+        if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
+            sessions.update(key, placed=True)
+        elif placement.checkpoint:
+            raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
+        else:
+            self._started(row, placement)
+        self._look(key)
+
+    def _started(self, row: SessionRow, placement: Placement) -> None:
+        """A cold start; what was saved, if anything, is put aside."""
+        if row.phase in _LIVE and row.incarnation == placement.incarnation:
+            return
+        kept = checkpoints.kept(
+            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
+        )
+        stopped = row.phase in {*_LIVE, Phase.STOPPED}
+        self._sessions.apply(
+            row.key,
+            Happened.STARTED if stopped else Happened.FOUND_RUNNING,
+            checkpoints=kept,
+            incarnation=placement.incarnation,
+            checkpoint="",
+            attempt="",
+            placed=False,
+            failures=0,
+            backoff_until=None,
+            stop_asked=None,
+            started_at=self._sessions.clock.now(),
+            resumed_at=None,
+        )
+
+    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
+        """See ``Controller.progress``."""
+        operation = self._sessions.operation(key)
+        row = self._sessions.row(key)
+        if row.phase is Phase.RESUMING and operation is None:
+            operation = self._sessions.begin(key)
+        if operation is not None and (row.phase is Phase.RESUMING or operation.ended):
+            async for event in operation.read(after):
+                yield event
+            return
+        if row.phase in _LIVE:
+            yield Event(tree=await self._agent.tree(row.incarnation))
+            return
+        yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
+
+    async def cancelled(self, placement: Placement) -> None:
+        """See ``Controller.cancelled``."""
+        row = self._sessions.row(placement.key)
+        if row.incarnation == placement.incarnation:
+            self._cancel(row, placement)
+        with suppress(Unreachable, Refused):
+            await self._resumer.kill(placement.incarnation)
+        self._look(placement.key)
+
+    def _cancel(self, row: SessionRow, placement: Placement) -> None:
+        sessions = self._sessions
+        if row.phase is Phase.RESUMING:
+            operation = sessions.operation(row.key)
+            failed = operation is not None and operation.ended
+            self._resumer.failed(row, row.failure if failed else None)
+        elif row.phase in _LIVE and row.checkpoint == placement.checkpoint != "":
+            # It ran for a moment and never answered the Hub.
+            sessions.apply(
+                row.key,
+                Happened.LOST,
+                checkpoints=checkpoints.kept(sessions, row.checkpoint, Keeping.CURRENT),
+            )
+        elif row.phase in _LIVE:
+            sessions.apply(row.key, Happened.STOPPED, checkpoint="")

@@ -1,0 +1,75 @@
+"""A session as pages and policies see it, from its row and what is known besides.
+
+Called by ``sessions.py`` for every view. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.models import SessionView
+from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import CheckpointInfo, Step, Usage, Verdict
+    from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, SessionRow
+
+
+def view_of(
+    row: SessionRow,
+    kept: list[CheckpointRow],
+    *,
+    verdict: Verdict | None,
+    usage: Usage | None,
+    suspends_at: float | None,
+    steps: list[Step],
+) -> SessionView:
+    """One view.
+
+    Args:
+        row: what the journal says.
+        kept: the session's checkpoints, oldest generation first.
+        verdict: the policy's last word.
+        usage: what was measured last.
+        suspends_at: when a warned session is going to be suspended.
+        steps: of the last capture or restore.
+    """
+    return SessionView(
+        key=row.key,
+        phase=row.phase,
+        since=row.since,
+        incarnation=row.incarnation,
+        generation=row.generation,
+        checkpoint=row.checkpoint,
+        verdict=verdict,
+        usage=usage,
+        failure=row.failure,
+        kept_until=row.kept_until,
+        suspends_at=suspends_at,
+        steps=steps,
+        last_suspend=_last(kept),
+        saved=[
+            c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
+        ],
+        facts=_facts(row),
+    )
+
+
+def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
+    """The newest checkpoint that the session itself stands on."""
+    mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
+    return mine[-1] if mine else None
+
+
+def _facts(row: SessionRow) -> dict[str, Any]:
+    """What guards and pages may want to know besides."""
+    return {
+        "started_at": row.started_at,
+        "resumed_at": row.resumed_at,
+        "kept_by": row.kept_by,
+        "opted_out_by": row.opted_out_by,
+        "backoff_until": row.backoff_until,
+        "failures": row.failures,
+        "intent": row.intent.value,
+        "node": row.node,
+    }
