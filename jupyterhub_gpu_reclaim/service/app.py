@@ -15,11 +15,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jupyterhub.services.auth import HubOAuth
+from sqlalchemy.exc import ArgumentError
 from tornado.httpserver import HTTPServer
-from traitlets import default
+from traitlets import TraitError, default
 from traitlets.config import Application, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__, observability
@@ -132,8 +133,7 @@ class ReclaimService(Application, Options):
         self, surroundings: Surroundings, state: lifeline.StateFolder
     ) -> AsyncIterator[Controller]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
-        address = self.journal_url or f"sqlite:///{state.path}/journal.sqlite"
-        journal = Journal(address)
+        journal = self._journal(state)
         agent = AgentClient(
             self.agent, self._agent_token_file(), ca_file=self.agent_ca_file
         )
@@ -155,6 +155,20 @@ class ReclaimService(Application, Options):
             agent.close()
             hub.close()
             journal.close()
+
+    def _journal(self, state: lifeline.StateFolder) -> Journal:
+        """Open the journal.
+
+        Raises:
+            Refused: its address is none. It is not repeated: it may hold a password.
+            StoreError: it cannot be opened, and ``detail`` says why.
+        """
+        address = self.journal_url or f"sqlite:///{state.path}/journal.sqlite"
+        try:
+            return Journal(address)
+        except (ArgumentError, ImportError) as error:
+            what = f"journal_url is no address that can be opened: {error}."
+            raise Refused(Reason.INVALID, what=what) from error
 
     def _agent_token_file(self) -> Path:
         """Where the agent's token is, or will be once the agent has run.
@@ -231,8 +245,14 @@ def main() -> None:
     try:
         ReclaimService.launch_instance()
     except ReclaimError as error:
-        sys.stderr.write(f"jupyterhub-gpu-reclaim-service: {error.message}\n")
-        sys.exit(1)
+        _give_up(f"{error.message} {error.detail}".strip())
+    except TraitError as error:
+        _give_up(f"A setting makes no sense: {error}")
+
+
+def _give_up(why: str) -> NoReturn:
+    sys.stderr.write(f"jupyterhub-gpu-reclaim-service: {why}\n")
+    sys.exit(1)
 
 
 if __name__ == "__main__":

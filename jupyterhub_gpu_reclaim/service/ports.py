@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StopPlan,
         Verdict,
     )
+    from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 
 
 class People(Protocol):
@@ -51,6 +52,12 @@ class People(Protocol):
 
     async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
         """Leave it alone for that long; 0 takes that back."""
+
+    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
+        """Never suspend it by policy, or do again."""
+
+    def audit(self, key: SessionKey, limit: int = 100) -> Sequence[AuditRow]:
+        """Who did what to it, the newest first."""
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Put the saved session aside, so that the next start is a new one."""

@@ -30,6 +30,7 @@ from jupyterhub_gpu_reclaim.models import (
     StopPlan,
     Verdict,
 )
+from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import pages
 from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
@@ -129,6 +130,14 @@ class SessionsInMemory:
     async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
+
+    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
+        self.calls.append(("opt_out", key, out, by))
+        return self.session(key)
+
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
+        row = AuditRow(at=1_700_000_000.0, key=key, who="ada", what="suspend")
+        return [row] * min(limit, 2000)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))

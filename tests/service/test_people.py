@@ -224,3 +224,29 @@ async def test_answers_are_not_cached_and_not_framed(service):
     assert response.headers["Cache-Control"] == "no-store"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
+
+
+async def test_opt_out_is_for_managers_and_may_be_taken_back_by_all(service, failure):
+    service.control.put("ada")
+    path = "api/sessions/ada/-/opt-out"
+    refused = await service.call(path, method="POST", body={"out": True})
+    assert refused.code == 403
+    assert failure(refused).code == "forbidden"
+    done = await service.call(path, "token-root", "POST", {"out": True})
+    back = await service.call(path, method="POST", body={"out": False})
+    assert (done.code, back.code) == (200, 200)
+    assert service.control.calls == [
+        ("opt_out", ADA, True, "root"),
+        ("opt_out", ADA, False, "ada"),
+    ]
+
+
+async def test_history_is_told_up_to_a_bound(service, failure):
+    service.control.put("ada")
+    path = "api/sessions/ada/-/history"
+    for query, lines in (("", 100), ("?limit=3", 3), ("?limit=99999", 1000)):
+        response = await service.call(path + query)
+        assert len(json.loads(response.body)) == lines
+    assert (await service.call(path + "?limit=x")).code == 400
+    missing = await service.call("api/sessions/ada/none/history")
+    assert failure(missing).code == "unknown_session"

@@ -14,18 +14,32 @@ import msgspec
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.models import SessionView, Value, Verdict
+from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service.openapi import operation
-from jupyterhub_gpu_reclaim.service.routes.base import PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.openapi import Query, operation
+from jupyterhub_gpu_reclaim.service.routes.base import (
+    Count,
+    Forbidden,
+    PersonRoute,
+    Route,
+)
 
 #: Longest "keep" that anybody can ask for: a year, in seconds.
 LONGEST_KEEP = 366 * 86400.0
+#: Most lines of a session's history in one answer.
+LONGEST_HISTORY = 1000
 
 
 class Keep(Value, frozen=True, kw_only=True):
     """How long a session is to be left alone; 0 takes an earlier wish back."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
+
+
+class OptOut(Value, frozen=True, kw_only=True):
+    """Whether a session is never suspended by policy; the button still does it."""
+
+    out: bool
 
 
 def check_keep(route: PersonRoute, seconds: float) -> float:
@@ -137,6 +151,51 @@ class KeepSession(PersonRoute):
         self.answer(await self.context.control.keep(key, seconds, self.person.label))
 
 
+class OptOutSession(PersonRoute):
+    """Never suspend a session by policy, or do again."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/opt-out"
+
+    @operation(
+        "Never suspend the session for being idle (`out`), or do again; for"
+        " administrators",
+        body=OptOut,
+        answer=SessionView,
+        errors=(404,),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it; a user may only take it back.
+
+        Raises:
+            Forbidden: a user who may not keep a GPU for ever.
+        """
+        key = self.key(user, server)
+        out = self.body(OptOut).out
+        if out and not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        view = await self.context.control.opt_out(key, out, self.person.label)
+        self.answer(view)
+
+
+class History(PersonRoute):
+    """Who did what to a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/history"
+
+    @operation(
+        "Who did what to the session, when and why; the newest first",
+        answer=list[AuditRow],
+        query=(Query("limit", Count, "At most that many lines; 100 by itself."),),
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """List it."""
+        key = self.key(user, server)
+        self.context.control.session(key)
+        limit = min(self.number("limit", 100), LONGEST_HISTORY)
+        self.answer(list(self.context.control.audit(key, limit)))
+
+
 class StartFresh(PersonRoute):
     """Put what is saved aside."""
 
@@ -188,6 +247,8 @@ ROUTES: tuple[type[Route], ...] = (
     Suspend,
     Resume,
     KeepSession,
+    OptOutSession,
+    History,
     StartFresh,
     Saved,
     SavedOne,
