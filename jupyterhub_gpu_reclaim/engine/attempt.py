@@ -128,8 +128,8 @@ class Attempt:
                 ended.
         """
         deadline = time.monotonic() + self._limit
-        self._server.start()
         try:
+            self._server.start()
             with ExitStack() as stack:
                 images = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
                 stack.callback(os.close, images)

@@ -90,7 +90,7 @@ def dump(
         )
     except BaseException as error:
         _roll_back(session, before)
-        if isinstance(error, ReclaimError) and type(error) is ReclaimError:
+        if isinstance(error, OSError) or type(error) is ReclaimError:
             raise _rolled_back(error) from error
         raise
     return DumpResult(
@@ -114,7 +114,10 @@ def _roll_back(session: Session, before: Snapshot) -> None:
     thaw(now, before.stopped)
 
 
-def _rolled_back(error: ReclaimError) -> RolledBack:
+def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
+    if isinstance(error, OSError):
+        why = error.strerror or "a system call failed"
+        return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))
     return RolledBack(error.reason, detail=error.detail, **error.facts)
 
 

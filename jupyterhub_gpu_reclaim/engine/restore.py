@@ -122,9 +122,11 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
     """
     tree = restored.tree
     assert tree.root is not None
-    if processes.start_time(tree.init.pid) != tree.init.start_time:
-        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}")
-    _name_root(tree.init.pid, tree.root.ns_pid)
+    with processes.held(tree.init) as pidfd:
+        if pidfd is None or not _name_root(tree.init.pid, tree.root.ns_pid):
+            raise NotFound(
+                Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
+            )
     processes.resume(tree.processes, keep_stopped)
 
 
@@ -159,16 +161,11 @@ def _pid_max() -> int:
     return int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
-def _name_root(init_pid: int, root_pid: int) -> None:
-    """Tell the holding init which child is the session's root (session_init.py).
-
-    Raises:
-        OSError: the init has ended.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.sigqueue(init_pid, signal.SIGUSR1, ctypes.c_void_p(root_pid)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "sigqueue")
+def _name_root(init_pid: int, root_pid: int) -> bool:
+    """Tell the holding init which child is the session's root (session_init.py)."""
+    libc = ctypes.CDLL(None)
+    value = ctypes.c_void_p(root_pid)
+    return bool(libc.sigqueue(init_pid, signal.SIGUSR1, value) == 0)
 
 
 def _clear(session: Session) -> None:

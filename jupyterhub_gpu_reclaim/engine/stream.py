@@ -7,24 +7,23 @@ several are open at once and in no fixed order. Nothing here looks into a file.
 An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
 and the socket. CRIU then fails by itself and cures the session's processes; the error
 is kept in ``failure`` for the caller to raise.
-
-The protocol (criu/img-streamer.c): CRIU sends ``u32 size`` and a protobuf message
-``{1: filename}``; when it restores it reads ``u32 size`` and ``{1: exists}``; then it
-passes its end of a pipe over with SCM_RIGHTS and one byte.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import os
 import select
 import socket
-import struct
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from jupyterhub_gpu_reclaim.engine.stream_protocol import (
+    receive_pipe,
+    reply,
+    request,
+)
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -37,8 +36,6 @@ RESTORE_SOCKET = "streamer-serve.sock"
 #: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
 #: CAP_SYS_RESOURCE.
 BLOCK = 1 << 20
-#: A request holds a file name; more is not CRIU.
-REQUEST_LIMIT = 4096
 
 
 class Sink(Protocol):
@@ -57,28 +54,41 @@ class Server:
     SOCKET = ""
 
     def __init__(self, folder: Path) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = folder / self.SOCKET
-        path.unlink(missing_ok=True)
-        self._listener.bind(str(path))
-        path.chmod(0o600)
-        self._listener.listen(1)
+        self._folder = folder
+        self._listener: socket.socket | None = None
         self._connection: socket.socket | None = None
-        self._pipes: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = -1
         #: The first error of ours; the caller raises it.
         self.failure: Exception | None = None
         #: Bytes of all files so far.
         self.bytes = 0
-        self._main = threading.Thread(
-            target=self._serve, name="criu-stream", daemon=True
-        )
+        self._main: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen; nothing is open before.
+
+        Raises:
+            OSError: the folder is gone.
+        """
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # Through the descriptor: a socket's path may have 107 letters only.
+            self._listener.bind(f"/proc/self/fd/{folder}/{self.SOCKET}")
+        finally:
+            os.close(folder)
+        (self._folder / self.SOCKET).chmod(0o600)
+        self._listener.listen(1)
+        self._main = threading.Thread(
+            target=self._serve,
+            args=(self._listener,),
+            name="criu-stream",
+            daemon=True,
+        )
         self._main.start()
 
     def fileno(self) -> int:
@@ -100,29 +110,30 @@ class Server:
 
     def finish(self) -> None:
         """CRIU has ended: wait for what it has sent, and close everything."""
-        if self._wake < 0:
+        if self._listener is None:
             return
         if self._connection is None:
             self._ended.set()
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
-        self._main.join()
+        if self._main is not None:
+            self._main.join()
         for thread in self._threads:
             thread.join()
         self._listener.close()
+        self._listener = None
         os.close(self._wake)
-        self._wake = -1
 
-    def _serve(self) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             # Shut down by fail() or finish() before CRIU came.
             return
         with connection:
             self._connection = connection
             try:
-                while (name := _request(connection)) is not None:
+                while (name := request(connection)) is not None:
                     self._open(connection, name)
             except (OSError, ValueError, UnicodeDecodeError) as error:
                 if not self._ended.is_set():
@@ -174,7 +185,7 @@ class CaptureServer(Server):
         self.files: dict[str, int] = {}
 
     def _open(self, connection: socket.socket, name: str) -> None:
-        pipe = _receive_pipe(connection)
+        pipe = receive_pipe(connection)
         try:
             sink = self._sinks(name)
         except BaseException:
@@ -226,10 +237,9 @@ class RestoreServer(Server):
 
     def _open(self, connection: socket.socket, name: str) -> None:
         buffers = self._source(name)
-        # {1: exists} as protobuf, behind its length.
-        connection.sendall(struct.pack("=IBB", 2, 0x08, buffers is not None))
+        connection.sendall(reply(exists=buffers is not None))
         if buffers is not None:
-            pipe = _receive_pipe(connection)
+            pipe = receive_pipe(connection)
             self._spawn(pipe, name, lambda end: self._fill(end, buffers))
 
     def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
@@ -249,59 +259,6 @@ class RestoreServer(Server):
                 data = data[count:]
                 with self._lock:
                     self.bytes += count
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly that many bytes; empty when the other side has ended instead."""
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            if data:
-                raise ValueError("cut off in a request")
-            return b""
-        data += part
-    return data
-
-
-def _request(connection: socket.socket) -> str | None:
-    """The file name that CRIU asks for; None when it has ended.
-
-    Raises:
-        ValueError: that was not a request.
-    """
-    head = _receive(connection, 4)
-    if not head:
-        return None
-    (size,) = struct.unpack("=I", head)
-    if not 2 <= size <= REQUEST_LIMIT:
-        raise ValueError(f"a request of {size} bytes")
-    body = _receive(connection, size)
-    # {1: filename}: tag 0x0a, the length as a varint, the name.
-    length, at, shift = 0, 1, 0
-    while at < len(body) and shift < 21:
-        length |= (body[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-        if not body[at - 1] & 0x80:
-            break
-    if body[:1] != b"\x0a" or at + length != len(body):
-        raise ValueError("a request without a file name")
-    return body[at:].decode("ascii")
-
-
-def _receive_pipe(connection: socket.socket) -> int:
-    """The end of a pipe that CRIU passes over.
-
-    Raises:
-        ValueError: something else came.
-    """
-    room = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
-    data, ancillary, _, _ = connection.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            return array.array("i", payload[:4])[0]
-    raise ValueError("no pipe came" if data else "cut off before a pipe came")
 
 
 def _protocol(detail: str) -> ReclaimError:

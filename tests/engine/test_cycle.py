@@ -209,3 +209,50 @@ def test_root_is_the_reaper_and_server_its_child(places):
     assert tree.server.ns_pid == world("os.getpid()")
     assert processes.start_time(tree.root.pid) == tree.root.start_time
     assert Path(f"/proc/{tree.init.pid}/comm").read_text() == "session-init\n"
+
+
+def test_restored_tree_is_in_the_control_groups_it_was_prepared_for(
+    places, engine, tmp_path
+):
+    parent = Path("/sys/fs/cgroup/pids")
+    if not os.access(parent / "cgroup.procs", os.W_OK):
+        parent = Path("/sys/fs/cgroup")
+    group = parent / f"gpu-reclaim-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs a control group of its own")
+    try:
+        world = places.world()
+        image = engine.image()
+        result = engine.dump(world.place, image.sink)
+        world.place.kill()
+        place = places.hold()
+        restored = engine.restore(
+            place,
+            image.source,
+            result,
+            prepare=lambda pid: (group / "cgroup.procs").write_text(str(pid)),
+        )
+        proceed(restored, result.stopped)
+        inside = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+        assert inside == {p.pid for p in place.tree.processes}
+        place.kill()
+    finally:
+        group.rmdir()
+
+
+def test_many_processes_and_threads_come_back(places, engine):
+    world = places.world()
+    world(
+        "event = threading.Event()\n"
+        "threads = [threading.Thread(target=event.wait) for _ in range(30)]\n"
+        "for thread in threads: thread.start()\n"
+        "children = [subprocess.Popen(['sleep', '1000']) for _ in range(20)]; 1"
+    )
+    world = engine.cycle(world, places)
+    world = engine.cycle(world, places)
+    assert world("event.set(); [t.join(10) for t in threads]; len(threads)") == 30
+    assert world("[c.kill() for c in children]; [c.wait(10) for c in children]") == (
+        [-9] * 20
+    )
