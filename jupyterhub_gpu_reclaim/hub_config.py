@@ -215,7 +215,7 @@ def _current(section: Any, name: str, empty: Any = ()) -> Any:
     """What is set so far, also where it was only extended (``.append``)."""
     value = section.get(name) if name in section else None
     if isinstance(value, LazyConfigValue):
-        value = value.get_value(type(empty or [])())
+        value = value.get_value(type(empty)() if empty != () else [])
     return empty if value is None else value
 
 

@@ -147,7 +147,12 @@ class ServiceClient:
         request = self._request(f"{path}?after={after}", None, timeout=MAX_PROGRESS)
         request.streaming_callback = receive
         fetch = asyncio.ensure_future(self._fetch(request))
-        fetch.add_done_callback(lambda done: (done.exception(), lines.put_nowait(None)))
+
+        def end(done: asyncio.Future[bytes]) -> None:
+            done.cancelled() or done.exception()  # looked at, so asyncio is content
+            lines.put_nowait(None)
+
+        fetch.add_done_callback(end)
         # A reader that stops early leaves the stream to its end: cancelling it makes
         # tornado log an error of its own making.
         while (line := await lines.get()) is not None:

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     os.set_inheritable(options.report_fd, False)
     try:
         join_cgroups(options.cgroup_parent, options.cgroup, options.memory, options.cpu)
-        _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID)
+        _unshare(CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID)
         pid = os.fork()
     except (LaunchError, OSError) as error:
         report(options.report_fd, error=_sentence(error))
@@ -112,17 +112,19 @@ def boot_id() -> str:
 
 def hierarchies() -> list[tuple[Path, set[str]]]:
     """Mounted cgroup hierarchies: where, and which v1 controllers (empty: v2)."""
-    found = []
+    found: dict[str, tuple[Path, set[str]]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
+        # One hierarchy may be mounted at several places: its device is the same.
+        device, where = before.split()[2], Path(before.split()[4])
         if kind == "cgroup2":
-            found.append((Path(before.split()[4]), set[str]()))
+            found.setdefault(device, (where, set()))
         elif kind == "cgroup":
             names = V1.intersection(options.split(","))
             if names:
-                found.append((Path(before.split()[4]), names))
-    return found
+                found.setdefault(device, (where, names))
+    return list(found.values())
 
 
 def join_cgroups(parent: str, name: str, memory: int, cpu: float) -> None:
@@ -191,6 +193,8 @@ def become_init(options: argparse.Namespace) -> NoReturn:
     """In the child, pid 1 of the new namespace: mounts, then the init itself."""
     try:
         os.setsid()
+        # Not before the fork: the launcher must go on seeing the machine's own /proc.
+        _unshare(CLONE_NEWNS)
         private_mounts(private_tmp=options.private_tmp)
         os.execv(options.init[0], options.init)  # noqa: S606 - no shell is wanted
     except (LaunchError, OSError) as error:

@@ -332,7 +332,7 @@ def _place(report: bytes) -> Place:
     for line in report.splitlines():
         with contextlib.suppress(ValueError):
             facts.update(json.loads(line))
-    if "error" in facts or not facts.get("pid"):
+    if "error" in facts or not facts.get("start"):
         what = facts.get("error") or "The session's init did not start."
         raise Refused(Reason.INVALID, what=what, detail=repr(report[:500]))
     return Place(pid=facts["pid"], start=facts["start"], boot=facts["boot"])

@@ -31,13 +31,14 @@ def rows(hub, query, *values):
         return db.execute(query, values).fetchall()
 
 
-def tokens(hub, user):
-    """Ids of the API tokens that were made for a user's servers."""
+def tokens(hub, user, name=""):
+    """Ids of the API tokens that were made for a user's server."""
     query = (
         "select t.id from api_tokens t join users u on u.id = t.user_id"
-        " where u.name = ? and t.note like 'Server at %'"
+        " where u.name = ? and t.note = ?"
     )
-    return [number for (number,) in rows(hub, query, user)]
+    note = f"Server at /user/{user}/{name}/".replace("//", "/")
+    return [number for (number,) in rows(hub, query, user, note)]
 
 
 def scopes(hub, user, name=""):
@@ -266,7 +267,7 @@ def test_t10_suspended_named_server_is_not_renamed_and_deletes_its_login(
     answer = hub.api("DELETE", f"users/{name}/servers/lab1", json={"remove": True})
     assert answer.status_code == 204
     assert service.called("forget") == 1
-    assert tokens(hub, name) == []
+    assert tokens(hub, name, "lab1") == []
 
 
 def test_t13_state_shows_no_token(hub, service, amy):

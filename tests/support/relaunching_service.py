@@ -97,7 +97,8 @@ class RelaunchingService:
         root = children(init)[0]
         for pid in tree(root):
             os.kill(pid, signal.SIGSTOP)
-        program = children(root)[0]
+        reaper = "session_init" in _read(root, "cmdline")
+        program = children(root)[0] if reaper else root
         environ = dict(
             entry.split("=", 1)
             for entry in _read(program, "environ").split("\0")
@@ -150,7 +151,7 @@ class RelaunchingService:
         if key in self.saved:
             saved, init = self.saved[key], self.init(*key)
             words = shlex.join(saved["command"])
-            script = f"exec >/dev/null 2>&1 </dev/null; setsid {words} &"
+            script = f"exec >/dev/null 2>&1 </dev/null; setsid --fork {words}"
             enter = f"nsenter --target={init} --pid --mount --ipc --uts sh -c".split()
             subprocess.run(
                 [*enter, script],

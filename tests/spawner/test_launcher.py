@@ -1,0 +1,149 @@
+"""The launcher: a session's own namespaces and cgroup, an init that outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.spawner import launcher
+from jupyterhub_gpu_reclaim.spawner.processes import Session
+from jupyterhub_gpu_reclaim.spawner.state import Place
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+PARENT = "jupyterhub-gpu-reclaim-tests"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Launch a shell script as init; returns the report and the place."""
+    places = []
+    name = uuid.uuid4().hex
+
+    def start(script, *options):
+        reader, writer = os.pipe()
+        command = [sys.executable, "-I", "-S", launcher.__file__]
+        command += ["--report-fd", str(writer), "--cgroup-parent", PARENT]
+        command += ["--cgroup", name, *options, "--", "/bin/sh", "-c", script]
+        with (tmp_path / "out").open("wb") as out:
+            process = subprocess.Popen(
+                command, pass_fds=(writer,), stdout=out, stdin=subprocess.DEVNULL
+            )
+        os.close(writer)
+        with os.fdopen(reader, "rb") as report:
+            text = report.read()
+        process.wait(20)
+        facts = {}
+        for line in text.splitlines():
+            facts.update(json.loads(line))
+        place = Place(
+            pid=facts.get("pid", 0),
+            start=facts.get("start", 0),
+            boot=facts.get("boot", ""),
+        )
+        places.append(place)
+        return facts, place
+
+    start.out = tmp_path / "out"
+    start.name = name
+    yield start
+    for place in places:
+        Session(place).signal(signal.SIGKILL)
+        until = time.monotonic() + 10
+        while Session(place).alive() and time.monotonic() < until:
+            time.sleep(0.02)
+    launcher.remove_cgroups(PARENT, name)
+    for mount, _ in launcher.hierarchies():
+        with contextlib.suppress(OSError):
+            (mount / PARENT).rmdir()
+
+
+def ended(place):
+    until = time.monotonic() + 20
+    while Session(place).alive():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_launch_gives_pid_1_private_proc_shm_and_terminals(launch):
+    _, place = launch(
+        "echo $$; ls /proc | grep -c '^[0-9]'; ls -A /dev/shm | wc -l;"
+        f" {sys.executable} -c 'import os, pty; print(os.ttyname(pty.openpty()[1]))';"
+        " cat /proc/sys/kernel/hostname"
+    )
+    ended(place)
+    pid, processes, shared, terminal, host = launch.out.read_text().split()
+    assert (pid, terminal) == ("1", "/dev/pts/0")
+    assert int(processes) < 5
+    assert shared == "0"
+    assert host == os.uname().nodename
+
+
+def test_report_names_the_init_on_the_host_however_fast_it_mounts(launch):
+    for _ in range(5):
+        facts, place = launch("exec sleep 60")
+        assert facts["start"] == launcher.start_time(facts["pid"])
+        assert Session(place).alive()
+        assert Path(f"/proc/{place.pid}/stat").read_text().split()[3] != str(
+            os.getpid()
+        )
+
+
+def test_alive_is_never_fooled_by_another_process_of_that_pid(launch):
+    _, place = launch("exec sleep 60")
+    for wrong in (
+        Place(pid=place.pid, start=place.start + 1, boot=place.boot),
+        Place(pid=place.pid, start=place.start, boot="another boot"),
+        Place(),
+    ):
+        assert not Session(wrong).alive()
+        assert not Session(wrong).signal(signal.SIGKILL)
+    assert Session(place).alive()
+
+
+def test_session_gets_a_cgroup_of_its_own(launch):
+    _, place = launch("exec sleep 60", "--memory", str(64 << 20))
+    groups = Path(f"/proc/{place.pid}/cgroup").read_text()
+    assert f"/{PARENT}/{launch.name}" in groups
+    limits = [
+        (mount / PARENT / launch.name / file).read_text().strip()
+        for mount, _ in launcher.hierarchies()
+        for file in ("memory.max", "memory.limit_in_bytes")
+        if (mount / PARENT / launch.name / file).exists()
+    ]
+    assert limits == [str(64 << 20)]
+
+
+def test_limit_that_cannot_be_held_is_refused_with_a_sentence(launch, monkeypatch):
+    facts, _ = launch("exec sleep 60", "--memory", "1")  # less than the process has
+    if "error" in facts:
+        assert facts["error"].endswith(".")
+        assert "Traceback" not in facts["error"]
+
+
+def test_init_that_cannot_be_run_is_one_sentence(launch, tmp_path):
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            launcher.__file__,
+            "--report-fd",
+            str(writer),
+            str(tmp_path / "x"),
+        ],
+        pass_fds=(writer,),
+    )
+    os.close(writer)
+    with os.fdopen(reader, "rb") as report:
+        lines = [json.loads(line) for line in report.read().splitlines()]
+    process.wait(20)
+    [error] = [line["error"] for line in lines if "error" in line]
+    assert "No such file" in error

@@ -1,0 +1,55 @@
+"""The spawner's pointer: versions read each other, doubt never reads as nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jupyterhub_gpu_reclaim.spawner.state import Place, Pointer, PointerPhase
+
+#: As version 1 wrote it; never edit, add a sample per version.
+V1 = (
+    '{"version": 1, "phase": "suspended", "incarnation": "3f2a", "checkpoint": "c7",'
+    ' "token_id": 12, "port": 40123,'
+    ' "place": {"pid": 4711, "start": 99, "boot": "b"}}'
+)
+
+
+def test_pointer_of_version_1_is_read():
+    pointer = Pointer.from_state(json.loads(V1))
+    assert pointer == Pointer(
+        phase=PointerPhase.SUSPENDED,
+        incarnation="3f2a",
+        checkpoint="c7",
+        token_id=12,
+        port=40123,
+        place=Place(pid=4711, start=99, boot="b"),
+    )
+    assert json.loads(json.dumps(pointer.to_state())) == json.loads(V1)
+
+
+def test_pointer_of_a_newer_version_keeps_what_we_know():
+    pointer = Pointer.from_state({**json.loads(V1), "version": 9, "new": {"x": 1}})
+    assert pointer.saved
+
+
+@pytest.mark.parametrize(
+    "state", [{"phase": "novel"}, {"port": "x"}, [1], "text", {"place": None}]
+)
+def test_pointer_that_cannot_be_read_is_unknown_and_precious(state):
+    pointer = Pointer.from_state(state)
+    assert pointer.phase is PointerPhase.UNKNOWN
+    assert pointer.precious
+
+
+@pytest.mark.parametrize("state", [None, {}])
+def test_no_pointer_is_nothing(state):
+    assert Pointer.from_state(state) == Pointer()
+    assert not Pointer().precious
+
+
+def test_running_session_with_an_old_checkpoint_is_not_saved():
+    pointer = Pointer(phase=PointerPhase.RUNNING, checkpoint="c1")
+    assert not pointer.saved
+    assert not pointer.precious
