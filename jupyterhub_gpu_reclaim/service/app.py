@@ -245,7 +245,8 @@ def main() -> None:
     try:
         ReclaimService.launch_instance()
     except ReclaimError as error:
-        _give_up(f"{error.message} {error.detail}".strip())
+        detail = error.detail.partition("\n")[0]
+        _give_up(f"{error.message} {detail}".strip())
     except TraitError as error:
         _give_up(f"A setting makes no sense: {error}")
 
