@@ -11,10 +11,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.agent import capture, release, restore, saved, trees
+from jupyterhub_gpu_reclaim.agent import (
+    capture,
+    outcomes,
+    release,
+    restore,
+    saved,
+    trees,
+)
 from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.progress import in_thread
-from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.agent.parts import Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.agent.records import Record
     from jupyterhub_gpu_reclaim.agent.watcher import Watcher
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, Finding, Sample
 
@@ -32,7 +39,7 @@ _CALL_OFF_SECONDS = 60.0
 
 
 class LocalNode:
-    """Everything that the service may ask of this node (``routes.Node``)."""
+    """Everything that the service may ask of this node (``handler.Node``)."""
 
     def __init__(self, parts: Parts, operations: Operations, watcher: Watcher) -> None:
         self._parts = parts
@@ -91,7 +98,9 @@ class LocalNode:
         known = self._operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
-        ended = await asyncio.to_thread(self._captured, incarnation, checkpoint)
+        ended = await asyncio.to_thread(
+            outcomes.captured, self._parts, incarnation, checkpoint
+        )
         if ended is not None:
             return _only(ended)
         session = await self._find(incarnation)
@@ -113,13 +122,17 @@ class LocalNode:
         if known is not None:
             return known.follow()
         session = await self._find(incarnation)
-        ended = await asyncio.to_thread(self._restored, session, checkpoint)
+        ended = await asyncio.to_thread(
+            outcomes.restored, self._parts, session, checkpoint
+        )
         if ended is not None:
             return _only(ended)
         again = self._operations.attach(incarnation, "restore", checkpoint)
         if again is not None:
             return again.follow()
-        self._refuse_if_leased(incarnation, checkpoint)
+        outcomes.refuse_if_leased(
+            self._parts, self._operations, incarnation, checkpoint
+        )
         operation = Operation("restore", session.key, checkpoint)
         work = restore.Restore(self._parts, session, operation)
         return self._operations.begin(incarnation, operation, work.run).follow()
@@ -136,7 +149,9 @@ class LocalNode:
         try:
             session = await self._find(incarnation)
         except NotFound:
-            return await asyncio.to_thread(self._released, incarnation, checkpoint)
+            return await asyncio.to_thread(
+                outcomes.released, self._parts, incarnation, checkpoint
+            )
         return await self._do(
             "release",
             session,
@@ -174,9 +189,7 @@ class LocalNode:
 
     async def discard(self, checkpoint: str) -> None:
         """Delete a checkpoint that nobody needs any more; idempotent."""
-        for record in await asyncio.to_thread(self._parts.records.list):
-            if record.checkpoint == checkpoint and record.stage in _NEEDED:
-                await asyncio.to_thread(self._refuse_if_needed, record)
+        await asyncio.to_thread(outcomes.refuse_if_needed, self._parts, checkpoint)
         await asyncio.to_thread(self._parts.store.delete, checkpoint)
         await asyncio.to_thread(self._parts.ports.release, checkpoint)
 
@@ -242,95 +255,6 @@ class LocalNode:
             return trees.tree_of(session, record, operation)
         except NotFound:
             return None
-
-    def _captured(self, incarnation: str, checkpoint: str) -> Event | None:
-        """How that capture ended, if it has."""
-        record = self._parts.records.find(incarnation)
-        if record is not None and record.checkpoint == checkpoint:
-            if record.stage is Stage.FAILED and record.failure is not None:
-                return Event(failure=record.failure)
-            if record.stage not in _SAVED:
-                return None
-        if not self._parts.store.exists(checkpoint):
-            return None
-        info = self._parts.store.info(checkpoint)
-        return Event(checkpoint=info) if info.incarnation == incarnation else None
-
-    def _restored(self, session: Session, checkpoint: str) -> Event | None:
-        """How that restore ended, if it has; refuses what cannot begin."""
-        record = self._parts.records.find(session.incarnation)
-        record = record if trees.matches(record, session) else None
-        tree = trees.tree_of(session, record, None)
-        if record is not None and record.checkpoint == checkpoint:
-            if record.stage is Stage.FAILED and record.failure is not None:
-                return Event(failure=record.failure)
-            if record.stage is Stage.RESTORED:
-                return Event(tree=tree)
-        info = self._parts.store.info(checkpoint)
-        if tree.state is not TreeState.HOLDING:
-            raise Refused(
-                Reason.WRONG_PHASE,
-                phase=tree.state.value,
-                action="take up a saved session",
-            )
-        if info.key != session.key:
-            raise Refused(Reason.USER_MISMATCH, there=info.key, here=session.key)
-        return None
-
-    def _refuse_if_leased(self, incarnation: str, checkpoint: str) -> None:
-        """A checkpoint is brought back in one place at a time (law 3).
-
-        Whoever has it is asked by name: an incarnation whose tree stands, stopped or
-        running, has the lease; one that has ended has lost it.
-        """
-        busy = Refused(Reason.CHECKPOINT_BUSY)
-        if self._operations.restoring(checkpoint):
-            raise busy
-        for record in self._parts.records.list():
-            if record.checkpoint != checkpoint or record.incarnation == incarnation:
-                continue
-            if record.stage in _NEEDED | {Stage.RESTORED} and self._stands(record):
-                raise busy
-
-    def _refuse_if_needed(self, record: Record) -> None:
-        """The only image of a stopped tree is not thrown away under it."""
-        if self._stands(record):
-            raise Refused(
-                Reason.WRONG_PHASE, phase=record.stage.value, action="be discarded"
-            )
-
-    def _stands(self, record: Record) -> bool:
-        """Whether the incarnation of a record has processes besides its init."""
-        try:
-            session = self._parts.placements.find(record.incarnation)
-            if not trees.matches(record, session):
-                return False
-            return bool(trees.look(session).processes)
-        except NotFound:
-            return False
-
-    def _released(self, incarnation: str, checkpoint: str) -> Tree:
-        """A session that has ended is released if that checkpoint is its own."""
-        try:
-            info = self._parts.store.info(checkpoint)
-        except NotFound:
-            info = None
-        if info is None or info.incarnation != incarnation:
-            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        release.reserve_ports(self._parts, checkpoint)
-        self._parts.records.delete(incarnation)
-        return Tree(
-            incarnation=incarnation,
-            key=info.key,
-            state=TreeState.GONE,
-            init_pid=0,
-            checkpoint=checkpoint,
-            generation=info.generation,
-        )
-
-
-_SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
-_NEEDED = _SAVED | {Stage.RESTORING, Stage.CONTINUING}
 
 
 async def _only(event: Event) -> AsyncIterator[Event]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.agent import capture, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.progress import Progress, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
-from jupyterhub_gpu_reclaim.agent.restore import Saved
+from jupyterhub_gpu_reclaim.agent.saved import Saved
 from jupyterhub_gpu_reclaim.engine import processes, sockets
 from jupyterhub_gpu_reclaim.engine.ports import shares_network
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused

@@ -24,13 +24,12 @@ from jupyterhub_gpu_reclaim.engine import restore as engine
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.errors import (
-    BadRequest,
     NotFound,
     ReclaimError,
     RestoreFailed,
 )
 from jupyterhub_gpu_reclaim.metrics import jupyter
-from jupyterhub_gpu_reclaim.models import Event, Identity
+from jupyterhub_gpu_reclaim.models import Event
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import size
 
@@ -49,33 +48,6 @@ T = TypeVar("T")
 _WAKE_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
-
-
-class Saved:
-    """What stands in a checkpoint, read once.
-
-    Raises:
-        NotFound: there is no such checkpoint.
-        StoreError: it is damaged.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        try:
-            self.world = wire.decode(checkpoint.read(saved.WORLD), World)
-            self.identity = wire.decode(checkpoint.read(saved.IDENTITY), Identity)
-        except BadRequest as error:
-            why = "it was written by another version"
-            raise RestoreFailed(
-                Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
-            ) from None
-
-    def address(self) -> jupyter.Address | None:
-        """Where its server will answer."""
-        prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
-        if not self.identity.port:
-            return None
-        return jupyter.Address(self.identity.port, prefix, self.identity.api_token)
 
 
 class Restore:
@@ -135,10 +107,11 @@ class Restore:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
 
-    async def _check(self) -> tuple[Saved, bytes]:
+    async def _check(self) -> tuple[saved.Saved, bytes]:
         """Everything that can be known before anything is touched; files.img."""
         there = await self._thread(
-            "check", lambda: Saved(self._parts.store.open(self._record.checkpoint))
+            "check",
+            lambda: saved.Saved(self._parts.store.open(self._record.checkpoint)),
         )
         found, image = await self._thread(
             "check", lambda: _compare(self._session, there)
@@ -146,7 +119,7 @@ class Restore:
         saved.refuse_fatal(found, RestoreFailed)
         return there, image
 
-    async def _restore(self, there: Saved, image: bytes) -> engine.RestoreResult:
+    async def _restore(self, there: saved.Saved, image: bytes) -> engine.RestoreResult:
         """Files first, then memory; the tree stands, stopped."""
         async with self._progress.step("files", "Putting temporary files back"):
             await in_thread(
@@ -170,7 +143,7 @@ class Restore:
                 limit=self._limits.restore + self._limits.criu,
             )
 
-    def _run_criu(self, there: Saved, image: bytes) -> engine.RestoreResult:
+    def _run_criu(self, there: saved.Saved, image: bytes) -> engine.RestoreResult:
         world, init_pid = there.world, self._session.init_pid
         with self._parts.work_folder() as folder:
             return engine.restore(
@@ -204,7 +177,7 @@ class Restore:
             yield memoryview(buffer)
             self._read_bytes += len(buffer)
 
-    async def _go_on(self, there: Saved, result: engine.RestoreResult) -> None:
+    async def _go_on(self, there: saved.Saved, result: engine.RestoreResult) -> None:
         """Let it run, and wait until its server answers."""
         address, world = there.address(), there.world
         # An accelerator is filled again here, before its processes go on.
@@ -218,7 +191,8 @@ class Restore:
                 )
                 await self._thread("continue", lambda: _proceed(result, world))
                 await self._await_answer(address)
-                await self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
+                if not await self._thread("wake", lambda: wake.wait(_WAKE_SECONDS)):
+                    _log.info("%s a kernel has not answered yet", self._session.key)
 
     async def _await_answer(self, address: jupyter.Address) -> None:
         """Ask until it answers; the server's own time limit on connecting paces it.
@@ -280,7 +254,7 @@ class Restore:
         return await in_thread(work, step=step, limit=self._limits.check)
 
 
-def _compare(session: Placed, there: Saved) -> tuple[list[Finding], bytes]:
+def _compare(session: Placed, there: saved.Saved) -> tuple[list[Finding], bytes]:
     """What speaks against bringing it back here; and files.img fit for this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))

@@ -1,12 +1,17 @@
-"""Names inside a checkpoint, and findings turned into errors.
+"""What stands in a checkpoint under which name, and findings turned into errors.
 
-Shared by ``capture``, ``restore``, ``release`` and ``node``. Pure.
+Shared by ``capture``, ``restore``, ``release`` and ``node``. It writes nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.agent.world import World
+from jupyterhub_gpu_reclaim.errors import BadRequest, RestoreFailed
+from jupyterhub_gpu_reclaim.metrics import jupyter
+from jupyterhub_gpu_reclaim.models import Identity
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.errors import ReclaimError
     from jupyterhub_gpu_reclaim.models import Finding
+    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
 
 #: The login of the session: ``models.Identity``.
 IDENTITY = "identity.json"
@@ -24,6 +30,33 @@ IMAGES = "criu/"
 FILES_IMAGE = IMAGES + "files.img"
 #: Archives of private file systems, numbered as in ``World.archives``.
 ARCHIVE = "archive/{number}.tar"
+
+
+class Saved:
+    """What stands in a checkpoint, read once.
+
+    Raises:
+        NotFound: there is no such checkpoint.
+        StoreError: it is damaged.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        try:
+            self.world = wire.decode(checkpoint.read(WORLD), World)
+            self.identity = wire.decode(checkpoint.read(IDENTITY), Identity)
+        except BadRequest as error:
+            why = "it was written by another version"
+            raise RestoreFailed(
+                Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
+            ) from None
+
+    def address(self) -> jupyter.Address | None:
+        """Where its server will answer."""
+        prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
+        if not self.identity.port:
+            return None
+        return jupyter.Address(self.identity.port, prefix, self.identity.api_token)
 
 
 def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:

@@ -74,7 +74,7 @@ class WakeUp:
         A listener that takes none is no error: the session then merely stands as it
         would stand without us.
         """
-        took = self._send(self._get("api/status", {}))
+        took = int(self._send(self._get("api/status", {})))
         for kernel in kernels:
             took += self._send(self._kernel(kernel), wait=True)
         for name in terminals:

@@ -4,14 +4,15 @@ import time
 
 import pytest
 
-CULL_AFTER = 4
+from tests.support.agent import wait_for
+
+CULL_AFTER = 5
+CULL_EVERY = 3
 
 
 def suspend_and_resume(agent, server, places, seconds: float):
     agent.capture(server.place, "cp")
-    agent.post(
-        f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"}
-    )
+    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
     time.sleep(seconds)
     holding = places("hold")
     ended = agent.restore(holding, "cp")[-1]
@@ -24,18 +25,25 @@ def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
     agent, jupyter, places
 ):
     server = jupyter(
+        "--debug",
         f"--MappingKernelManager.cull_idle_timeout={CULL_AFTER}",
-        "--MappingKernelManager.cull_interval=1",
+        f"--MappingKernelManager.cull_interval={CULL_EVERY}",
     )
     kernel = server.start_kernel()
     server.run(kernel, "x = 42")
+    log = server.place.output
 
-    suspend_and_resume(agent, server, places, CULL_AFTER + 1)
-    resumed = time.monotonic()
+    def looks() -> int:
+        return log.read_text(errors="replace").count("for kernels idle >")
 
-    while time.monotonic() - resumed < CULL_AFTER - 1:
-        assert [one["id"] for one in server.kernels()] == [kernel]
-        time.sleep(0.3)
+    before = looks()
+    wait_for(lambda: looks() > before)  # so that the next look is not at the return
+    holding = suspend_and_resume(agent, server, places, CULL_AFTER)
+    log, before = holding.output, 0
+
+    wait_for(lambda: looks() > before)
+    assert "last_activity" in log.read_text(errors="replace")
+    assert [one["id"] for one in server.kernels()] == [kernel]
     assert server.run(kernel, "x") == "42"
 
 

@@ -1,0 +1,74 @@
+"""A browser that polls, and a cell that prints, do not stand in a capture's way."""
+
+import contextlib
+import threading
+
+import httpx
+
+from tests.support.agent import wait_for
+
+
+@contextlib.contextmanager
+def polling(url: str, token: str, readers: int = 4):
+    """Clients that open one connection after the other, whatever happens to them."""
+    ended = threading.Event()
+
+    def poll():
+        while not ended.is_set():
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.get(f"{url}api/status?token={token}", timeout=1)
+
+    threads = [threading.Thread(target=poll) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def cycle(agent, place, places, checkpoint: str):
+    captured = agent.capture(place, checkpoint)[-1]
+    assert captured["checkpoint"], captured
+    released = agent.post(
+        f"/v1/sessions/{place.incarnation}/release", {"checkpoint": checkpoint}
+    )
+    assert released.json()["state"] == "gone", released.text
+    holding = places("hold")
+    restored = agent.restore(holding, checkpoint)[-1]
+    assert restored["tree"], restored
+    return holding
+
+
+def test_cycles_while_clients_poll_lose_nothing(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 'kept'")
+    place = server.place
+    for number in range(3):
+        with polling(server.url, server.TOKEN):
+            place = cycle(agent, place, places, f"cp-{number}")
+        assert server.run(kernel, "x") == "'kept'"
+
+
+def test_cell_that_prints_during_cycles_loses_no_line(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    log = server.home / "printed.txt"
+    code = (
+        "import time\n"
+        f"log = open({str(log)!r}, 'a')\n"
+        "for i in range(60):\n"
+        "    print(i, flush=True); print(i, file=log, flush=True)\n"
+        "    time.sleep(0.1)\n"
+    )
+    server.run(kernel, code, wait=False)
+    wait_for(lambda: log.exists() and log.read_text())
+
+    place = cycle(agent, server.place, places, "cp-1")
+    cycle(agent, place, places, "cp-2")
+
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+    assert log.read_text().split() == [str(i) for i in range(60)]
