@@ -151,7 +151,8 @@ class Starting(PointerKeeper):
             place = found
         self.reclaim_take(place)
         self.reclaim_incarnation = plan.incarnation
-        token, port = self.reclaim_token(), self.reclaim_port()
+        token = self.reclaim_token()
+        port = self._pointer.port or self.reclaim_port()
         if plan.identity is not None:
             token, port = plan.identity.api_token, plan.identity.port
         if not logins.token_id(self, token):

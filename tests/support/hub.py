@@ -53,6 +53,7 @@ c.Spawner.environment = {{{mark!r}: "{folder}", "JUPYTER_PLATFORM_DIRS": "1"}}
 c.Spawner.cmd = ["{bin}/jupyterhub-singleuser"]
 c.Spawner.http_timeout = 60
 c.Spawner.start_timeout = 90
+c.SessionProcessSpawner.realm = "{folder}"
 c.SessionProcessSpawner.run_as_hub_user = True
 c.SessionProcessSpawner.home_dir_template = "{folder}/homes/{{username}}"
 """
