@@ -154,18 +154,21 @@ def _private(folder: Path) -> Criu | None:
 
 
 def _system() -> Criu | None:
-    """The system's own, with the loader and the folders that ldd(1) tells."""
+    """The system's own."""
     path = shutil.which("criu", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    if path is None:
-        return None
-    code, text = _run(["ldd", path])
+    return None if path is None else with_system_libraries(Path(path))
+
+
+def with_system_libraries(binary: Path) -> Criu | None:
+    """A program of the system, with the loader and the folders that ldd(1) tells."""
+    code, text = _run(["ldd", str(binary)])
     files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
     loaders = [file for file in files if file.name.startswith("ld-")]
     if code != 0 or not loaders:
         return None
     folders = tuple(dict.fromkeys(f.parent for f in files if f not in loaders))
     return Criu(
-        binary=Path(path).resolve(),
+        binary=binary.resolve(),
         loader=loaders[0].resolve(),
         libraries=folders,
         private=False,
