@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.cancel import Cancel
+from jupyterhub_gpu_reclaim.engine.criu import CAP_SYS_RESOURCE, has_capability
 from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.errors import (
     NotFound,
@@ -280,3 +282,62 @@ def test_send_never_touches_a_pid_used_again(world):
     stale = replace(tree.server, start_time=tree.server.start_time - 1)
     assert processes.send(stale, signal.SIGKILL) is False
     assert_runs(world)
+
+
+RESTORER = """
+import pathlib, pickle, sys, time
+from jupyterhub_gpu_reclaim.engine import criu
+from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.engine.restore import restore
+image, result = pickle.loads(pathlib.Path(sys.argv[5]).read_bytes())
+def half(data):
+    yield data[:len(data) // 2]
+    print("reached", flush=True)
+    time.sleep(60)
+def source(name):
+    if name not in image:
+        return None
+    return half(image[name]) if name.startswith("pages-") else [image[name]]
+session = Session(int(sys.argv[2]), int(sys.argv[3]))
+restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=source, limit=60,
+        folder=pathlib.Path(sys.argv[4]), root_pid=result.root_pid, pids=result.pids,
+        pipes=result.pipes)
+"""
+
+
+def test_restore_agent_killed_leaves_only_the_init(
+    world, engine, criu, places, wait_for, tmp_path
+):
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    (tmp_path / "image").write_bytes(pickle.dumps((dict(image), result)))
+    place = places.hold()
+    arguments = [str(criu.binary.parent), str(place.init_pid), str(place.init_start)]
+    arguments += [str(engine.work()), str(tmp_path / "image")]
+    agent = subprocess.Popen(
+        [sys.executable, "-c", RESTORER, *arguments], stdout=subprocess.PIPE
+    )
+    with agent:
+        assert agent.stdout.readline() == b"reached\n"
+        agent.send_signal(signal.SIGKILL)
+    wait_for(lambda: place.tree.processes == ())
+    proceed(engine.restore(place, image.source, result), result.stopped)
+    assert_runs(world.at(place))
+
+
+def test_dump_of_another_user_without_the_capability_says_so(places, engine):
+    if has_capability(CAP_SYS_RESOURCE):
+        pytest.skip("this machine has the capability")
+    place = places.start(
+        "sh",
+        "-c",
+        "echo up; while :; do sleep 0.1; echo on; done",
+        options=("--uid", "65534", "--gid", "65534"),
+    )
+    place.read_until("up\n")
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(place, engine.image().sink)
+    assert "rlimit" in caught.value.message
+    place.seen = b""
+    place.read_until("on\n")
