@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+#: Ticks for which one list of what the store holds will do.
+STORE_TICKS = 6
+
+
 class Loops:
     """Two tasks: samples, and ticks."""
 
@@ -119,14 +123,15 @@ class Loops:
     # --- ticks
     async def tick(self) -> None:
         """Compare everything, and have a look at what is not as it should be."""
-        picture = await self._observer.all()
+        settings = self._settings
+        picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
         now = self._sessions.clock.now()
         self._measure(now)
         rows = {row.key: row for row in self._sessions.journal.sessions()}
         for key in sorted(rows.keys() | picture.keys()):
             row = rows.get(key) or SessionRow(key=key)
             facts = picture.facts(key, self._observer.known(key))
-            act = settle(row, facts, now, self._settings)
+            act = settle(row, facts, now, settings)
             if self._wants_a_look(row, act.do):
                 self._queue.add(key)
         await checkpoints.collect(self._sessions, self._agent)

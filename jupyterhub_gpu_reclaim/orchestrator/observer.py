@@ -64,15 +64,29 @@ class Observer:
         self._agent = agent
         self._hub = hub
         self._silent: set[str] = set()
+        self._saved: list[CheckpointInfo] | None = None
+        self._listed = 0.0
 
-    async def all(self) -> Picture:
-        """Everything, with one question to the Hub and two to the agent."""
+    async def all(self, store_every: float) -> Picture:
+        """Everything, with one question to the Hub and one or two to the agent.
+
+        Args:
+            store_every: seconds for which an answer about the store will do, since
+                reading all manifests takes time. Who acts on it asks again (``one``).
+        """
         trees, saved, servers = await asyncio.gather(
             self._ask("agent", self._agent.trees),
-            self._ask("agent's store", self._agent.checkpoints),
+            self._stored(store_every),
             self._ask("Hub", self._hub.servers),
         )
         return Picture(trees, saved, servers)
+
+    async def _stored(self, every: float) -> list[CheckpointInfo] | None:
+        now = self._sessions.clock.monotonic()
+        if self._saved is None or now - self._listed >= every:
+            self._saved = await self._ask("agent's store", self._agent.checkpoints)
+            self._listed = now
+        return self._saved
 
     async def one(self, key: SessionKey) -> Facts:
         """One session, as it is now."""

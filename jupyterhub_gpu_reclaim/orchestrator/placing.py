@@ -85,8 +85,10 @@ class Placing:
         """See ``Controller.progress``."""
         operation = self._sessions.operation(key)
         row = self._sessions.row(key)
+        if operation is not None and operation.kind != "resume":
+            operation = None
         if row.phase is Phase.RESUMING and operation is None:
-            operation = self._sessions.begin(key)
+            operation = self._sessions.begin(key, "resume")
         if operation is not None and (row.phase is Phase.RESUMING or operation.ended):
             async for event in operation.read(after):
                 yield event

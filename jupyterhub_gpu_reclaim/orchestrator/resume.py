@@ -76,7 +76,7 @@ class Resumer:
             end = Event(failure=wire.failure_of(late))
         except ReclaimError as error:
             end = Event(failure=wire.failure_of(error))
-            self._sessions.step(row.key, end)
+            self._sessions.step(row.key, "resume", end)
         if end.failure is not None:
             yield self.failed(row, end.failure)
 
@@ -85,7 +85,7 @@ class Resumer:
         async for event in self._agent.restore(row.incarnation, row.checkpoint):
             if not self._still(row):
                 raise Refused(Reason.CANCELLED)
-            self._sessions.step(row.key, event)
+            self._sessions.step(row.key, "resume", event)
             if event.step is None:
                 return event
             self._sessions.counters.step("resume", event.step)

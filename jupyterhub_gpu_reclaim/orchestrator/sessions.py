@@ -145,10 +145,10 @@ class Sessions:
         return await self._watch.until(lambda: condition(self.row(key)), limit)
 
     # --- operations
-    def begin(self, key: SessionKey) -> Operation:
-        """A new capture or restore; its predecessor's readers are let go."""
+    def begin(self, key: SessionKey, kind: str) -> Operation:
+        """A new ``suspend`` or ``resume``; its predecessor's readers are let go."""
         self.end(key, Reason.CANCELLED)
-        operation = self._operations[key] = Operation()
+        operation = self._operations[key] = Operation(kind)
         return operation
 
     def operation(self, key: SessionKey) -> Operation | None:
@@ -167,11 +167,11 @@ class Sessions:
             )
             operation.add(Event(failure=failure))
 
-    def step(self, key: SessionKey, event: Event) -> None:
+    def step(self, key: SessionKey, kind: str, event: Event) -> None:
         """One event of the operation in hand."""
         operation = self._operations.get(key)
-        if operation is None or operation.ended:
-            operation = self.begin(key)
+        if operation is None or operation.ended or operation.kind != kind:
+            operation = self.begin(key, kind)
         operation.add(event)
         self.touch(key)
 
@@ -249,8 +249,8 @@ class Sessions:
     def close(self) -> None:
         """Let all readers go."""
         self._views.close()
-        for key in list(self._operations):
-            self.end(key, Reason.CANCELLED)
+        for operation in self._operations.values():
+            operation.abandon()
 
     def forget(self, key: SessionKey) -> None:
         """Drop what is only in memory."""

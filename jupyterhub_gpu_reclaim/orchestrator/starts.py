@@ -127,7 +127,7 @@ class Starts:
             raise
         if self._sessions.row(key) != row:
             return None
-        self._sessions.begin(key)
+        self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
             Happened.RESTORE,

@@ -61,12 +61,23 @@ class Broadcast(Generic[T]):
 
 
 class Operation:
-    """The events of one capture or restore, for readers who come late or again."""
+    """The events of one capture or restore, for readers who come late or again.
 
-    def __init__(self) -> None:
+    Args:
+        kind: ``suspend`` or ``resume``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self._events: list[Event] = []
         self._news = asyncio.Event()
         self.ended = False
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Let readers go without an end: this program stops, the operation does not."""
+        self._abandoned = True
+        self._news.set()
 
     def add(self, event: Event) -> None:
         """Take the next event; the one that is not a step is the last."""
@@ -100,7 +111,7 @@ class Operation:
             while at < len(self._events):
                 yield self._events[at]
                 at += 1
-            if self.ended:
+            if self.ended or self._abandoned:
                 return
             await news.wait()
 

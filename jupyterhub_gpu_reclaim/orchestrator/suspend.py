@@ -68,7 +68,7 @@ class Suspender:
                 intent_by="",
             )
         )
-        self._sessions.begin(key)
+        self._sessions.begin(key, "suspend")
         async for after in self.follow(row):
             yield after
 
@@ -101,7 +101,7 @@ class Suspender:
         """The last event of the capture."""
         events = self._agent.capture(row.incarnation, row.attempt, row.generation + 1)
         async for event in events:
-            self._sessions.step(row.key, event)
+            self._sessions.step(row.key, "suspend", event)
             if event.step is None:
                 return event
             self._sessions.counters.step("suspend", event.step)

@@ -278,3 +278,17 @@ async def test_why_says_every_reason_the_deciding_one_first(world):
     controller, _ = await _running(world)
     world.verdict = BUSY
     assert controller.why(KEY) == [BUSY]
+
+
+async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world):
+    first = await _suspended(world)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: any(p.task for p in world.node.places.values()))
+    await world.kill(first)
+    second = await world.controller()
+    await asyncio.sleep(0.1)
+    world.node.hold_at = ""
+    assert await asyncio.wait_for(start, 10) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert world.hub.plans == ["stop release", "start restore"]
