@@ -107,8 +107,13 @@ class ServiceClient:
         await self._call("cancelled", placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
-        """Whether a stop is real or the release of a saved session. Idempotent."""
-        return await self._call("plan-stop", placement, StopPlan)
+        """Whether a stop is real or the release of a saved session. Idempotent.
+
+        The service may finish a running capture first, hence the long limit.
+        """
+        return await self._call(
+            "plan-stop", placement, StopPlan, timeout=self._slow_timeout
+        )
 
     async def release(self, placement: Placement) -> None:
         """End the saved tree; returns when it is dead. Idempotent."""

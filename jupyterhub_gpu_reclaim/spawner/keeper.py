@@ -61,12 +61,16 @@ class PointerKeeper(Base):
 
     reclaim_timeout = Float(
         10.0,
-        help="""Seconds to wait for an answer of the service to a question.""",
+        help="""Seconds to wait for an answer of the service to a quick question.""",
     ).tag(config=True)
 
     reclaim_slow_timeout = Float(
-        120.0,
-        help="""Seconds to wait for the service where processes must end first.""",
+        180.0,
+        help="""Seconds to wait for the service where it must end something first.
+
+        A suspend under way is called off or finished, or processes are ended. Longer
+        than the service's own `ReclaimService.settle_limit`.
+        """,
     ).tag(config=True)
 
     reclaim_mode = "start"  #: for ``super().start()``: start, or hold
@@ -104,6 +108,12 @@ class PointerKeeper(Base):
         """The service's page that offers to start fresh."""
         server = url_escape_path(self.name) or "-"
         return f"{self._prefix}/sessions/{self.user.escaped_name}/{server}/fresh"
+
+    @property
+    def reclaim_spawn_url(self) -> str:
+        """The Hub's page that starts this server."""
+        server = f"/{url_escape_path(self.name)}" if self.name else ""
+        return f"{self.hub.base_url}spawn/{self.user.escaped_name}{server}"
 
     @property
     def _prefix(self) -> str:

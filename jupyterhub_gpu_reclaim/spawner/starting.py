@@ -38,7 +38,8 @@ RECONNECT_SECONDS = 0.5
 class Starting(PointerKeeper):
     """``start()`` and ``progress()``; ``super().start()`` places."""
 
-    _undo = ""  #: what a failing start has to take back: cold, restore or nothing
+    #: What a failing start has to take back: nothing, plan, cold or restore.
+    _undo = ""
     _confirmed = True  #: whether a resumed session has answered the Hub
     _narrator: Narrator | None = None
     _repair: logins.ClientRepair | None = None
@@ -74,6 +75,8 @@ class Starting(PointerKeeper):
         if plan.action == "cold":
             return await self._start_cold(minted)
         if plan.action == "restore":
+            self._undo = "plan"
+            self._point(phase=PointerPhase.SUSPENDED, checkpoint=plan.checkpoint)
             return await self._restore(plan, minted)
         if plan.action == "adopt":
             return await self._adopt(plan, minted)
@@ -161,6 +164,7 @@ class Starting(PointerKeeper):
         self.port = port
         where = (self.ip or "127.0.0.1", port)
         self._now_runs(token, where)
+        self._point(checkpoint="")
         logins.delete_token(self, logins.token_id(self, minted))
         return where
 
@@ -203,6 +207,8 @@ class Starting(PointerKeeper):
         undo, self._undo = self._undo, ""
         if undo == "restore":
             await self._back_to_saved()
+        elif undo == "plan":
+            await self._tell_service("cancelled")
         elif undo == "cold":
             await self.reclaim_end()
             await self._tell_service("cancelled")
@@ -222,7 +228,7 @@ class Starting(PointerKeeper):
         saved = self._pointer.precious or isinstance(error, RestoreFailed)
         return StartRefused(
             error,
-            spawn_url=f"{self.hub.base_url}spawn/{self.user.escaped_name}/{self.name}",
+            spawn_url=self.reclaim_spawn_url,
             fresh_url=self.reclaim_fresh_url if saved else "",
             kept_days=self.reclaim_kept_days,
         )
@@ -236,7 +242,9 @@ class Starting(PointerKeeper):
 
     def add_poll_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
         """The Hub's last call of a start that went well: the server has answered."""
-        self._confirmed = True
+        if not self._confirmed:
+            self._confirmed = True
+            self._point(checkpoint="")
         super().add_poll_callback(callback, *args, **kwargs)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:

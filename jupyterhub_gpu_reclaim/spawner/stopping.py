@@ -6,7 +6,7 @@ ended while the service cannot be asked.
 
 from __future__ import annotations
 
-from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import StopPlan
 from jupyterhub_gpu_reclaim.spawner.starting import Starting
 from jupyterhub_gpu_reclaim.spawner.state import Place, PointerPhase
@@ -73,11 +73,14 @@ class Stopping(Starting):
         """The service's plan; ``keep`` when it does not answer and work may be lost."""
         try:
             return await self._service.plan_stop(self._placement())
-        except ReclaimError as error:
-            self.log.warning("%s: stop, not planned: %s", self.reclaim_key, error)
+        except Unreachable as error:
+            self.log.warning("%s: stop, no plan: %s", self.reclaim_key, error)
             lives = self.reclaim_alive()
             keep = self.reclaim_frozen() if lives else bool(self.reclaim_service)
             return StopPlan(action="keep" if keep else "stop")
+        except ReclaimError as error:
+            self.log.warning("%s: stop, not now: %s", self.reclaim_key, error)
+            return StopPlan(action="keep")
 
     async def _stop_really(self, *, now: bool) -> None:
         self.will_resume = False

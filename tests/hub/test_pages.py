@@ -1,0 +1,101 @@
+"""The Hub's pages in a real browser: a person's visit resumes, nothing else does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from tests.support.hub import wait_until
+
+CHROMIUM = "/usr/bin/chromium"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not shutil.which(CHROMIUM), reason=f"{CHROMIUM} is not there"),
+]
+FAILED = {"code": "file_missing", "message": "The file /home/x is gone."}
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium, amy):
+    """A tab in amy's browser, with her cookies."""
+    context = chromium.new_context(base_url=amy.base)
+    context.add_cookies(
+        [
+            {"name": c.name, "value": c.value, "domain": "127.0.0.1", "path": c.path}
+            for c in amy.http.cookies
+        ]
+    )
+    yield context.new_page()
+    context.close()
+
+
+def test_visit_of_a_suspended_session_brings_it_back(service, suspended, tab):
+    tab.goto(f"/user/{suspended.name}/lab/tree/x?reset")
+    tab.wait_for_url(f"**/user/{suspended.name}/lab**", timeout=60_000)
+    tab.wait_for_selector("#main, .jp-LabShell", timeout=60_000)
+    assert "/hub/" not in tab.url
+    assert "/tree/x" in tab.url
+    assert service.called("plan-start") == 2
+
+
+def test_frames_fetches_and_prefetches_do_not_wake(service, suspended, tab):
+    tab.goto("/hub/token")
+    wake = f"/user/{suspended.name}/lab"
+    statuses = tab.evaluate(
+        """async (wake) => {
+            const frame = document.createElement("iframe");
+            frame.src = wake;
+            document.body.append(frame);
+            const link = document.createElement("link");
+            Object.assign(link, {rel: "prefetch", href: wake});
+            document.head.append(link);
+            const page = await fetch(wake);
+            const api = await fetch(wake.replace("lab", "api/kernels"));
+            await new Promise((done) => setTimeout(done, 2000));
+            return [page.status, api.status];
+        }""",
+        wake,
+    )
+    assert statuses == [424, 424]
+    assert service.called("plan-start") == 1
+
+
+def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab):
+    service.fail_restore = FAILED
+    tab.goto(f"/user/{suspended.name}/lab")
+    tab.get_by_text(FAILED["message"]).first.wait_for(timeout=60_000)
+    tab.get_by_role("link", name="Start fresh").first.wait_for()
+    assert "did not come back" in tab.content()
+    tried = service.called("plan-start")
+    tab.wait_for_timeout(2500)  # longer than any script of ours would wait
+    assert service.called("plan-start") == tried
+
+    service.fail_restore = None
+    tab.get_by_role("link", name="Try again").first.click()
+    tab.wait_for_selector("#main, .jp-LabShell", timeout=60_000)
+    assert "/hub/" not in tab.url
+
+
+def test_visit_right_after_the_processes_died_ends_in_the_session(
+    hub, service, amy, tab
+):
+    service.capture(amy.name)
+    os.kill(service.init(amy.name), signal.SIGKILL)  # the route still stands
+    tab.goto(f"/user/{amy.name}/lab")
+    tab.wait_for_selector("#main, .jp-LabShell", timeout=90_000)
+    assert "/hub/" not in tab.url
+    wait_until(lambda: service.called("placed") == 2, 5)
