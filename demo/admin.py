@@ -68,3 +68,20 @@ class Admin:
                 return seen
             time.sleep(0.1)
         raise UserError(f"{user}/{server} not {phase} after {seconds} s: {seen}")
+
+    def settle(
+        self, user: str, server: str = "", *, rest: float = 1.5, seconds: float = 60
+    ) -> str:
+        """Wait until a session stays running or suspended for a while; which of them."""
+        until, last, since = time.monotonic() + seconds, "", time.monotonic()
+        while time.monotonic() < until:
+            try:
+                phase = str(self.session(user, server)["phase"])
+            except (UserError, OSError) as error:
+                phase = str(error)
+            if phase != last:
+                last, since = phase, time.monotonic()
+            if last in {"running", "suspended"} and time.monotonic() - since > rest:
+                return last
+            time.sleep(0.2)
+        raise UserError(f"{user}/{server} not at rest after {seconds} s: {last}")

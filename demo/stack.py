@@ -137,11 +137,11 @@ class Stack:
         self._until("hub", self._hub_answers, seconds=60)
 
     def _hub_answers(self) -> bool:
-        health = requests.get(f"{self.url}/hub/health", timeout=5)
-        page = requests.get(
-            f"{self.url}/services/gpu-reclaim/api/openapi.json", timeout=5
+        health = requests.get(
+            f"http://127.0.0.1:{self.settings['hub_port']}/hub/health", timeout=5
         )
-        return health.ok and page.status_code < 500
+        page = requests.get(f"{self.url}/services/gpu-reclaim/healthz", timeout=5)
+        return health.ok and page.ok
 
     def kill(self, part: str) -> None:
         """SIGKILL one part: hub, agent, service or proxy."""

@@ -7,6 +7,7 @@ follows the page of a suspended session to where its session comes back.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -184,6 +185,7 @@ class Server:
             origin=self.user.base,  # type: ignore[arg-type]
             open_timeout=30,
             max_size=None,
+            max_queue=None,  # a browser reads what comes
         )
 
 
@@ -195,6 +197,7 @@ class Kernel:
         self.id = kernel_id
         self.session = uuid.uuid4().hex
         self.ws: ClientConnection | None = None
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self.connect()
@@ -210,15 +213,17 @@ class Kernel:
 
     def connect(self) -> None:
         """Open the websocket (again, under the same session id)."""
-        self.ws = self.server.websocket(
-            f"api/kernels/{self.id}/channels?session_id={self.session}"
+        self.close()
+        self.ws = self._open.enter_context(
+            self.server.websocket(
+                f"api/kernels/{self.id}/channels?session_id={self.session}"
+            )
         )
 
     def close(self) -> None:
         """Close the websocket."""
-        if self.ws is not None:
-            self.ws.close()
-            self.ws = None
+        self.ws = None
+        self._open.close()
 
     def send(self, code: str) -> str:
         """Send a cell; returns the message's id."""

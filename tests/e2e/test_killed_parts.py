@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from demo.admin import Admin
 from demo.user import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from demo.admin import Admin
     from demo.stack import Stack
     from demo.user import Kernel, User
 
@@ -81,22 +81,6 @@ def restart(stack: Stack, part: str) -> None:
         stack.start_agent()
 
 
-def settled(stack: Stack, user: User) -> str:
-    """Wait until the session is at rest, running or suspended."""
-    end, last, since = time.monotonic() + 60, "", time.monotonic()
-    while time.monotonic() < end:
-        try:
-            phase = Admin(stack).session(user.name)["phase"]
-        except (UserError, OSError, KeyError) as error:
-            phase = str(error)
-        if phase != last:
-            last, since = phase, time.monotonic()
-        if last in {"running", "suspended"} and time.monotonic() - since > 1.5:
-            return last
-        time.sleep(0.3)
-    raise AssertionError(f"never at rest: {last}")
-
-
 def comes_back(user: User, kernel: Kernel) -> None:
     end = time.monotonic() + 60
     while True:
@@ -122,6 +106,6 @@ def test_part_killed_at_any_moment_loses_and_doubles_no_session(
         kernel.run("import os; ballast = os.urandom(200 << 20); x = 7")
     reach(moment, stack, admin, user)
     restart(stack, part)
-    assert settled(stack, user) in {"running", "suspended"}
+    admin.settle(user.name)
     comes_back(user, kernel)
     assert tree_state(stack, user) == "running"  # one, not two
