@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.nudge import find_connection
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.wakeup import WakeUp
@@ -186,13 +187,16 @@ class Restore:
                 await self._thread("continue", lambda: _proceed(result, world))
                 return
             with WakeUp(address) as wake:
-                await self._thread(
-                    "wake", lambda: wake.queue(world.kernels, world.terminals)
-                )
+                await self._thread("wake", lambda: _queue(wake, result, world))
                 await self._thread("continue", lambda: _proceed(result, world))
-                await self._await_answer(address)
-                if not await self._thread("wake", lambda: wake.wait(_WAKE_SECONDS)):
-                    _log.info("%s a kernel has not answered yet", self._session.key)
+                waking = asyncio.create_task(
+                    self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
+                )
+                try:
+                    await self._await_answer(address)
+                finally:
+                    if not await waking:
+                        _log.info("%s a kernel answers late", self._session.key)
 
     async def _await_answer(self, address: jupyter.Address) -> None:
         """Ask until it answers; the server's own time limit on connecting paces it.
@@ -269,6 +273,14 @@ def _compare(session: Placed, there: saved.Saved) -> tuple[list[Finding], bytes]
     image = sockets.close_external(image, sockets.own_addresses(init_pid), world.cut)
     found += ports.check_free(init_pid, sockets.ports_of(image))
     return found, image
+
+
+def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:
+    """Say to server and kernels that they are used; they are stopped still."""
+    init_pid = result.tree.init.pid
+    pids = [process.pid for process in result.tree.processes]
+    found = (find_connection(init_pid, pids, kernel) for kernel in world.kernels)
+    wake.queue([kernel for kernel in found if kernel], world.terminals)
 
 
 def _proceed(result: engine.RestoreResult, world: World) -> None:

@@ -72,3 +72,18 @@ def test_cell_that_prints_during_cycles_loses_no_line(agent, jupyter, places):
 
     wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
     assert log.read_text().split() == [str(i) for i in range(60)]
+
+
+def test_output_kept_for_a_disconnected_client_is_still_there(agent, jupyter, places):
+    """The server keeps output for the session id of a client that went away."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    session = server.run_and_leave(
+        kernel, "import time; time.sleep(2); print('buffered')"
+    )
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+
+    cycle(agent, server.place, places, "cp")
+
+    assert "buffered" in server.listen(kernel, session)

@@ -310,36 +310,59 @@ class Jupyter:
     def kernels(self) -> list[dict]:
         return self.client.get("api/kernels?no_track_activity=1").json()
 
-    def run(self, kernel: str, code: str, wait: bool = True) -> str:
-        """Run one cell; its result or output as text."""
-        session = uuid.uuid4().hex
+    def _channel(self, kernel: str, session: str):
         url = self.url.replace("http", "ws")
-        with connect(
+        return connect(
             f"{url}api/kernels/{kernel}/channels?session_id={session}",
             additional_headers={"Authorization": f"token {self.TOKEN}"},
             open_timeout=PATIENCE,
-        ) as channel:
-            message = uuid.uuid4().hex
-            header = {
-                "msg_id": message,
-                "msg_type": "execute_request",
-                "session": session,
-                "username": "",
-                "version": "5.3",
-            }
-            content = {"code": code, "silent": False, "store_history": True}
-            channel.send(
-                json.dumps(
-                    {
-                        "channel": "shell",
-                        "header": header,
-                        "parent_header": {},
-                        "metadata": {},
-                        "content": {**content, "user_expressions": {}},
-                        "buffers": [],
-                    }
-                )
-            )
+        )
+
+    def _execute(self, channel, session: str, code: str) -> str:
+        message = uuid.uuid4().hex
+        header = {
+            "msg_id": message,
+            "msg_type": "execute_request",
+            "session": session,
+            "username": "",
+            "version": "5.3",
+        }
+        content = {"code": code, "silent": False, "store_history": True}
+        request = {
+            "channel": "shell",
+            "header": header,
+            "parent_header": {},
+            "metadata": {},
+            "content": {**content, "user_expressions": {}},
+            "buffers": [],
+        }
+        channel.send(json.dumps(request))
+        return message
+
+    def run_and_leave(self, kernel: str, code: str) -> str:
+        """Run a cell as a browser tab that is closed at once; the tab's session id."""
+        session = uuid.uuid4().hex
+        with self._channel(kernel, session) as channel:
+            self._execute(channel, session, code)
+            wait_for(lambda: "busy" in channel.recv(PATIENCE))
+        return session
+
+    def listen(self, kernel: str, session: str) -> str:
+        """What the server has kept for that tab."""
+        text = ""
+        with (
+            self._channel(kernel, session) as channel,
+            contextlib.suppress(TimeoutError),
+        ):
+            while True:
+                text += str(channel.recv(3))
+        return text
+
+    def run(self, kernel: str, code: str, wait: bool = True) -> str:
+        """Run one cell; its result or output as text."""
+        session = uuid.uuid4().hex
+        with self._channel(kernel, session) as channel:
+            message = self._execute(channel, session, code)
             text = ""
             while wait:
                 answer = json.loads(channel.recv(PATIENCE))
