@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
-from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.models import HubState, Phase
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.acts import Do
 from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
@@ -131,6 +131,8 @@ class Loops:
         for key in sorted(rows.keys() | picture.keys()):
             row = rows.get(key) or SessionRow(key=key)
             facts = picture.facts(key, self._observer.known(key))
+            if facts.hub is HubState.UNSETTLED:
+                self._sessions.checked_by_hub(key)
             act = settle(row, facts, now, settings)
             if self._wants_a_look(row, act.do):
                 self._queue.add(key)

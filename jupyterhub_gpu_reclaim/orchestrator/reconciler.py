@@ -25,6 +25,7 @@ RELEASING    captured, gone              running      ask the Hub for a stop
              gone                        stopped¹     released (→ SUSPENDED)
              captured, not committed     any          thaw (→ RUNNING)
              captured                    running, —²  after the limit thaw (→ RUNNING)
+             captured                    unsettled    thaw (→ RUNNING): it is checking
              running                     any          thawed (→ RUNNING)
 SUSPENDED    running                     running      adopt (→ RUNNING)
              running or restoring from   stopped      kill³ (its checkpoint is kept)
@@ -155,7 +156,10 @@ def _releasing(row: SessionRow, facts: Facts, now: float, settings: Settings) ->
         return Act(Do.RELEASED) if tree is None else Act(Do.RELEASE, tree)
     if facts.hub is HubState.STOPPING:
         return Act(Do.RELEASE, tree) if tree and too_long else WAIT
-    if tree is not None and too_long:
+    # A Hub that has been restarted waits for the server's answer before it takes
+    # any order; a frozen tree cannot give it.
+    checking = facts.hub is HubState.UNSETTLED
+    if tree is not None and (too_long or checking):
         return Act(Do.THAW, tree)
     return Act(Do.STOP_AT_HUB) if facts.hub is HubState.RUNNING else WAIT
 

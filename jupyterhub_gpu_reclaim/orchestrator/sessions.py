@@ -60,6 +60,7 @@ class Sessions:
         self._usage: dict[SessionKey, Usage] = {}
         self._verdicts: dict[SessionKey, list[Verdict]] = {}
         self._suspends_at: dict[SessionKey, float] = {}
+        self._checked: dict[SessionKey, float] = {}
 
     # --- rows
     def row(self, key: SessionKey) -> SessionRow:
@@ -202,6 +203,15 @@ class Sessions:
         """Remember when the suspend is due; must be followed by a phase change."""
         self._suspends_at[key] = at
 
+    def checked_by_hub(self, key: SessionKey) -> None:
+        """The Hub was restarted and is looking whether the server answers."""
+        self._checked[key] = self.clock.monotonic()
+
+    def was_checked(self, key: SessionKey, within: float) -> bool:
+        """Whether that was so in the last seconds."""
+        at = self._checked.get(key)
+        return at is not None and self.clock.monotonic() - at <= within
+
     # --- views
     def view(self, key: SessionKey) -> SessionView:
         """A session as pages show it.
@@ -259,6 +269,7 @@ class Sessions:
         self._usage.pop(key, None)
         self._verdicts.pop(key, None)
         self._suspends_at.pop(key, None)
+        self._checked.pop(key, None)
 
     def phases(self) -> Counter[Phase]:
         """How many sessions are in each phase."""

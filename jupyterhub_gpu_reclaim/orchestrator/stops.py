@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _LIVE = {Phase.RUNNING, Phase.WARNED}
 _SAVED = {Phase.RELEASING, Phase.SUSPENDED}
+#: A stop this soon after the Hub looked whether the server answers may be due to that.
+CHECK_SECONDS = 300.0
 
 
 class Stops:
@@ -63,6 +65,8 @@ class Stops:
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
         key = placement.key
+        if self._sessions.was_checked(key, CHECK_SECONDS):
+            await self._let_it_finish(key)
         with suppress(Unreachable):
             await self._starts.call_off(key)
         row = self._sessions.row(key)
@@ -80,6 +84,17 @@ class Stops:
         if row.phase in _SAVED:
             return StopPlan(action="release", checkpoint=row.checkpoint)
         return StopPlan(action="stop")
+
+    async def _let_it_finish(self, key: SessionKey) -> None:
+        """A Hub that was restarted in the middle of a capture found the server silent.
+
+        It stops it for that, without anybody having wished it: the session is saved.
+        """
+        await self._sessions.until(
+            key,
+            lambda row: row.phase is not Phase.SUSPENDING,
+            self._settings.settle_limit,
+        )
 
     @staticmethod
     def _is(row: SessionRow, placement: Placement) -> bool:

@@ -181,6 +181,7 @@ class Suspender:
     def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
         """RELEASING -> RUNNING: the checkpoint is older than what runs, so it goes."""
         self._count("failed", failure.code)
+        now = self._sessions.clock.now()
         doomed = checkpoints.kept(
             self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0
         )
@@ -191,7 +192,9 @@ class Suspender:
             checkpoints=doomed,
             checkpoint=checkpoints.former(self._sessions, row.key),
             failures=row.failures + 1,
-            backoff_until=self._sessions.clock.now() + self._settings.backoff,
+            backoff_until=now + self._settings.backoff,
+            # a stop by the Hub that comes now may still be ours: ``Stops.plan``
+            stop_asked=row.stop_asked or now,
         )
 
     def _count(self, outcome: str, code: str = "") -> None:

@@ -416,7 +416,11 @@ class _HubHandler(RequestHandler):
         found = {}
         for key, state in self.hub.states.items():
             if key.user == user and state != "stopped":
-                pending = {"spawning": "spawn", "stopping": "stop"}.get(state)
+                pending = {
+                    "spawning": "spawn",
+                    "stopping": "stop",
+                    "checking": "check",
+                }.get(state)
                 found[key.server] = {
                     "name": key.server,
                     "ready": state == "running",

@@ -230,3 +230,31 @@ async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
     )
     assert {p.contents for p in world.node.places.values()} == {str(k) for k in keys}
     assert world.node.lost == world.hub.errors == []
+
+
+async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(world):
+    controller, incarnation = await _running(world)
+    world.node.hold_at = "commit"
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.node.places[incarnation].events[2:])
+    world.hub.states[KEY] = "checking"
+    world.node.hold_at = ""
+    await world.until(lambda: "thaw" in world.node.calls)
+    await world.until(lambda: world.phase(controller) == "running")
+    assert world.node.places[incarnation].state is TreeState.RUNNING
+
+
+async def test_capture_hub_that_finds_the_server_silent_does_not_lose_it(world):
+    controller, _ = await _running(world)
+    world.node.hold_at = "dump"
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    world.hub.states[KEY] = "checking"
+    await asyncio.sleep(0.2)
+    stop = world.hub.spawn(world.hub.stop(KEY))
+    await asyncio.sleep(0.1)
+    world.node.hold_at = ""
+    await stop
+    assert world.hub.plans == ["stop release"]
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert [c for _, c in world.node.saved.values()] == ["tensors"]

@@ -103,6 +103,8 @@ TABLE = [
     (row("releasing", **LATE), None, [tree("captured")], Do.THAW),
     (row("releasing"), None, [tree("captured")], Do.WAIT),
     (row("releasing"), S, [tree("running")], Do.ROLLED_BACK),
+    (row("releasing"), HubState.UNSETTLED, [tree("captured")], Do.THAW),
+    (row("releasing"), HubState.UNSETTLED, [], Do.WAIT),
     (row("releasing", checkpoint="cx"), S, [tree("captured")], Do.THAW),
     # SUSPENDED
     (row("suspended"), S, [], Do.NOTHING),
