@@ -1,3 +1,4 @@
+# ruff: noqa: ERA001, S105 - settings to choose from; a path is no password
 """Sample settings of jupyterhub-gpu-reclaim-agent, for /etc/jupyterhub-gpu-reclaim/.
 
 Every setting here has the value it has without this file; change what differs. All of
