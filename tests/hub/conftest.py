@@ -19,11 +19,52 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.relaunching_service import RelaunchingService
 
+#: A server that says who and where it is.
+PROGRAM = """
+import http.server, json, os, resource, urllib.parse
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        facts = {
+            "ids": [*os.getresuid(), *os.getresgid()],
+            "groups": os.getgroups(),
+            "cwd": os.getcwd(),
+            "env": dict(os.environ),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "cgroup": open("/proc/self/cgroup").read(),
+        }
+        body = json.dumps(facts).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+print("hello from the session", flush=True)
+url = urllib.parse.urlparse(os.environ["JUPYTERHUB_SERVICE_URL"])
+http.server.HTTPServer(("127.0.0.1", url.port), Handler).serve_forever()
+"""
+
 CONFIG = """
 c.Spawner.poll_interval = 1
 async def form(spawner):
     return "<input name=size>" if spawner.user.name.startswith("picky") else ""
 c.Spawner.options_form = form
+def limit_files():
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4096))
+def small_server(spawner):
+    name = spawner.user.name
+    if name not in ("games", "ghost", "shelly"):
+        return
+    spawner.cmd = ["/usr/bin/python3", "-c", PROGRAM]
+    spawner.run_as_hub_user = name == "shelly"
+    spawner.get_args = lambda: []
+    if name == "shelly":
+        spawner.shell_cmd = ["sh", "-c", 'export FROM_SHELL=yes; eval "exec $0"']
+        spawner.environment = {**spawner.environment, "LD_LIBRARY_PATH": "/opt/lib"}
+        spawner.popen_kwargs = {"preexec_fn": limit_files}
+        spawner.mem_limit = "512M"
+c.Spawner.pre_spawn_hook = small_server
 """
 NUMBERS = itertools.count(1)
 
@@ -42,7 +83,9 @@ def shared_service(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared_hub(shared_service):
     """A Hub that runs, with ReclaimLocalSpawner and our templates."""
-    hub = HubUnderTest(shared_service.folder, shared_service.config + CONFIG)
+    folder = shared_service.folder
+    config = f"{shared_service.config}\nPROGRAM = {PROGRAM!r}\n{CONFIG}"
+    hub = HubUnderTest(folder, config)
     try:
         yield hub.start()
     finally:

@@ -1,0 +1,131 @@
+"""The Hub's client of the service: time limits, refusals, broken streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_unix_socket
+from tornado.web import Application, RequestHandler
+
+from jupyterhub_gpu_reclaim.clients.service import ServiceClient
+from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+KEY = SessionKey("a/b", "")
+PLACEMENT = Placement(key=KEY, incarnation="i1")
+ANSWERS: dict[str, object] = {}
+SEEN: list[tuple[str, str | None, bytes]] = []
+
+
+class Scripted(RequestHandler):
+    """Answers with what the test has put down for the path's last word."""
+
+    async def prepare(self) -> None:
+        SEEN.append(
+            (
+                self.request.uri,
+                self.request.headers.get("Authorization"),
+                self.request.body,
+            )
+        )
+        word = self.request.path.rpartition("/")[2]
+        answer = ANSWERS[word if word in ANSWERS else "progress"]
+        if callable(answer):
+            await answer(self)
+            return
+        status, body = answer
+        self.set_status(status)
+        self.finish(body)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def client(request, tmp_path):
+    """A client of a scripted service, over either kind of address."""
+    ANSWERS.clear()
+    SEEN.clear()
+    server = HTTPServer(Application([(".*", Scripted)]))
+    if request.param == "unix":
+        path = str(tmp_path / "s.sock")
+        server.add_socket(bind_unix_socket(path))
+        address = f"unix:{path}"
+    else:
+        from tornado.netutil import bind_sockets
+
+        sockets = bind_sockets(0, "127.0.0.1")
+        server.add_sockets(sockets)
+        address = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    client = ServiceClient(address, "secret", timeout=0.5, slow_timeout=1)
+    yield client
+    client.close()
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+async def loop_runs():
+    """The server of the fixture above needs the running loop."""
+
+
+async def test_call_carries_token_and_body(client):
+    ANSWERS["plan-start"] = 200, b'{"action": "cold"}'
+    assert (await client.plan_start(PLACEMENT)).action == "cold"
+    [(uri, token, body)] = SEEN
+    assert uri == "/services/gpu-reclaim/api/spawner/plan-start"
+    assert token == "token secret"
+    assert json.loads(body)["incarnation"] == "i1"
+
+
+async def test_refusal_keeps_the_services_words(client):
+    ANSWERS["plan-stop"] = 409, b'{"code": "not_captured", "message": "Not saved."}'
+    with pytest.raises(Refused) as refused:
+        await client.plan_stop(PLACEMENT)
+    assert refused.value.message == "Not saved."
+    assert refused.value.reason is Reason.NOT_CAPTURED
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500, 502])
+async def test_answer_that_is_not_the_services_is_no_answer(client, status):
+    ANSWERS["release"] = status, b"<html>nginx</html>"
+    with pytest.raises(Unreachable):
+        await client.release(PLACEMENT)
+
+
+async def test_service_that_hangs_is_unreachable_within_the_limit(client):
+    async def hang(handler):
+        await asyncio.sleep(5)
+
+    ANSWERS["stopped"] = hang
+    async with asyncio.timeout(3):
+        with pytest.raises(Unreachable) as error:
+            await client.stopped(PLACEMENT)
+    assert error.value.reason is Reason.SERVICE_UNREACHABLE
+
+
+async def test_nobody_listens_is_unreachable():
+    client = ServiceClient("http://127.0.0.1:1", "secret", timeout=2)
+    with pytest.raises(Unreachable):
+        await client.plan_stop(PLACEMENT)
+
+
+async def test_progress_yields_events_as_they_come_and_says_when_it_breaks(client):
+    async def stream(handler):
+        for title in ("one", "two"):
+            handler.write(json.dumps({"step": {"step": title, "title": title}}) + "\n")
+            await handler.flush()
+        await asyncio.sleep(0.1)  # what was sent has arrived
+        handler.request.connection.stream.close()
+
+    ANSWERS["progress"] = stream
+    seen = []
+
+    async def listen():
+        async for event in client.progress(KEY, 3):
+            seen.append(event.step.title)  # noqa: PERF401 - it ends with an error
+
+    with pytest.raises(Unreachable):
+        await listen()
+    assert seen == ["one", "two"]
+    assert SEEN[0][0].endswith("/progress/a%2Fb/-?after=3")

@@ -1,0 +1,65 @@
+"""What users of LocalProcessSpawner expect: identity, home, shell, limits, log."""
+
+from __future__ import annotations
+
+import json
+import pwd
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.hub import wait_until
+from tests.support.relaunching_service import children
+
+
+@pytest.fixture
+def ask(hub, service):
+    """Start a named user's small server and ask it; see ``conftest.CONFIG``."""
+    started = []
+
+    def asked(user):
+        started.append(user)
+        hub.api("POST", f"users/{user}")
+        answer = hub.api("POST", f"users/{user}/server")
+        assert answer.status_code in {201, 202}, answer.text
+        wait_until(lambda: hub.server(user)["ready"], 60, hub.log)
+        port = hub.server(user)["state"]["gpu_reclaim"]["port"]
+        return requests.get(f"http://127.0.0.1:{port}/", timeout=10).json()
+
+    yield asked
+    for user in started:
+        hub.stop_server(user)
+
+
+def test_session_runs_as_the_system_user_and_its_init_as_root(hub, service, ask):
+    facts = ask("games")
+    entry = pwd.getpwnam("games")
+    assert facts["ids"] == [entry.pw_uid] * 3 + [entry.pw_gid] * 3
+    assert set(facts["groups"]) <= {entry.pw_gid}
+    assert facts["cwd"] == entry.pw_dir
+    assert facts["env"]["HOME"] == entry.pw_dir
+    assert facts["env"]["USER"] == "games"
+    init = service.init("games")
+    assert Path(f"/proc/{init}/status").stat().st_uid == 0
+    assert Path(f"/proc/{init}/comm").exists()
+    assert children(init)
+    assert "hello from the session" in hub.log()
+
+
+def test_shell_limits_and_loader_variables_reach_the_session(hub, service, ask):
+    facts = ask("shelly")
+    assert facts["env"]["FROM_SHELL"] == "yes"
+    assert facts["env"]["LD_LIBRARY_PATH"] == "/opt/lib"
+    assert facts["files"] == 321
+    init = service.init("shelly")
+    assert b"LD_LIBRARY_PATH" not in Path(f"/proc/{init}/environ").read_bytes()
+    assert "jupyterhub-gpu-reclaim" in facts["cgroup"]
+
+
+def test_user_who_does_not_exist_is_refused_with_a_sentence(hub, service):
+    hub.api("POST", "users/ghost")
+    answer = hub.api("POST", "users/ghost/server")
+    assert answer.status_code == 409
+    assert "no system user ghost" in answer.json()["message"]
+    assert json.dumps(answer.json()).count("Traceback") == 0

@@ -1,0 +1,44 @@
+"""The narrator: every reader hears all lines from the beginning, percents only grow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jupyterhub_gpu_reclaim.models import Step
+from jupyterhub_gpu_reclaim.spawner.narrator import CEILING, Narrator, sentence
+
+
+async def test_late_reader_hears_everything_and_the_end():
+    narrator = Narrator()
+    narrator.tell("first")
+    early = asyncio.create_task(_read(narrator))
+    await asyncio.sleep(0)
+    narrator.tell("second")
+    narrator.end()
+    async with asyncio.timeout(5):
+        assert await early == await _read(narrator) == ["first", "second"]
+
+
+async def test_percents_grow_and_stay_below_the_ceiling():
+    narrator = Narrator()
+    for number in range(30):
+        base = {"step": f"s{number}", "title": "Reading", "total_bytes": 100}
+        for done in (0, 50, 100):
+            narrator.step(Step(**base, state="going", bytes=done))
+        narrator.step(Step(**base, state="done", bytes=100, seconds=1))
+    narrator.end()
+    percents = [line["progress"] async for line in narrator.lines()]
+    assert percents == sorted(percents)
+    assert 0 < percents[0] <= percents[-1] <= CEILING
+
+
+def test_sentence_names_bytes_and_seconds():
+    step = Step(
+        step="m", title="Reading", state="done", seconds=3.14, bytes=5, total_bytes=1200
+    )
+    assert sentence(step) == "Reading: 5 B of 1.2 kB, 3.1 s ✓"
+    assert sentence(Step(step="m", title="Reading")) == "Reading …"
+
+
+async def _read(narrator):
+    return [line["message"] async for line in narrator.lines()]
