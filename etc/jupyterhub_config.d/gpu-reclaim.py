@@ -1,7 +1,7 @@
 """JupyterHub configuration: suspend sessions that nobody uses on this machine.
 
-Load it at the end of ``jupyterhub_config.py``, by ``load_subconfig(".../gpu-reclaim.py")``,
-or, with The Littlest JupyterHub, put it into ``/opt/tljh/config/jupyterhub_config.d/``.
+Load it at the end of ``jupyterhub_config.py`` with ``load_subconfig(its path)``.
+With The Littlest JupyterHub put it into ``/opt/tljh/config/jupyterhub_config.d/``.
 It adds to what is configured already and overwrites nothing.
 """
 

@@ -9,16 +9,12 @@ or release is the mixin's; this module only places processes and ends them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import os
 import pwd
 import shlex
 import signal
-import sys
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import Any
 
 from jupyterhub.spawner import LocalProcessSpawner
@@ -27,7 +23,7 @@ from traitlets import Bool, Float, Unicode
 
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.spawner import launcher, session_init
+from jupyterhub_gpu_reclaim.spawner import launch, launcher, session_init
 from jupyterhub_gpu_reclaim.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.spawner.processes import Session, find_session
 from jupyterhub_gpu_reclaim.spawner.state import Place
@@ -35,7 +31,6 @@ from jupyterhub_gpu_reclaim.spawner.state import Place
 #: What steers root's own interpreters; the session gets these through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
 _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
-_PYTHON = [sys.executable, "-I", "-S"]
 
 
 class SessionProcessSpawner(LocalProcessSpawner):
@@ -143,7 +138,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     def _init(self, command: list[str]) -> list[str]:
         """The command line of the session's init."""
-        words = [*_PYTHON, session_init.__file__, self.reclaim_mode]
+        words = [*launch.PYTHON, session_init.__file__, self.reclaim_mode]
         words += ["--incarnation", self.reclaim_incarnation]
         words += ["--user", self.user.name, "--server", self.name]
         words += ["--realm", self.realm, "--relay"]
@@ -188,45 +183,22 @@ class SessionProcessSpawner(LocalProcessSpawner):
         return env
 
     async def _launch(self, init: list[str], env: dict[str, str]) -> Place:
-        """Run the launcher and read its report."""
-        reader, writer = os.pipe()
-        words = [*_PYTHON, launcher.__file__, "--report-fd", str(writer)]
-        words += ["--cgroup-parent", self.cgroup_parent]
-        words += ["--cgroup", self.reclaim_incarnation]
+        """Run the launcher with the limits and options of this spawner."""
+        options = ["--cgroup-parent", self.cgroup_parent]
+        options += ["--cgroup", self.reclaim_incarnation]
         if self.mem_limit:
-            words += ["--memory", str(int(self.mem_limit))]
+            options += ["--memory", str(int(self.mem_limit))]
         if self.cpu_limit:
-            words += ["--cpu", str(self.cpu_limit)]
+            options += ["--cpu", str(self.cpu_limit)]
         if self.private_tmp:
-            words.append("--private-tmp")
-        options: dict[str, Any] = {"stdin": DEVNULL, **self.popen_kwargs}
-        for ours in ("env", "shell", "pass_fds", "close_fds", "preexec_fn"):
-            if options.pop(ours, None) is not None and ours in {"shell", "pass_fds"}:
-                self.log.warning("%s: popen_kwargs[%r] ignored", self._log_name, ours)
-        preexec = self.popen_kwargs.get("preexec_fn")
-        try:
-            process = Popen(  # noqa: ASYNC220 - the launcher ends at once; as upstream
-                [*words, "--", *init],
-                env=env,
-                pass_fds=(writer,),
-                preexec_fn=preexec,  # noqa: PLW1509 - the admin's own
-                **options,
-            )
-        except BaseException:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-        try:
-            text = await asyncio.wait_for(_read_all(reader), self.launch_timeout)
-        except TimeoutError:
-            process.kill()
-            raise Refused(
-                Reason.TIMED_OUT, step="launch", seconds=self.launch_timeout
-            ) from None
-        finally:
-            await asyncio.to_thread(process.wait)
-        return _place(text)
+            options.append("--private-tmp")
+        ignored = launch.IGNORED.intersection(self.popen_kwargs)
+        if ignored:
+            names = ", ".join(sorted(ignored))
+            self.log.warning("%s: popen_kwargs ignored: %s", self._log_name, names)
+        return await launch.run(
+            options, init, env, self.popen_kwargs, seconds=self.launch_timeout
+        )
 
     # --- watch ---
 
@@ -311,28 +283,3 @@ class SimpleReclaimLocalSpawner(ReclaimLocalSpawner):
     run_as_hub_user = Bool(True, help=SessionProcessSpawner.run_as_hub_user.help).tag(
         config=True
     )
-
-
-async def _read_all(fd: int) -> bytes:
-    """Read a pipe to its end without blocking the Hub."""
-    loop = asyncio.get_running_loop()
-    stream = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(fd, "rb", 0)
-    )
-    try:
-        return await stream.read(1 << 16)
-    finally:
-        transport.close()
-
-
-def _place(report: bytes) -> Place:
-    """The launcher's report; its error is ours."""
-    facts: dict[str, Any] = {}
-    for line in report.splitlines():
-        with contextlib.suppress(ValueError):
-            facts.update(json.loads(line))
-    if "error" in facts or not facts.get("start"):
-        what = facts.get("error") or "The session's init did not start."
-        raise Refused(Reason.INVALID, what=what, detail=repr(report[:500]))
-    return Place(pid=facts["pid"], start=facts["start"], boot=facts["boot"])
