@@ -1,0 +1,165 @@
+"""What the agent's calls share: the token, JSON both ways, errors, streams.
+
+Base of the handlers in ``routes``. ``Node`` says what they may ask for. It decides
+nothing, and never tells a caller without the token what exists.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tornado.iostream import StreamClosedError
+from tornado.web import HTTPError, RequestHandler
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.models import Failure
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.models import (
+        CheckpointInfo,
+        Event,
+        Finding,
+        Identity,
+        Sample,
+        Tree,
+    )
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
+
+
+class Node(Protocol):
+    """What the calls ask of this node; every method raises only ``ReclaimError``."""
+
+    async def ready(self) -> list[Finding]:
+        """What keeps this node from saving sessions; empty when nothing does."""
+
+    async def trees(self) -> list[Tree]:
+        """Every incarnation with an init or a record here."""
+
+    async def tree(self, incarnation: str) -> Tree:
+        """That incarnation, or ``NotFound``."""
+
+    async def samples(self) -> list[Sample]:
+        """What every session does now."""
+
+    async def preflight(self, incarnation: str) -> list[Finding]:
+        """What keeps that session from being saved; touches nothing."""
+
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save it, or attach to the capture under way."""
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring it back under a holding init, or attach to that."""
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on; its checkpoint is discarded."""
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree; only when that checkpoint is committed."""
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End a tree whatever it does, but not during a capture."""
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off."""
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed checkpoints."""
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login of a saved session."""
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint; idempotent."""
+
+
+class Handler(RequestHandler):
+    """What all calls share: the token check, JSON both ways, errors as ``Failure``."""
+
+    node: Node
+    _token: bytes
+
+    def initialize(self, node: Node, token: str) -> None:
+        """Take what the application was made with."""
+        self.node = node
+        self._token = token.encode()
+
+    def prepare(self) -> None:
+        """Nobody without the token gets any further.
+
+        Raises:
+            HTTPError: 401; nothing is told about what exists.
+        """
+        scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
+        same = hmac.compare_digest(
+            given.strip().encode("utf-8", "replace"), self._token
+        )
+        if scheme.lower() not in {"bearer", "token"} or not same:
+            self.set_header("WWW-Authenticate", "Bearer")
+            raise HTTPError(401)
+
+    def set_default_headers(self) -> None:
+        """JSON, never cached, and no word about the server's version."""
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Cache-Control", "no-store")
+        self.clear_header("Server")
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        """Write one value and end."""
+        self.set_status(status)
+        self.finish(wire.encode(value))
+
+    def body(self, kind: type[T]) -> T:
+        """The request's body as that value.
+
+        Raises:
+            BadRequest: it is not JSON or does not fit.
+        """
+        return wire.decode(self.request.body or b"{}", kind)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Errors as ``Failure``; the traceback goes to the log alone."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        if isinstance(error, ReclaimError):
+            _log.info("%s %s: %s", self.request.method, self.request.path, error)
+            self.answer(wire.failure_of(error), error.status)
+            return
+        reason = _REASONS.get(status_code, Reason.INTERNAL)
+        what = f"{status_code} {self._reason}."
+        self.answer(
+            Failure(
+                code=reason.value,
+                message=reason.sentence(what=what),
+                hint=reason.hint,
+                retryable=reason.retryable,
+            ),
+            status_code,
+        )
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """Our own errors are answers, not accidents."""
+        if not isinstance(value, ReclaimError):
+            super().log_exception(typ, value, tb)
+
+    async def stream(self, events: AsyncIterator[Event]) -> None:
+        """Newline-delimited JSON, each line flushed; a reader may leave."""
+        self.set_header("Content-Type", "application/x-ndjson")
+        try:
+            async for event in events:
+                self.write(wire.encode(event) + b"\n")
+                await self.flush()
+        except StreamClosedError:
+            return
+        self.finish()
