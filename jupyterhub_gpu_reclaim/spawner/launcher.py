@@ -18,6 +18,7 @@ import grp
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,6 +41,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = (
 #: v1 hierarchies that a session gets a group in; ``systemd`` is where a systemd of
 #: the legacy layout finds what belongs to a service that it restarts.
 V1 = {"memory", "cpu", "cpuacct", "pids", "name=systemd"}
+SWEEP_AGE = 300.0  #: seconds; a launch takes a tenth of one
 PERIOD = 100_000  #: microseconds; the kernel's own default for CPU quotas
 
 
@@ -184,6 +186,20 @@ def remove_cgroups(parent: str, name: str) -> None:
     for mount, _ in hierarchies():
         with contextlib.suppress(OSError):
             (mount / parent / name).rmdir()
+
+
+def sweep_cgroups(parent: str, age: float = SWEEP_AGE) -> None:
+    """Remove groups that sessions have left behind while nobody watched.
+
+    A young one may be about to be joined; one that is in use cannot be removed.
+    """
+    before = time.time() - age
+    for mount, _ in hierarchies() if parent else []:
+        with contextlib.suppress(OSError):
+            for group in (mount / parent).iterdir():
+                if group.is_dir() and group.stat().st_ctime < before:
+                    with contextlib.suppress(OSError):
+                        group.rmdir()
 
 
 # --- namespaces ----------------------------------------------------------------------

@@ -119,6 +119,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
         else:
             for secret in _SECRETS:
                 env.pop(secret, None)
+        launcher.sweep_cgroups(self.cgroup_parent)
         self.place = await self._launch(self._init(command), env)
         self.pid = self.place.pid
         return (self.ip or "127.0.0.1", self.port)

@@ -122,6 +122,21 @@ def test_session_gets_a_cgroup_of_its_own(launch):
     assert limits == [str(64 << 20)]
 
 
+def test_sweep_removes_what_dead_sessions_left_and_nothing_else(launch):
+    _, place = launch("exec sleep 60")
+    groups = [m / PARENT / launch.name for m, _ in launcher.hierarchies()]
+    groups = [group for group in groups if group.is_dir()]
+    assert groups
+    launcher.sweep_cgroups(PARENT, age=-1)  # in use
+    assert all(group.is_dir() for group in groups)
+    Session(place).signal(signal.SIGKILL)
+    ended(place)
+    launcher.sweep_cgroups(PARENT)  # young
+    assert all(group.is_dir() for group in groups)
+    launcher.sweep_cgroups(PARENT, age=-1)
+    assert not any(group.is_dir() for group in groups)
+
+
 def test_limit_that_cannot_be_held_is_refused_with_a_sentence(launch, monkeypatch):
     facts, _ = launch("exec sleep 60", "--memory", "1")  # less than the process has
     if "error" in facts:
