@@ -28,6 +28,10 @@ def agent(folder):
     made = Agent(folder, criu_folder())
     made.start()
     yield made
+    if made.popen.poll() is None:
+        # Their ports stay reserved in the kernel's list for as long as they exist.
+        for one in made.get("/v1/checkpoints").json():
+            made.delete(f"/v1/checkpoints/{one['id']}")
     made.kill()
     print(made.log.read_text())
 

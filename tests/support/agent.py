@@ -65,13 +65,14 @@ class Agent:
         self.criu = criu
         self.popen: subprocess.Popen | None = None
         self.log = folder / "agent.log"
+        self.listen = f"unix:{folder}/agent.sock"
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, wait: bool = True) -> None:
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
                 [
                     *(sys.executable, "-c", AGENT),
-                    f"--listen=unix:{self.folder}/agent.sock",
+                    f"--listen={self.listen}",
                     f"--AgentApp.state_dir={self.folder}/state",
                     f"--AgentApp.store_dir={self.folder}/store",
                     f"--AgentApp.token_file={self.folder}/token",
@@ -83,7 +84,8 @@ class Agent:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._answers)
+        if wait:
+            wait_for(self._answers)
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
