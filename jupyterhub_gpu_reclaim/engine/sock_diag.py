@@ -85,6 +85,7 @@ class InetSocket(NamedTuple):
     remote: Endpoint
     inode: int  #: 0 when no descriptor refers to it (accept queue, TIME_WAIT)
     key: bytes = b""  #: the kernel's own name for it, to destroy it by
+    unsent: int = 0  #: bytes that the other side has not acknowledged
 
 
 def address_of(packed: bytes) -> Address:
@@ -205,7 +206,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _socket_of(payload: bytes, protocol: int) -> InetSocket:
-    family, state, _, _, key, _, _, _, _, inode = _MESSAGE.unpack_from(payload)
+    family, state, _, _, key, _, _, unsent, _, inode = _MESSAGE.unpack_from(payload)
     source_port, peer_port, source, peer = _SOCKID.unpack_from(key)
     width = 4 if family == socket.AF_INET else 16
     return InetSocket(
@@ -216,6 +217,7 @@ def _socket_of(payload: bytes, protocol: int) -> InetSocket:
         Endpoint(address_of(peer[:width]), peer_port),
         inode,
         key,
+        unsent,
     )
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -51,6 +52,7 @@ _CONNECTED: Final = frozenset(
     }
 )
 _CONNECTING: Final = frozenset({State.SYN_SENT, State.SYN_RECV, State.NEW_SYN_RECV})
+_LOOK_AGAIN: Final = 0.01  # seconds
 _WAITING: Final = frozenset({State.ESTABLISHED, State.CLOSE_WAIT, State.SYN_RECV})
 
 
@@ -91,18 +93,30 @@ def tree_sockets(init_pid: int, pids: Iterable[int]) -> list[InetSocket]:
         return [one for one in diag.sockets() if one.inode in inodes]
 
 
-def cut_external(init_pid: int, pids: Iterable[int]) -> Cut:
+def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -> Cut:
     """End every connection that leads out of the tree; its peers notice at once.
 
     Idempotent. What this kernel cannot end is left to :func:`close_external`.
+
+    Args:
+        init_pid: host pid of the session's init.
+        pids: host pids of the tree.
+        patience: seconds in which output that is already on its way may arrive; a
+            reset throws away what the other side has not acknowledged.
 
     Raises:
         Refused: the session or the kernel's list is not there.
     """
     inodes = tree_inodes(pids)
+    deadline = time.monotonic() + patience
     with Diag(init_pid) as diag:
-        found = diag.sockets()
-        return _destroy(diag, _external(found, inodes.keys()))
+        while True:
+            found = diag.sockets()
+            external = _external(found, inodes.keys())
+            waiting = any(one.unsent and one.state in _CONNECTED for one in external)
+            if not waiting or time.monotonic() >= deadline:
+                return _destroy(diag, external)
+            time.sleep(_LOOK_AGAIN)  # the kernel tells nobody that a queue is empty
 
 
 def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from ipaddress import ip_address
 
 import pytest
@@ -235,6 +237,45 @@ def test_cut_external_sockets_of_others_are_left_alone(child):
         with ours, accepted:
             assert ours.send(b"x") == 1
             assert accepted.recv(1) == b"x"
+
+
+@pytest.mark.parametrize(("patience", "whole"), [(10.0, True), (0.0, False)])
+def test_cut_external_waits_for_output_on_its_way_but_not_for_ever(patience, whole):
+    size = 300_000
+    code = (
+        "import socket; s = socket.create_connection(('127.0.0.1', PORT));"
+        "s.sendall(b'x' * SIZE); print('sent', flush=True); input()"
+    )
+    with socket.socket() as listener:
+        # Less than what is sent, so that the rest waits in the sender's queue.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        code = code.replace("PORT", str(port)).replace("SIZE", str(size))
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            peer = listener.accept()[0]
+            assert process.stdout.readline() == b"sent\n"
+            got = []
+
+            def read() -> None:
+                with contextlib.suppress(ConnectionResetError):
+                    while data := peer.recv(4096):
+                        got.append(data)
+
+            reader = threading.Thread(target=read)
+            if whole:
+                reader.start()
+            cut = sockets.cut_external(os.getpid(), [process.pid], patience=patience)
+            assert len(cut.destroyed) == 1
+            if not whole:
+                reader.start()
+            reader.join(20)
+            peer.close()
+            process.kill()
+    assert (sum(map(len, got)) == size) is whole
 
 
 def test_reset_all_leaves_nothing_on_the_port(child):
