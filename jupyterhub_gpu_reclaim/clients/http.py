@@ -179,7 +179,7 @@ class Connection:
                 yield Answer(status[0], rest)
         finally:
             closed = True
-            fetched.cancel()
+            fetched.add_done_callback(lambda done: done.exception())
 
 
 async def _within(seconds: float, work: Any, path: str) -> Any:

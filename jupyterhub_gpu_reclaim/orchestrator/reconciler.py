@@ -35,9 +35,9 @@ SUSPENDED    running                     running      adopt (→ RUNNING)
 RESUMING     restoring                   any          attach to the restore
              holding, placed             spawning, —  restore
              holding, restore failed     any          restore failed (→ SUSPENDED)
-             running                     running      restored (→ RUNNING)
-             running, restoring          stopped      kill³ (→ SUSPENDED); a running
-                                                      one without checkpoint: adopt
+             running                     running,     restored (→ RUNNING)
+                                         stopped
+             restoring                   stopped      kill³ (→ SUSPENDED)
              holding                     stopped      kill (→ SUSPENDED)
              gone                        stopped      restore failed (→ SUSPENDED)
 STOPPED      running                     running      adopt (→ RUNNING)
@@ -197,18 +197,17 @@ def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> 
         return Act(Do.RESTORE, tree) if row.placed else WAIT
     if tree.state is TreeState.RESTORING:
         return Act(Do.GIVE_UP, tree, patient=True) if ended else Act(Do.RESTORE, tree)
-    return _restored(row, facts, tree) if tree.state is TreeState.RUNNING else WAIT
+    return _restored(facts, tree) if tree.state is TreeState.RUNNING else WAIT
 
 
-def _restored(row: SessionRow, facts: Facts, tree: Tree) -> Act:
-    """The tree is back; whether it is a session again depends on the Hub."""
-    if facts.hub is HubState.RUNNING:
-        return Act(Do.RESTORED, tree)
-    if facts.hub is not HubState.STOPPED:
-        return WAIT
-    if facts.checkpoint(row.checkpoint) is None:
-        return Act(Do.ADOPT, tree)  # all that there is of it
-    return Act(Do.GIVE_UP, tree, patient=True)
+def _restored(facts: Facts, tree: Tree) -> Act:
+    """The tree is back; it is a session again once the Hub is done with its start.
+
+    A Hub that was killed meanwhile does not know of it: it runs all the same, the next
+    start takes it up, and if nobody comes it is idle and suspended again.
+    """
+    done = facts.hub in {HubState.RUNNING, HubState.STOPPED}
+    return Act(Do.RESTORED, tree) if done else WAIT
 
 
 def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:

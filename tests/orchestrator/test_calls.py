@@ -132,7 +132,7 @@ async def test_set_aside_is_deleted_when_its_time_is_over(world):
     await controller.start_fresh(KEY, "ada")
     assert world.node.saved
     await world.until(lambda: not world.node.saved)
-    assert controller.sessions() == []
+    await world.until(lambda: controller.sessions() == [])
 
 
 async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):

@@ -163,15 +163,15 @@ async def test_restore_called_off_by_the_hub_leaves_nothing_running(world):
     assert await world.hub.start(KEY) == "restore"
 
 
-async def test_restore_that_the_hub_never_took_up_is_ended(world):
+async def test_restore_that_the_hub_never_took_up_runs_and_is_adopted(world):
     controller = await _suspended(world)
     world.hub.ignores_restored = True
     await world.hub.start(KEY)
     world.hub.states[KEY] = "stopped"
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert world.node.lost == []
+    await world.until(lambda: world.phase(controller) == "running")
     world.hub.ignores_restored = False
-    assert await world.hub.start(KEY) == "restore"
+    assert await world.hub.start(KEY) == "adopt"
+    assert [p.contents for p in world.node.living(KEY)] == ["tensors"]
 
 
 async def test_session_lost_right_after_its_return_is_suspended_again(world):

@@ -121,7 +121,7 @@ TABLE = [
     (row("resuming"), P, [tree("restoring")], Do.RESTORE),
     (row("resuming"), P, [tree("running")], Do.WAIT),
     (row("resuming"), R, [tree("running")], Do.RESTORED),
-    (row("resuming"), S, [tree("running")], Do.GIVE_UP),
+    (row("resuming"), S, [tree("running")], Do.RESTORED),
     (row("resuming"), S, [tree("holding")], Do.GIVE_UP),
     (row("resuming"), S, [], Do.GIVE_UP),
     (row("resuming"), P, [], Do.WAIT),
