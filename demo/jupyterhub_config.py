@@ -8,6 +8,8 @@ import json
 import os
 from pathlib import Path
 
+from jupyterhub.services.service import _ServiceSpawner
+
 from jupyterhub_gpu_reclaim.hub_config import configure
 
 folder = Path(os.environ["GPU_RECLAIM_DEMO"])
@@ -39,8 +41,13 @@ configure(
     sample_interval=settings.get("sample_interval", 2),
     min_age=settings.get("min_age", 0),
     cool_down=settings.get("cool_down", 0),
-    service_options={"ReclaimService.warn_for": settings.get("warn_for", 2)},
+    service_options={
+        "ReclaimService.warn_for": settings.get("warn_for", 2),
+        **settings.get("service_options", {}),
+    },
 )
+# The Hub looks every 30 s whether its services live; who kills one does not wait.
+_ServiceSpawner.poll_interval = settings.get("service_check", 30)
 # Here sessions run as root, in homes of the demo's own: the demo makes no users.
 c.ReclaimLocalSpawner.realm = str(folder)
 c.ReclaimLocalSpawner.run_as_hub_user = True
