@@ -52,7 +52,7 @@ class PointerKeeper(Base):
     ).tag(config=True)
 
     reclaim_kept_days = Float(
-        30.0,
+        7.0,
         help="""Days that a saved session is kept after "start fresh".
 
         Only for the sentence on the button; the service does the keeping.

@@ -1,7 +1,12 @@
-"""Debian's Chromium at the end-to-end stack."""
+"""Debian's Chromium at the end-to-end stack.
+
+A module may set ``SETTINGS`` for its stack (see ``demo/jupyterhub_config.py``).
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,13 +22,23 @@ from demo.admin import Admin
 from demo.stack import Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = "/usr/bin/chromium"
 #: Screenshots for people to look at.
 SHOTS = Path(__file__).parents[2] / ".cache" / "screenshots"
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+ON_REQUEST_ONLY = {"idle_after": 0, "sample_interval": 1}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,9 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
-    with Stack(folder, idle_after=0, sample_interval=1) as stack:
+    settings = getattr(request.module, "SETTINGS", ON_REQUEST_ONLY)
+    with Stack(folder, **settings) as stack:
         yield stack
 
 
@@ -50,37 +68,88 @@ def admin(stack: Stack) -> Admin:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-quic",
-                "--no-first-run",
-                "--disable-background-networking",
-                "--disable-component-update",
-                "--disable-sync",
-            ],
-        )
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def page(chromium: Browser, stack: Stack) -> Iterator[Page]:
-    """A browser window of a user who has logged in as ``tabby``."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    page.goto(f"{stack.url}/hub/login")
-    page.get_by_label("Username").fill("tabby")
-    page.get_by_label("Password").fill(stack.password)
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url("**/lab**", timeout=90_000)
-    yield page
-    context.close()
+def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
+    """Opens a browser of a person who signs in; their server is started."""
+    contexts = []
+
+    def sign_in(name: str) -> Page:
+        context = chromium.new_context(viewport={"width": 1280, "height": 800})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(f"{stack.url}/hub/login")
+        page.get_by_label("Username").fill(name)
+        page.get_by_label("Password").fill(stack.password)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/lab**", timeout=90_000)
+        return page
+
+    yield sign_in
+    for context in contexts:
+        context.close()
 
 
 def shoot(page: Page, name: str) -> None:
+    """Take a picture for people to look at."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def notebook_of(*cells: str) -> str:
+    """A notebook file with these cells."""
+    kernel = {
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "name": "python3",
+    }
+    return json.dumps(
+        {
+            "cells": [
+                {
+                    "cell_type": "code",
+                    "execution_count": None,
+                    "id": f"cell{n}",
+                    "metadata": {},
+                    "outputs": [],
+                    "source": source,
+                }
+                for n, source in enumerate(cells)
+            ],
+            "metadata": {"kernelspec": kernel},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+    )
+
+
+def open_notebook(stack: Stack, page: Page, user: str, *cells: str) -> None:
+    """Open a notebook of these cells in JupyterLab, and run its first one."""
+    home = stack.folder / "homes" / user
+    (home / "mine.ipynb").write_text(notebook_of(*cells))
+    page.goto(f"{stack.url}/user/{user}/lab/tree/mine.ipynb?reset")
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+    run_cell(page, 0)
+    page.keyboard.press("Control+s")
+
+
+def run_cell(page: Page, number: int) -> None:
+    """Run a cell of the open notebook, and wait for its end."""
+    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    cell.locator(".jp-InputPrompt", has_text=re.compile(r"\[\d+\]")).wait_for()
+
+
+def output_of(page: Page, number: int) -> str:
+    """Run a cell of the open notebook; what it has printed."""
+    run_cell(page, number)
+    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+    output = cell.locator(".jp-OutputArea-output")
+    output.wait_for()
+    return output.inner_text().strip()

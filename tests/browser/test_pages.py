@@ -1,0 +1,142 @@
+"""The pages that a person of a suspended session sees, clicked through."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import shoot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from playwright.sync_api import Page
+
+    from demo.admin import Admin
+    from demo.stack import Stack
+    from demo.user import Kernel, User
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+#: Writes down what the Hub's progress page has shown, for after it has led away.
+KEEP_LOG = """addEventListener("DOMContentLoaded", () => {
+  const log = document.querySelector("#progress-log");
+  if (log) new MutationObserver(() => sessionStorage.setItem(
+    "shown", [...log.children].map((line) => line.textContent).join("\\n"))
+  ).observe(log, {childList: true});
+})"""
+
+
+@pytest.fixture(scope="module")
+def paige(stack: Stack) -> User:
+    """A person with a running server."""
+    from demo.user import User
+
+    user = User(stack.url, "paige", stack.password)
+    user.login()
+    user.start_server()
+    return user
+
+
+@pytest.fixture
+def page(paige: User, sign_in: Callable[[str], Page]) -> Page:
+    return sign_in(paige.name)
+
+
+def suspended_with(admin: Admin, user: User, code: str) -> Kernel:
+    """A kernel that has run this, in a session that is suspended then."""
+    kernel = user.server().start_kernel()
+    with kernel:
+        kernel.run(code)
+    admin.suspend(user.name)
+    return kernel
+
+
+def visit(page: Page, stack: Stack) -> None:
+    page.goto(f"{stack.url}/user/paige/lab")
+
+
+def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
+    stack: Stack, admin: Admin, paige: User, page: Page
+) -> None:
+    kernel = suspended_with(
+        admin, paige, "import os\nx = os.urandom(2**28)\nstart = x[:4]"
+    )
+    page.add_init_script(KEEP_LOG)
+    page.goto(f"{stack.url}/hub/home")
+    visit(page, stack)
+    log = page.locator("#progress-log .progress-log-event")
+    log.nth(1).wait_for(state="attached")
+    agent = stack.parts["agent"]
+    agent.send_signal(signal.SIGSTOP)  # time enough to look at it
+    try:
+        page.locator("#progress-details summary").click()
+        shoot(page, "page-restoring")
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    page.wait_for_url("**/user/paige/lab**")
+    shown = page.evaluate("sessionStorage.getItem('shown')")
+    assert re.search(r"memory.*MB", shown), shown
+    assert "✓" in shown
+    with kernel:
+        assert kernel.run("print(x[:4] == start)").text == "True\n"
+        kernel.run("del x")
+
+
+def test_refusal_names_the_file_and_both_buttons_work(
+    stack: Stack, admin: Admin, paige: User, page: Page
+) -> None:
+    path = stack.folder / "homes" / "paige" / "data.bin"
+    kernel = suspended_with(
+        admin, paige, "open('data.bin', 'wb').write(b'x' * 99)\nf = open('data.bin')"
+    )
+    taken_away(page, stack, path)
+    page.get_by_role("link", name="Try again").click()  # it is still away
+    page.get_by_text("data.bin").first.wait_for()
+    path.write_bytes(b"x" * 99)
+    page.get_by_role("link", name="Try again").click()
+    page.wait_for_url("**/user/paige/lab**")
+    with kernel:
+        assert kernel.run("print(len(f.read()))").text == "99\n"
+
+    admin.suspend("paige")
+    taken_away(page, stack, path)
+    page.get_by_role("link", name=re.compile("Start fresh.*kept 7 days")).click()
+    page.get_by_text("data.bin").first.wait_for()
+    shoot(page, "page-start-fresh")
+    page.get_by_role("button", name="Start fresh").click()
+    page.wait_for_url("**/user/paige/lab**")
+    assert paige.server().json("GET", "kernels") == []
+    assert len(admin.session("paige")["saved"]) == 1
+
+
+def taken_away(page: Page, stack: Stack, path: Path) -> None:
+    """Visit a suspended session whose file is gone."""
+    path.unlink()
+    visit(page, stack)
+    page.get_by_role("heading", name="Your saved session did not come back").wait_for()
+    assert page.get_by_text("data.bin").count() == 1
+    shoot(page, "page-refusal")
+
+
+def test_service_page_suspends_and_resumes_live(
+    stack: Stack, admin: Admin, page: Page
+) -> None:
+    page.goto(f"{stack.url}/hub/home")
+    page.get_by_role("link", name="Services").click()
+    page.get_by_role("link", name="gpu-reclaim").click()
+    card = page.locator('[data-session="paige/"]')
+    card.get_by_text("Running").wait_for()
+    shoot(page, "service-running")
+    card.get_by_role("button", name="Suspend now").click()
+    card.get_by_text("Suspended").wait_for()
+    shoot(page, "service-suspended")
+    assert admin.session("paige")["phase"] == "suspended"
+    card.get_by_role("button", name="Resume").click()
+    card.get_by_text("Running").wait_for()
+    shoot(page, "service-resumed")
+    admin.wait("paige", phase="running")
