@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.agent import (
 )
 from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.progress import in_thread
-from jupyterhub_gpu_reclaim.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -105,13 +105,14 @@ class LocalNode:
             return _only(ended)
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
+        # The same call may have come twice; nothing is awaited from here to begin().
+        again = self._operations.attach(incarnation, "capture", checkpoint)
+        if again is not None:
+            return again.follow()
         if tree.state is not TreeState.RUNNING:
             raise Refused(
                 Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
             )
-        again = self._operations.attach(incarnation, "capture", checkpoint)
-        if again is not None:
-            return again.follow()
         operation = Operation("capture", session.key, checkpoint)
         work = capture.Capture(self._parts, session, operation, generation)
         return self._operations.begin(incarnation, operation, work.run).follow()
@@ -122,14 +123,22 @@ class LocalNode:
         if known is not None:
             return known.follow()
         session = await self._find(incarnation)
-        ended = await asyncio.to_thread(
-            outcomes.restored, self._parts, session, checkpoint
-        )
-        if ended is not None:
-            return _only(ended)
+        ended: Event | None = None
+        refusal: ReclaimError | None = None
+        try:
+            ended = await asyncio.to_thread(
+                outcomes.restored, self._parts, session, checkpoint
+            )
+        except ReclaimError as error:
+            refusal = error
+        # The same call may have come twice; nothing is awaited from here to begin().
         again = self._operations.attach(incarnation, "restore", checkpoint)
         if again is not None:
             return again.follow()
+        if refusal is not None:
+            raise refusal
+        if ended is not None:
+            return _only(ended)
         outcomes.refuse_if_leased(
             self._parts, self._operations, incarnation, checkpoint
         )

@@ -49,6 +49,8 @@ class Opened(Value, frozen=True, kw_only=True):
 
 async def ask_server(client: AsyncHTTPClient, login: Login) -> Opened:
     """The kernels and terminals of a session's server; what is not told is left out."""
+    if not login.port:
+        return Opened(kernels=[], terminals=[])
     address = jupyter.Address(login.port, login.prefix, login.token)
 
     async def ask(path: str, kind: type[list[T]]) -> list[T]:

@@ -209,3 +209,20 @@ def test_session_that_ended_by_itself_is_unknown(agent, counter):
     os.kill(counter.tree.server.pid, signal.SIGKILL)
     wait_for(lambda: not counter.alive)
     assert agent.tree(counter)["status"] == 404
+
+
+def test_restore_twice_attaches_and_repeats_its_end(agent, counter, places):
+    agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    holding = places("hold")
+    ends = []
+    threads = [
+        threading.Thread(target=lambda: ends.append(agent.restore(holding, "cp")[-1]))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [end["tree"]["state"] for end in ends] == ["running"] * 3
+    assert goes_on(holding)
