@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urljoin, urlparse
 
 import requests
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class User:
                 raise UserError(f"a new login was asked for: {seen}")
             if page.status_code == 200 and "/hub/" not in here:
                 return page
+            refused = re.search(r'gpu-reclaim-reason" data-code="([^"]+)"', page.text)
+            if refused:
+                raise UserError(f"{wanted} was not started: {refused[1]}")
             url = self._where_the_script_goes(page, wanted)
             time.sleep(0.3)
         raise UserError(f"{wanted} did not open: {seen[-8:]}")
@@ -302,7 +306,12 @@ def read_terminal(ws: ClientConnection, *, until: str, seconds: float = 20) -> s
         left = end - time.monotonic()
         if left <= 0:
             raise UserError(f"the terminal never showed {until!r}: {seen[-500:]!r}")
-        kind, *rest = json.loads(ws.recv(timeout=left))
+        try:
+            kind, *rest = json.loads(ws.recv(timeout=left))
+        except ConnectionClosed as error:
+            raise UserError(
+                f"the terminal closed without {until!r}: {seen[-500:]!r}"
+            ) from error
         if kind == "stdout":
             seen += rest[0]
     return seen

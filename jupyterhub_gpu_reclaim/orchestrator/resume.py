@@ -115,6 +115,8 @@ class Resumer:
         if not self._still(row):
             return self._sessions.row(row.key)
         self._count("failed", failure.code if failure else Reason.CANCELLED.value)
+        if failure is not None:
+            self._sessions.end_with(row.key, failure)
         self._sessions.end(row.key, Reason.CANCELLED)
         return self._sessions.apply(
             row.key,

@@ -158,14 +158,18 @@ class Sessions:
 
     def end(self, key: SessionKey, reason: Reason) -> None:
         """End an operation that nobody goes on with."""
+        failure = Failure(
+            code=reason.value,
+            message=reason.sentence(),
+            hint=reason.hint,
+            retryable=reason.retryable,
+        )
+        self.end_with(key, failure)
+
+    def end_with(self, key: SessionKey, failure: Failure) -> None:
+        """End an operation whose own end was never heard."""
         operation = self._operations.get(key)
         if operation is not None and not operation.ended:
-            failure = Failure(
-                code=reason.value,
-                message=reason.sentence(),
-                hint=reason.hint,
-                retryable=reason.retryable,
-            )
             operation.add(Event(failure=failure))
 
     def step(self, key: SessionKey, kind: str, event: Event) -> None:
