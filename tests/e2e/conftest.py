@@ -1,10 +1,11 @@
-"""One stack (Hub, proxy, service, agent) per module, with an administrator at it."""
+"""One stack (Hub, proxy, service, agent) for all, with an administrator at it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Everything on this machine; sessions are suspended on request only."""
     folder = tmp_path_factory.mktemp("stack")
@@ -30,10 +31,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def admin(stack: Stack) -> Admin:
     """Somebody who may suspend everybody's sessions."""
     return Admin(stack)
+
+
+def stop_servers(user: User) -> None:
+    with contextlib.suppress(OSError):
+        user.hub("DELETE", f"users/{user.name}/server", json={})
 
 
 @pytest.fixture
@@ -48,9 +54,8 @@ def new_user(stack: Stack) -> Iterator[Callable[[], User]]:
         return user
 
     yield make
-    for user in made:
-        with contextlib.suppress(OSError):
-            user.hub("DELETE", f"users/{user.name}/server", json={})
+    with ThreadPoolExecutor(len(made) + 1) as together:
+        list(together.map(stop_servers, made))
 
 
 @pytest.fixture

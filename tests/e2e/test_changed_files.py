@@ -122,6 +122,7 @@ def test_shrunk_file_is_named_and_start_fresh_keeps_the_saved_session(
     failure = refusal(admin, user)
     assert failure["code"] == "file_shrank"
     admin.call("POST", f"sessions/{user.name}/-/start-fresh")
+    user.start_server()
     view = admin.wait(user.name, phase="running")
     assert len(view["saved"]) == 1
     user.visit(f"{user.server().prefix}lab")

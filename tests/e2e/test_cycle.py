@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from websockets.exceptions import WebSocketException
 
-from demo.check import alive
+from demo.processes import alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,43 @@
+"""Twenty sessions suspended and resumed in turn, all back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from demo.admin import Admin
+    from demo.stack import Stack
+    from demo.user import User
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SESSIONS = 20
+
+
+def test_twenty_sessions_suspended_in_turn_all_come_back(
+    stack: Stack, admin: Admin, new_user: Callable[[], User]
+) -> None:
+    kernels = []
+    for index in range(SESSIONS):
+        user = new_user()
+        user.start_server()
+        kernel = user.server().start_kernel()
+        with kernel:
+            kernel.run(f"mine = {index}")
+        admin.call("POST", f"sessions/{user.name}/-/suspend")
+        kernels.append((user, kernel))
+    for user, _ in kernels:
+        admin.wait(user.name, phase="suspended")
+    names = {user.name for user, _ in kernels}
+    assert not [t for t in stack.trees() if t["key"]["user"] in names]
+    for index, (user, kernel) in enumerate(kernels):
+        user.visit(f"{user.server().prefix}lab")
+        with kernel:
+            assert kernel.run("print(mine)").text == f"{index}\n"
+    running = [t["key"]["user"] for t in stack.trees() if t["state"] == "running"]
+    assert names <= set(running)
+    assert len(running) == len(set(running))
