@@ -2,10 +2,11 @@
 .PHONY: demo demo-check test lint clean
 
 PYTHON := .venv/bin/python
+PORT ?= 8000
 
 demo: ## Hub + service + agent on 127.0.0.1 with a short idle time, until Ctrl-C
 	@scripts/bootstrap demo
-	@$(PYTHON) -m demo
+	@$(PYTHON) -m demo --port $(PORT)
 
 demo-check: ## the same, with a scripted user over the real proxy; prints a table
 	@scripts/bootstrap demo

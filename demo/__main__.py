@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
 
+from demo import processes
 from demo.check import check
 from demo.stack import Stack, StackError
+from demo.user import UserError
 
 WELCOME = """
   JupyterHub with suspended sessions is running on this machine.
@@ -33,42 +36,77 @@ def main() -> int:
     """Run the demo; returns the exit status."""
     options = argparse.ArgumentParser(prog="demo", description=__doc__)
     options.add_argument("--check", action="store_true", help="play a user, then end")
-    options.add_argument("--port", type=int, default=8000, help="of the demo (8000)")
+    options.add_argument("--port", type=port, default=8000, help="of the demo (8000)")
     options.add_argument("--idle-after", type=int, default=60, metavar="SECONDS")
     options.add_argument("--folder", type=Path, default=Path(".demo"))
     chosen = options.parse_args()
-    try:
-        if chosen.check:
-            return check(chosen.folder.with_name(chosen.folder.name + "-check"))
-        return show(chosen.folder, chosen.port, chosen.idle_after)
-    except StackError as error:
-        print(error, file=sys.stderr)
-        return 1
-
-
-def show(folder: Path, port: int, idle_after: int) -> int:
-    """Start the stack and wait for Ctrl-C."""
-    shutil.rmtree(folder, ignore_errors=True)
-    ended = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: ended.set())
-    with Stack(folder, port=port, idle_after=idle_after) as stack:
-        print(
-            WELCOME.format(
-                url=stack.url,
-                password=stack.password,
-                idle=idle_after,
-                folder=stack.folder,
-            ),
-            flush=True,
+    if os.geteuid() != 0:
+        return fail("Run this as root: sessions are saved by CRIU, which needs it.")
+    folder = chosen.folder.resolve()
+    if chosen.check:
+        folder = folder.with_name(folder.name + "-check")
+    elif not free(chosen.port):
+        return fail(
+            f"Port {chosen.port} of 127.0.0.1 is in use. End what has it, or take"
+            f" another one: make demo PORT={chosen.port + 1}"
         )
+    try:
+        if processes.claim(folder) is None:
+            return fail(f"Another run has {folder}: end that first.")
+        if chosen.check:
+            return check(folder)
+        return show(folder, chosen.port, chosen.idle_after)
+    except (StackError, UserError) as error:
+        return fail(str(error))
+
+
+def fail(sentence: str) -> int:
+    """Say why it does not go on; returns the exit status."""
+    print(sentence, file=sys.stderr)
+    return 1
+
+
+def free(at: int) -> bool:
+    """Whether that port of 127.0.0.1 can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", at))
+        except OSError:
+            return False
+    return True
+
+
+def port(text: str) -> int:
+    """A TCP port, as it is typed."""
+    number = int(text)
+    if not 0 < number < 65536:
+        raise argparse.ArgumentTypeError("a port is a number from 1 to 65535")
+    return number
+
+
+def show(folder: Path, at: int, idle_after: int) -> int:
+    """Start the stack and wait for Ctrl-C, or for the terminal to be closed."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    with Stack(folder, port=at, idle_after=idle_after) as stack:
+        print(welcome(stack, idle_after), flush=True)
         while not ended.wait(1):
             for name, part in stack.parts.items():
                 if part.poll() is not None:
-                    print(f"{name} has ended:\n{stack.log(name)[-3000:]}")
-                    return 1
-        print("ending …", flush=True)
+                    raise StackError(f"{name} has ended:\n{stack.log(name)[-3000:]}")
     return 0
+
+
+def welcome(stack: Stack, idle_after: int) -> str:
+    """What to open, and how to log in."""
+    return WELCOME.format(
+        url=stack.url,
+        password=stack.password,
+        idle=idle_after,
+        folder=stack.folder,
+    )
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Admin:
     def settle(
         self, user: str, server: str = "", *, rest: float = 1.5, seconds: float = 60
     ) -> str:
-        """Wait until a session stays running or suspended for a while; which of them."""
+        """Wait until a session stays running or suspended; returns which of them."""
         until, last, since = time.monotonic() + seconds, "", time.monotonic()
         while time.monotonic() < until:
             try:

@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import requests
+
+from demo import processes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -69,7 +70,11 @@ class Stack:
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -90,9 +95,8 @@ class Stack:
         self.end("hub", signal.SIGTERM)
         self.end_sessions()
         self.end("agent", signal.SIGTERM)
-        for pid in self.service_pids() + self.proxy_pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if left := processes.end_all(self.folder):
+            raise StackError(f"processes {left} could not be ended")
 
     # --- parts ---------------------------------------------------------------------
 
@@ -114,6 +118,7 @@ class Stack:
                 f"--AgentApp.criu_dir={self.criu}",
                 f"--AgentApp.realm={self.folder}",
             ],
+            env={**os.environ, **processes.mark(self.folder)},
         )
         self._until("agent", lambda: self.agent("GET", "/healthz") is not None)
 
@@ -122,7 +127,7 @@ class Stack:
         (self.folder / "settings.json").write_text(json.dumps(self.settings))
         env = {
             **os.environ,
-            "GPU_RECLAIM_DEMO": str(self.folder),
+            **processes.mark(self.folder),
             "PATH": f"{BIN}:{os.environ['PATH']}",
         }
         self._run(
@@ -165,13 +170,12 @@ class Stack:
             process.wait(10)
 
     def end_sessions(self) -> None:
-        """Kill every session of this stack through the agent."""
-        if "agent" not in self.parts:
-            with contextlib.suppress(StackError, OSError):
-                self.start_agent()
-        for tree in self.trees():
-            with contextlib.suppress(OSError):
-                self.agent("POST", f"/v1/sessions/{tree['incarnation']}/kill")
+        """Kill every session of this stack through the agent, if that is there."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            for tree in self.trees():
+                session = f"/v1/sessions/{tree['incarnation']}"
+                self.agent("POST", f"{session}/cancel")  # an operation in hand
+                self.agent("POST", f"{session}/kill")
 
     # --- looking -------------------------------------------------------------------
 
@@ -204,26 +208,15 @@ class Stack:
 
     def service_pids(self) -> list[int]:
         """The service of this stack (the Hub starts it)."""
-        return self._ours("gpu-reclaim-service")
+        return processes.of(self.folder, "gpu-reclaim-service")
 
     def proxy_pids(self) -> list[int]:
         """The proxy of this stack (the Hub starts it)."""
-        return self._ours("configurable-http-proxy")
-
-    def _ours(self, program: str) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and program in _read(entry / "cmdline"):
-                mine = f"GPU_RECLAIM_DEMO={self.folder}"
-                if mine in _read(entry / "environ").split("\0"):
-                    found.append(int(entry.name))
-        return found
+        return processes.of(self.folder, "configurable-http-proxy")
 
     # --- helpers -------------------------------------------------------------------
 
-    def _run(
-        self, part: str, command: list[str], env: dict[str, str] | None = None
-    ) -> None:
+    def _run(self, part: str, command: list[str], env: dict[str, str]) -> None:
         with (self.folder / f"{part}.log").open("ab") as log:
             self.parts[part] = subprocess.Popen(
                 command,
@@ -244,19 +237,7 @@ class Stack:
             if self.parts[part].poll() is not None:
                 break
             time.sleep(0.1)
-        self.stop()
         raise StackError(f"{part} did not start:\n{self.log(part)[-3000:]}")
-
-    def wipe(self) -> None:
-        """Remove the folder of an earlier run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _read(path: Path | str) -> str:
-    try:
-        return Path(path).read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 class _UnixConnection(http.client.HTTPConnection):
