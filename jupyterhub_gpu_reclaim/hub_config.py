@@ -42,7 +42,7 @@ def configure(
     c: Any,
     *,
     agent: str = "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
-    agent_token_file: str = "/etc/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
+    agent_token_file: str = "/var/lib/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
     state_dir: str = STATE_DIR,
     service_port: int = 10101,
     idle_after: float | None = None,

@@ -12,5 +12,5 @@ configure(
     c,
     idle_after=30 * 60,  # seconds without use
     agent="unix:/run/jupyterhub-gpu-reclaim/agent.sock",
-    agent_token_file="/etc/jupyterhub-gpu-reclaim/agent.token",  # noqa: S106
+    agent_token_file="/var/lib/jupyterhub-gpu-reclaim/agent.token",  # noqa: S106
 )

@@ -33,7 +33,7 @@ class Options(Configurable):
     ).tag(config=True)
 
     agent_token_file = Unicode(
-        "/etc/jupyterhub-gpu-reclaim/agent.token",
+        "/var/lib/jupyterhub-gpu-reclaim/agent.token",
         help="File with the agent's bearer token. The agent makes it at its first"
         " start; only root may read it. It may appear after the service has started.",
     ).tag(config=True)
