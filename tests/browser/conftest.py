@@ -87,7 +87,7 @@ def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
         page.get_by_label("Username").fill(name)
         page.get_by_label("Password").fill(stack.password)
         page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url("**/lab**", timeout=90_000)
+        page.wait_for_url("**/lab**", timeout=90_000, wait_until="commit")
         return page
 
     yield sign_in
@@ -132,10 +132,17 @@ def open_notebook(stack: Stack, page: Page, user: str, *cells: str) -> None:
     """Open a notebook of these cells in JupyterLab, and run its first one."""
     home = stack.folder / "homes" / user
     (home / "mine.ipynb").write_text(notebook_of(*cells))
-    page.goto(f"{stack.url}/user/{user}/lab/tree/mine.ipynb?reset")
+    url = f"{stack.url}/user/{user}/lab/tree/mine.ipynb?reset"
+    page.goto(url, wait_until="commit")
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     run_cell(page, 0)
     page.keyboard.press("Control+s")
+
+
+def edit_cell(page: Page, number: int, code: str) -> None:
+    """Put other code into a cell of the open notebook."""
+    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+    cell.locator(".cm-content").fill(code)
 
 
 def run_cell(page: Page, number: int) -> None:

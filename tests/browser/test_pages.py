@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from .conftest import shoot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from playwright.sync_api import Page
@@ -67,24 +68,45 @@ def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
         admin, paige, "import os\nx = os.urandom(2**28)\nstart = x[:4]"
     )
     page.add_init_script(KEEP_LOG)
-    page.goto(f"{stack.url}/hub/home")
-    visit(page, stack)
-    log = page.locator("#progress-log .progress-log-event")
-    log.nth(1).wait_for(state="attached")
-    agent = stack.parts["agent"]
-    agent.send_signal(signal.SIGSTOP)  # time enough to look at it
-    try:
+    with restoring(page, stack):
         page.locator("#progress-details summary").click()
         shoot(page, "page-restoring")
-    finally:
-        agent.send_signal(signal.SIGCONT)
     page.wait_for_url("**/user/paige/lab**")
     shown = page.evaluate("sessionStorage.getItem('shown')")
     assert re.search(r"memory.*MB", shown), shown
     assert "✓" in shown
     with kernel:
         assert kernel.run("print(x[:4] == start)").text == "True\n"
-        kernel.run("del x")
+
+
+def test_not_now_on_the_spawn_page_keeps_the_session_saved_until_asked(
+    stack: Stack, admin: Admin, paige: User, page: Page
+) -> None:
+    admin.suspend("paige")
+    with restoring(page, stack):
+        page.get_by_role("button", name="Not now: keep it saved").click()
+    page.get_by_role("heading", name="Your session is saved").wait_for()
+    page.wait_for_timeout(4000)  # longer than any script of ours would wait
+    assert admin.session("paige")["phase"] == "suspended"
+    shoot(page, "page-saved")
+    page.get_by_role("button", name="Bring it back").click()
+    page.wait_for_url("**/user/paige/lab**")
+    assert len(paige.server().json("GET", "kernels")) == 1
+
+
+@contextmanager
+def restoring(page: Page, stack: Stack) -> Iterator[None]:
+    """The page of a restore that has begun, and stands still for a look at it."""
+    page.goto(f"{stack.url}/hub/home")
+    visit(page, stack)
+    lines = page.locator("#progress-log .progress-log-event")
+    lines.nth(1).wait_for(state="attached")
+    agent = stack.parts["agent"]
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        agent.send_signal(signal.SIGCONT)
 
 
 def test_refusal_names_the_file_and_both_buttons_work(
@@ -127,7 +149,7 @@ def test_service_page_suspends_and_resumes_live(
     stack: Stack, admin: Admin, page: Page
 ) -> None:
     page.goto(f"{stack.url}/hub/home")
-    page.get_by_role("link", name="Services").click()
+    page.get_by_text("Services").click()
     page.get_by_role("link", name="gpu-reclaim").click()
     card = page.locator('[data-session="paige/"]')
     card.get_by_text("Running").wait_for()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import open_notebook, output_of, shoot
+from .conftest import edit_cell, open_notebook, output_of, run_cell, shoot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +35,12 @@ def toast_of(page: Page, text: str) -> Locator:
     return page.locator(".Toastify__toast", has_text=text)
 
 
-def test_open_tab_says_saved_wakes_nothing_and_resumes_on_a_click(
+def test_open_tab_says_saved_and_resumes_in_place_on_a_click(
     admin: Admin, notebook: Page
 ) -> None:
     admin.suspend("tabby")
     dialog_of(notebook).wait_for()
     shoot(notebook, "tab-suspended")
-    notebook.wait_for_timeout(4000)  # a wake would have shown by then
-    assert admin.session("tabby")["phase"] == "suspended"
     dialog_of(notebook).get_by_role("button", name="Resume").click()
     toast_of(notebook, "Bringing your session back").wait_for()
     shoot(notebook, "tab-resuming")
@@ -56,24 +54,32 @@ def test_reload_of_a_suspended_tab_brings_the_session_back(
     admin: Admin, notebook: Page
 ) -> None:
     admin.suspend("tabby")
-    notebook.reload()
-    notebook.wait_for_url("**/user/tabby/lab**", timeout=60_000)
+    notebook.reload(wait_until="commit")
+    notebook.wait_for_url("**/user/tabby/lab**", wait_until="commit")
     notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     admin.wait("tabby", phase="running")
     assert output_of(notebook, 1) == "it is 42"
 
 
-def test_not_now_keeps_the_session_suspended_and_offers_it_calmly(
-    admin: Admin, notebook: Page
+def test_tab_names_the_reason_when_the_session_does_not_come_back(
+    stack: Stack, admin: Admin, notebook: Page
 ) -> None:
+    path = stack.folder / "homes" / "tabby" / "table.csv"
+    path.write_text("1,2\n")
+    edit_cell(notebook, 1, "f = open('table.csv')")
+    run_cell(notebook, 1)
     admin.suspend("tabby")
-    dialog_of(notebook).get_by_role("button", name="Not now").click()
-    offer = toast_of(notebook, "Your session is saved")
-    offer.wait_for()
-    notebook.wait_for_timeout(11_000)  # the stock dialog would be back by now
-    assert notebook.locator(".jp-Dialog").count() == 0
-    assert admin.session("tabby")["phase"] == "suspended"
-    shoot(notebook, "tab-not-now")
-    offer.get_by_role("button", name="Resume").click()
+    path.unlink()
+    dialog_of(notebook).get_by_role("button", name="Resume").click()
+    refusal = toast_of(notebook, "Your saved session did not come back")
+    refusal.get_by_text("table.csv").wait_for()
+    shoot(notebook, "tab-refused")
+
+    # the choices are on the Hub's page; the tab finds out by itself
+    path.write_text("1,2\n")
+    with notebook.context.expect_page() as opened:
+        refusal.get_by_role("button", name="What now?").click()
+    opened.value.get_by_role("link", name="Try again").click()
     toast_of(notebook, "Your session is back.").wait_for()
-    assert output_of(notebook, 1) == "it is 42"
+    edit_cell(notebook, 1, "print(f.read())")
+    assert output_of(notebook, 1) == "1,2"
