@@ -45,16 +45,16 @@ def main() -> int:
     folder = chosen.folder.resolve()
     if chosen.check:
         folder = folder.with_name(folder.name + "-check")
-    elif not free(chosen.port):
-        return fail(
-            f"Port {chosen.port} of 127.0.0.1 is in use. End what has it, or take"
-            f" another one: make demo PORT={chosen.port + 1}"
-        )
     try:
         if processes.claim(folder) is None:
             return fail(f"Another run has {folder}: end that first.")
         if chosen.check:
             return check(folder)
+        if not free(chosen.port):
+            return fail(
+                f"Port {chosen.port} of 127.0.0.1 is in use. End what has it, or take"
+                f" another one: make demo PORT={chosen.port + 1}"
+            )
         return show(folder, chosen.port, chosen.idle_after)
     except (StackError, UserError) as error:
         return fail(str(error))
