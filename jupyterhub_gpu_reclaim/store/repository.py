@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+from jupyterhub_gpu_reclaim.store.infos import Infos
 from jupyterhub_gpu_reclaim.store.manifest import (
     Body,
     damaged,
@@ -63,6 +64,7 @@ class Repository:
         self._pack_bytes = pack_bytes
         self._lock = threading.Lock()
         self._writing: set[str] = set()
+        self._infos = Infos()
 
     def begin(
         self,
@@ -87,7 +89,7 @@ class Repository:
             self._writing.add(id)
         try:
             self._refuse_if_committed(id)
-            layout.remove(self._backend, id)
+            self._remove(id)
             draft = Draft(
                 id=id, key=key, incarnation=incarnation, generation=generation
             )
@@ -136,11 +138,16 @@ class Repository:
     def info(self, checkpoint: str) -> CheckpointInfo:
         """What is known of a committed checkpoint; cheap.
 
+        That it exists is looked at each time; its manifest is read once, and what
+        becomes of that later is for ``open`` to see.
+
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
             StoreError: ``CHECKPOINT_DAMAGED``, or the store does not work.
         """
-        return self._body(checkpoint).info
+        if not self.exists(checkpoint):
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return self._info(checkpoint)
 
     def list(self) -> list[CheckpointInfo]:
         """Committed checkpoints by age, oldest first.
@@ -155,7 +162,7 @@ class Repository:
         for entry in self._backend.list(layout.MANIFESTS):
             id_ = layout.id_of(entry.name)
             try:
-                infos.append(self.info(id_ or ""))
+                infos.append(self._info(id_ or ""))
             except NotFound:
                 continue  # deleted in between, or nothing of ours
             except StoreError as error:
@@ -175,7 +182,7 @@ class Repository:
             return
         with self._lock:
             self._refuse_if_writing(checkpoint)
-            layout.remove(self._backend, checkpoint)
+            self._remove(checkpoint)
 
     def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
         """Remove what writers that died have left; committed ones are not touched.
@@ -198,13 +205,22 @@ class Repository:
             freed = 0
             for id_ in sorted(ids - self._writing - keep_writing):
                 if _ID.fullmatch(id_) and not self.exists(id_):
-                    freed += layout.remove(self._backend, id_)
+                    freed += self._remove(id_)
                     removed.append(id_)
         return SweepResult(removed, freed)
 
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
         return self._backend.free_bytes()
+
+    def _info(self, checkpoint: str) -> CheckpointInfo:
+        return self._infos.get(checkpoint, lambda: self._body(checkpoint).info)
+
+    def _remove(self, checkpoint: str) -> int:
+        try:
+            return layout.remove(self._backend, checkpoint)
+        finally:
+            self._infos.drop(checkpoint)
 
     def _body(self, checkpoint: str) -> Body:
         missing = NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
@@ -227,5 +243,7 @@ class Repository:
             raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
 
     def _ended(self, checkpoint: str) -> None:
+        # A commit that failed late had a manifest for a moment.
+        self._infos.drop(checkpoint)
         with self._lock:
             self._writing.discard(checkpoint)

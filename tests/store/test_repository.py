@@ -277,6 +277,50 @@ def test_list_is_sorted_by_age(begin, repository, clock):
     assert [info.id for info in repository.list()] == ["b", "c", "a"]
 
 
+def test_list_and_info_read_each_manifest_once(clock):
+    class BackendThatCounts(MemoryBackend):
+        manifests = 0
+
+        def read(self, name, offset, length):
+            self.manifests += name.startswith("manifests/")
+            return super().read(name, offset, length)
+
+    backend = BackendThatCounts()
+    repository = Repository(backend, clock=clock)
+    for name in ("a", "b"):
+        repository.begin(
+            id=name, key=SessionKey("u"), incarnation="i", generation=1
+        ).commit()
+    first = repository.list()
+    seen = backend.manifests
+    assert repository.list() == first == [repository.info("a"), repository.info("b")]
+    assert backend.manifests == seen
+    repository.delete("a")
+    assert repository.list() == first[1:]
+    with pytest.raises(NotFound):
+        repository.info("a")
+
+
+def test_info_of_a_checkpoint_written_anew_is_the_new_one(begin, repository):
+    old = commit_one(begin)
+    assert repository.info("c1") == old
+    repository.delete("c1")
+    new = commit_one(begin, "c1", small=b"1")
+    assert repository.info("c1") == new != old
+    assert repository.list() == [new]
+
+
+def test_info_of_a_lost_manifest_is_missing_although_it_was_read(
+    begin, repository, root
+):
+    commit_one(begin)
+    assert repository.info("c1").id == "c1"
+    (root / "manifests" / "c1.json").unlink()
+    with pytest.raises(NotFound):
+        repository.info("c1")
+    assert repository.list() == []
+
+
 def test_list_leaves_out_a_damaged_manifest_but_exists_tells(
     begin, repository, root, caplog
 ):
