@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
@@ -167,16 +169,21 @@ class Capture:
         ):
             writer.add(saved.IDENTITY, wire.encode(login.identity))
             writer.add(saved.WORLD, wire.encode(world))
-            seconds = self._parts.clock.monotonic() - frozen
-            return await in_thread(
+            steps, seconds = self._operation.steps, self._since(frozen)
+            info = await in_thread(
                 lambda: writer.commit(
-                    steps=self._operation.steps,
-                    frozen_seconds=round(seconds, 3),
-                    timeout=self._limits.commit,
+                    steps=steps, frozen_seconds=seconds, timeout=self._limits.commit
                 ),
                 step="commit",
                 limit=self._limits.commit * 2,
             )
+        # The manifest cannot tell how long its own commit took; the service is told.
+        return msgspec.structs.replace(
+            info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
+        )
+
+    def _since(self, begun: float) -> float:
+        return round(self._parts.clock.monotonic() - begun, 3)
 
     def _begin(self) -> CheckpointWriter:
         return self._parts.store.begin(

@@ -76,6 +76,20 @@ def test_capture_says_bytes_and_seconds(agent, counter):
     assert {step["step"] for step in info["steps"]} >= {"preflight", "dump", "commit"}
 
 
+def test_capture_counts_its_commit_as_frozen(agent, counter):
+    events = agent.capture(counter, "cp")
+    info = events[-1]["checkpoint"]
+    steps = {step["step"]: step for step in info["steps"]}
+    assert {step["state"] for step in steps.values()} == {"done"}
+    assert steps["commit"] == step_of(events, "commit")
+    frozen = sum(steps[name]["seconds"] for name in ("dump", "files", "commit"))
+    assert info["frozen_seconds"] >= frozen - 0.002  # each was rounded
+    # What stands in the store is what was known before the commit.
+    (stored,) = agent.get("/v1/checkpoints").json()
+    assert stored["frozen_seconds"] < info["frozen_seconds"]
+    assert stored["id"] == info["id"]
+
+
 def test_cancel_rolls_a_capture_back(agent, counter):
     def call_off(event) -> bool:
         agent.post(f"/v1/sessions/{counter.incarnation}/cancel")
