@@ -125,6 +125,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
     with kernel:
         assert kernel.run("print(len(f.read()))").text == "99\n"
 
+    admin.wait("paige", phase="running")
     admin.suspend("paige")
     taken_away(page, stack, path)
     page.get_by_role("link", name=re.compile("Start fresh.*kept 7 days")).click()
@@ -152,13 +153,15 @@ def test_service_page_suspends_and_resumes_live(
     page.get_by_text("Services").click()
     page.get_by_role("link", name="gpu-reclaim").click()
     card = page.locator('[data-session="paige/"]')
-    card.get_by_text("Running").wait_for()
+    running = page.locator('[data-session="paige/"][data-phase="running"]')
+    suspended = page.locator('[data-session="paige/"][data-phase="suspended"]')
+    running.wait_for()
     shoot(page, "service-running")
     card.get_by_role("button", name="Suspend now").click()
-    card.get_by_text("Suspended").wait_for()
+    suspended.wait_for()
     shoot(page, "service-suspended")
     assert admin.session("paige")["phase"] == "suspended"
     card.get_by_role("button", name="Resume").click()
-    card.get_by_text("Running").wait_for()
+    running.wait_for()
     shoot(page, "service-resumed")
-    admin.wait("paige", phase="running")
+    assert admin.session("paige")["phase"] == "running"

@@ -103,6 +103,11 @@
       changed(card.dataset.session);
     }
   }, 60000);
+  setTimeout(() => {
+    // "is being saved" grows old, too; a reload shall not say it again
+    document.getElementById("notice").textContent = "";
+    history.replaceState(null, "", location.pathname);
+  }, 8000);
   for (const time of document.querySelectorAll("time")) {
     time.title = new Date(time.dateTime).toLocaleString();
   }
