@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from demo.admin import Admin
     from demo.stack import Stack
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 
@@ -33,6 +36,14 @@ def dialog_of(page: Page) -> Locator:
 
 def toast_of(page: Page, text: str) -> Locator:
     return page.locator(".Toastify__toast", has_text=text)
+
+
+def test_installed_extension_is_the_one_of_this_checkout() -> None:
+    installed = Path(sys.prefix) / "share/jupyter/labextensions/jupyterhub-gpu-reclaim"
+    source = ROOT / "jupyterhub_gpu_reclaim" / "ui" / "lab"
+    for name in ("package.json", "static/remoteEntry.js"):
+        current = (installed / name).read_text() == (source / name).read_text()
+        assert current, "an editable install has a copy; run: scripts/bootstrap test"
 
 
 def test_open_tab_says_saved_and_resumes_in_place_on_a_click(
