@@ -37,11 +37,12 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     """JSON to a value of that type.
 
     Raises:
-        BadRequest: it is not JSON, or does not fit; the message names the field.
+        BadRequest: it is not JSON or not UTF-8, or does not fit; the message names
+            the field.
     """
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(Reason.INVALID, what=f"Not understood: {error}.") from None
 
 
