@@ -7,6 +7,7 @@ it logs none of them and writes none to disk.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 from jupyterhub_gpu_reclaim.models import Identity
 
 _PREFIX = "JUPYTERHUB_"
+#: What may stand in a request line or a header as it is: visible ASCII.
+_WORD = re.compile(r"[!-~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,11 @@ def read_login(pid: int) -> Login:
     """
     process = Path(f"/proc/{pid}")
     environment = _environment((process / "environ").read_bytes())
-    address = urlsplit(environment.get("JUPYTERHUB_SERVICE_URL", ""))
-    try:
-        port = address.port or 0
-    except ValueError:  # the user may have put anything there
-        port = 0
-    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or address.path or "/"
+    port, path = _address(environment.get("JUPYTERHUB_SERVICE_URL", ""))
+    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path or "/"
+    token = environment.get("JUPYTERHUB_API_TOKEN", "")
+    if not (_WORD.fullmatch(prefix) and _WORD.fullmatch(token)):
+        port, prefix = 0, "/"  # nobody is asked in words that are no HTTP
     uid = next(
         int(line.split()[1])
         for line in (process / "status").read_text().splitlines()
@@ -68,11 +70,21 @@ def read_login(pid: int) -> Login:
     return Login(
         port=port,
         prefix="/" + prefix.strip("/") + "/" if prefix.strip("/") else "/",
-        token=environment.get("JUPYTERHUB_API_TOKEN", ""),
+        token=token,
         uid=uid,
         cwd=str((process / "cwd").readlink()),
         environment=environment,
     )
+
+
+def _address(url: str) -> tuple[int, str]:
+    """Port (0 for none) and path of a URL; the user may have put anything there."""
+    try:
+        address = urlsplit(url)
+        port = address.port or 0
+    except ValueError:
+        return 0, ""
+    return port, address.path
 
 
 def _environment(data: bytes) -> dict[str, str]:

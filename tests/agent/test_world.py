@@ -54,6 +54,7 @@ def test_this_machine_compares_equal_to_itself():
         ("http://127.0.0.1:4711/user/ann/", 4711, "/user/ann/"),
         ("http://0.0.0.0:4711", 4711, "/"),
         ("http://127.0.0.1:99999/", 0, "/"),
+        ("http://[half-an-address", 0, "/"),
         ("nonsense", 0, "/nonsense/"),
         ("", 0, "/"),
     ],
@@ -76,6 +77,28 @@ def test_read_login_takes_what_the_environment_says(url, port, prefix):
     assert login.identity.environment.keys() == env.keys() - {"A"}
     assert login.cwd == "/"
     assert secret not in repr(login)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"JUPYTERHUB_SERVICE_PREFIX": "/ HTTP/1.1\r\nX-Mine: yes\r\n"},
+        {"JUPYTERHUB_API_TOKEN": "s3cret\r\nX-Mine: yes"},
+        {"JUPYTERHUB_API_TOKEN": "s\N{LATIN SMALL LETTER E WITH ACUTE}cret"},
+    ],
+)
+def test_read_login_of_words_that_are_no_http_has_no_address(hostile):
+    env = {"JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:4711/"} | hostile
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", "print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+    ) as program:
+        program.stdout.readline()
+        login = read_login(program.pid)
+        program.communicate(b"\n")
+    assert (login.port, login.prefix) == (0, "/")
 
 
 def test_log_line_of_a_hostile_name_stays_one_line():
