@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Threads for what blocks. Every capture and restore holds one for as long as it takes;
+#: asyncio's own six on two cores would make looking and thawing wait behind them.
+_THREADS = 256
+
 
 class AgentApp(AgentSettings):
     """The program; its settings are its base's."""
@@ -61,6 +66,8 @@ class AgentApp(AgentSettings):
     async def _main(self) -> None:
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
+        asyncio.get_running_loop().set_default_executor(threads)
         state = folder(Path(self.state_dir))
         with _only_one(state):
             parts = self._parts(state)
