@@ -97,8 +97,8 @@ class Restore:
         # CancelledError is left out: it is the agent's own end; recovery settles that.
         except Exception as error:
             why = _failed(error)
-            await self._clear()
-            yield self._note(Stage.FAILED, failure=wire.failure_of(why))
+            if await self._clear():
+                yield self._note(Stage.FAILED, failure=wire.failure_of(why))
             raise why from error
         yield self._note(Stage.RESTORED)
         self._give_ports_back()
@@ -231,8 +231,8 @@ class Restore:
         if trees.look(self._session).server is None:
             raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
 
-    async def _clear(self) -> None:
-        """Nothing stays under the init."""
+    async def _clear(self) -> bool:
+        """Nothing stays under the init; else record and lease stand (law 3)."""
         session = self._session
         try:
             await in_thread(
@@ -243,9 +243,11 @@ class Restore:
                 limit=self._limits.end * 2,
             )
         except NotFound:
-            return
+            return True
         except ReclaimError as error:
             _log.error("%s what was half restored stays: %s", session.key, error)
+            return False
+        return True
 
     def _give_ports_back(self) -> None:
         """The session holds its ports itself now; one reserved too many is harmless."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.processes import Snapshot
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_SAVED = {Stage.CAPTURED, Stage.RELEASING}
+#: Stopped by us; also where taking that back has failed, so that it can be tried again.
+_STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK, Stage.THAWING}
 _IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
 
 
@@ -93,8 +94,10 @@ def _state(
 ) -> TreeState:
     if operation is not None and operation.kind in _IN_HAND:
         return _IN_HAND[operation.kind]
-    if record is not None and record.stage in _SAVED:
+    if record is not None and record.stage in _STOPPED:
         return TreeState.CAPTURED
     if session.holding and not look(session).processes:
         return TreeState.HOLDING
+    if record is not None and record.stage is Stage.RESTORING:
+        return TreeState.RESTORING  # half of it, which could not be ended
     return TreeState.RUNNING

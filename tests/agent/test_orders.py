@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -142,6 +143,25 @@ def test_thaw_goes_on_and_drops_the_checkpoint(agent, counter):
     assert goes_on(counter)
     again = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
     assert again["state"] == "running"
+
+
+def test_thaw_that_the_store_hindered_is_tried_again(agent, counter):
+    agent.capture(counter, "cp")
+    path = f"/v1/sessions/{counter.incarnation}/thaw"
+    store = str(agent.folder / "store")
+    subprocess.run(["mount", "--bind", store, store], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", store], check=True)
+        hindered = agent.post(path).json()
+        assert hindered["code"] == "store_failed"
+        assert agent.tree(counter)["state"] == "captured"
+        assert all(process.stopped for process in counter.tree.processes)
+    finally:
+        subprocess.run(["umount", store], check=True)
+
+    assert agent.post(path).json()["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+    assert goes_on(counter)
 
 
 def test_restore_of_a_checkpoint_whose_tree_stands_is_refused(agent, counter, places):
