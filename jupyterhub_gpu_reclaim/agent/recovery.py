@@ -91,12 +91,23 @@ def _settle(parts: Parts, session: Session) -> None:
 def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
     """The store decides: committed, or never been."""
     if parts.store.exists(record.checkpoint):
+        if record.stage is Stage.CAPTURING and _goes_on(session):
+            # It was rolled back, and neither the store nor the record took note.
+            release.undo_capture(parts, session, record)
+            _fail(parts, record)
+            return
         if record.stage is Stage.CAPTURING:
             parts.records.save(record.at(Stage.CAPTURED, record.steps))
         _log.info("%s is saved as %s", session.key, record.checkpoint)
         return
     capture.let_go_on(session, record)
     _fail(parts, record)
+
+
+def _goes_on(session: Session) -> bool:
+    """Whether some of its programs run: what is saved is then older than they are."""
+    alive = [p for p in trees.look(session).processes if p.state not in processes.DEAD]
+    return not all(process.stopped for process in alive)
 
 
 def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
@@ -113,8 +124,9 @@ def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
 def _settle_unknown(parts: Parts, session: Session) -> None:
     """A tree without a record: the state folder was lost, or nothing ever happened."""
     tree = trees.look(session)
-    alive = [each for each in tree.processes if each.state not in processes.DEAD]
-    if not alive or not all(each.stopped for each in alive):
+    if not any(p.state not in processes.DEAD for p in tree.processes):
+        return
+    if _goes_on(session):
         return
     mine = [i for i in parts.store.list() if i.incarnation == session.incarnation]
     record = Record(

@@ -1,6 +1,8 @@
 """The agent is killed at every step and started again: nothing is lost or doubled."""
 
+import os
 import shutil
+import signal
 import time
 
 import pytest
@@ -94,6 +96,21 @@ def test_recovery_state_and_store_lost_stopped_tree_goes_on(agent, counter):
     agent.start()
 
     assert agent.tree(counter)["state"] == "running"
+    assert goes_on(counter)
+
+
+def test_recovery_tree_that_goes_on_is_not_called_saved(agent, counter):
+    agent.capture(counter, "cp")
+    agent.kill()
+    (record,) = (agent.folder / "state" / "records").glob("*.json")
+    record.write_bytes(record.read_bytes().replace(b'"captured"', b'"capturing"'))
+    for process in counter.tree.processes:
+        os.kill(process.pid, signal.SIGCONT)
+
+    agent.start()
+
+    assert agent.tree(counter)["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
     assert goes_on(counter)
 
 
