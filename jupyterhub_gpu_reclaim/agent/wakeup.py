@@ -16,13 +16,13 @@ import base64
 import contextlib
 import logging
 import os
-import select
 import socket
 import time
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim.agent import nudge
+from jupyterhub_gpu_reclaim.engine.ready import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,8 +83,7 @@ class WakeUp:
         deadline = time.monotonic() + seconds
         seen = dict.fromkeys(self._kernels, b"")
         while seen:
-            patience = max(0.0, deadline - time.monotonic())
-            ready = select.select(list(seen), [], [], patience)[0]
+            ready = readable(list(seen), deadline - time.monotonic())
             if not ready:
                 return False
             for one in ready:

@@ -8,7 +8,6 @@ only one that does not end then is ended by force.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine.namespaces import run_inside
+from jupyterhub_gpu_reclaim.engine.ready import readable
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -181,8 +181,7 @@ class Attempt:
         if self._cancel is not None:
             watched.append(self._cancel)
         while (status := inside.poll()) is None:
-            patience = max(0.0, deadline - time.monotonic())
-            ready = select.select(watched, [], [], patience)[0]
+            ready = readable(watched, deadline - time.monotonic())
             if self._server in ready:
                 return self._end(inside)
             if self._cancel is not None and self._cancel in ready:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.ready import readable
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -108,8 +108,7 @@ class Inside:
 
     def _read(self, deadline: float) -> bool:
         """Take news in; False when none came in time or none will ever come."""
-        patience = max(0.0, deadline - time.monotonic())
-        if not select.select([self._report], [], [], patience)[0]:
+        if not readable([self], deadline - time.monotonic()):
             return False
         data = os.read(self._report, 65536)
         if not data:
