@@ -16,7 +16,9 @@ from jupyterhub.utils import url_escape_path
 from traitlets import Float, Unicode
 from traitlets.config import Configurable
 
+from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.clients.service import ServiceClient
+from jupyterhub_gpu_reclaim.clock import Clock, SystemClock
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -76,6 +78,7 @@ class PointerKeeper(Base):
     reclaim_mode = "start"  #: for ``super().start()``: start, or hold
     reclaim_incarnation = ""
 
+    _clock: Clock = SystemClock()
     _pointer = Pointer()
     _starting = False
     _stopping = False
@@ -87,6 +90,15 @@ class PointerKeeper(Base):
         """Whether a visit brings something back: a saved session, a stopped tree."""
         kept = self._pointer.phase is PointerPhase.UNKNOWN and self.reclaim_alive()
         return (self._pointer.saved or kept) and not self._starting
+
+    @property
+    def reclaim_saved_ago(self) -> str:
+        """For how long it has been saved: "12 min ago"; empty where not known."""
+        at = self._pointer.saved_at
+        past = self._clock.now() - at
+        if not at or not self._pointer.saved:
+            return ""
+        return "just now" if past < 5 else f"{words.duration(past)} ago"
 
     @property
     def reclaim_resuming(self) -> bool:
@@ -147,6 +159,10 @@ class PointerKeeper(Base):
 
     def _point(self, **changes: Any) -> None:
         """Change the pointer and write it to the database now (T6)."""
+        if changes.get("checkpoint", self._pointer.checkpoint) != (
+            self._pointer.checkpoint
+        ):
+            changes["saved_at"] = self._clock.now() if changes["checkpoint"] else 0.0
         self._pointer = msgspec.structs.replace(self._pointer, **changes)
         self.will_resume = self._pointer.precious
         logins.save_state(self)

@@ -48,6 +48,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     token_id: int = 0
     port: int = 0
     place: Place = Place()
+    saved_at: float = 0.0  #: when ``checkpoint`` became known; only for the home page
 
     @property
     def saved(self) -> bool:

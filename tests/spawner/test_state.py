@@ -26,7 +26,8 @@ def test_pointer_of_version_1_is_read():
         port=40123,
         place=Place(pid=4711, start=99, boot="b"),
     )
-    assert json.loads(json.dumps(pointer.to_state())) == json.loads(V1)
+    written = json.loads(json.dumps(pointer.to_state()))
+    assert json.loads(V1).items() <= written.items()
 
 
 def test_pointer_of_a_newer_version_keeps_what_we_know():

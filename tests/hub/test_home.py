@@ -1,0 +1,54 @@
+"""The Hub's home page says what its buttons do: resume what is saved, or start."""
+
+from __future__ import annotations
+
+import re
+
+
+def buttons(person) -> dict[str, tuple[str, str]]:
+    """The links of the home page that start something: id to (words, address)."""
+    page = person.http.get(f"{person.base}/hub/home", timeout=30)
+    assert page.status_code == 200
+    links = re.findall(r"<a\b([^>]*)>(.*?)</a>", page.text, re.DOTALL)
+    found = {}
+    for attributes, text in links:
+        id_ = re.search(r'id="(start[^"]*)"', attributes)
+        href = re.search(r'href="([^"]*)"', attributes)
+        if id_ and href:
+            found[id_[1]] = (" ".join(text.split()), href[1])
+    return found
+
+
+def test_home_of_a_suspended_session_says_resume_and_since_when(suspended):
+    words, href = buttons(suspended)["start"]
+    assert re.fullmatch(r"Resume my session \(saved (just now|\d+ s ago)\)", words)
+    assert href == f"/hub/spawn/{suspended.name}"
+
+
+def test_home_of_a_running_session_is_the_hubs_own(amy):
+    assert buttons(amy)["start"] == ("My Server", f"/user/{amy.name}")
+
+
+def test_home_without_a_saved_session_says_start(hub, name):
+    assert buttons(hub.user(name))["start"][0] == "Start My Server"
+
+
+def test_home_says_resume_for_the_named_servers_that_are_saved(hub, service, amy):
+    for server in ("lab", "lab-2"):
+        amy.start_server(server)
+    service.capture(amy.name, "lab-2")
+    for server in ("lab", "lab-2"):
+        hub.stop_server(amy.name, server)
+
+    found = buttons(amy)
+
+    assert found["start"][0] == "My Server"
+    assert found["start-lab"] == ("start", f"/hub/spawn/{amy.name}/lab")
+    words, href = found["start-lab-2"]
+    assert re.fullmatch(r"resume \(saved (just now|\d+ s ago)\)", words)
+    assert href == f"/hub/spawn/{amy.name}/lab-2"
+
+
+def test_home_after_a_restart_of_the_hub_still_says_resume(hub, suspended):
+    hub.restart()
+    assert buttons(suspended)["start"][0].startswith("Resume my session (saved ")
