@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
 SYSCTL: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+LOCK: Final = Path("/run/jupyterhub-gpu-reclaim-ports.lock")
 _LIST_BYTES: Final = 1 << 20  # more than every port, written singly
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PROTOCOLS: Final = {6: "tcp", 17: "udp"}
@@ -67,7 +68,6 @@ class Reservations:
 
     def __init__(self, folder: Path, *, sysctl: Path = SYSCTL) -> None:
         self._path = folder / "ports.json"
-        self._lock_path = folder / "ports.lock"
         self._sysctl = sysctl
 
     def reserve(self, checkpoint: str, ports: Iterable[Port]) -> None:
@@ -164,13 +164,12 @@ class Reservations:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # Held for a few small writes only, so waiting for it needs no time limit.
+        # One for the machine, as the kernel's list is: two Hubs have an agent each. Only
+        # root can hold it, for a few small writes, so waiting needs no time limit.
         try:
-            descriptor = os.open(
-                self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _refused(self._lock_path, error) from None
+            raise _refused(LOCK, error) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
