@@ -66,6 +66,17 @@ async def test_hub_server_model_becomes_a_state(hub, model, state):
     assert await hub.server(SessionKey("nobody")) is HubState.STOPPED
 
 
+async def test_hub_that_hides_its_servers_has_not_said_that_there_are_none(hub):
+    hub.answers["GET /hub/api/users/ada@x"] = (200, {"name": KEY.user})
+    query = "GET /hub/api/users?state=active&offset=0&limit=200"
+    hub.answers[query] = (200, {"items": [{"name": "a"}], "_pagination": {}})
+    with pytest.raises(Unreachable) as refused:
+        await hub.server(KEY)
+    assert "read:servers" in refused.value.detail
+    with pytest.raises(Unreachable):
+        await hub.servers()
+
+
 async def test_hub_servers_reads_all_pages_and_leaves_stopped_ones_out(hub):
     first = {
         "items": [{"name": "a", "servers": {"": {"ready": True}, "x": {}}}],
