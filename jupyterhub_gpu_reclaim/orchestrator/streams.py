@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 #: What a reader may lag behind before it is dropped.
 READER_LIMIT = 256
-#: Events of one operation that are kept; an operation has about twenty steps.
+#: Steps of one operation that are kept: half an hour at two a second. Its end is
+#: always told.
 EVENT_LIMIT = 4096
 
 
@@ -81,7 +82,8 @@ class Operation:
 
     def add(self, event: Event) -> None:
         """Take the next event; the one that is not a step is the last."""
-        if self.ended or len(self._events) >= EVENT_LIMIT:
+        full = event.step is not None and len(self._events) >= EVENT_LIMIT
+        if self.ended or full:
             return
         self._events.append(event)
         self.ended = event.step is None
