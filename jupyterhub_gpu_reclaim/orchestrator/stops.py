@@ -101,12 +101,12 @@ class Stops:
         return row.incarnation == placement.incarnation
 
     async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
-        """An incarnation that the journal does not know: only the agent can say."""
-        try:
-            trees = await self._agent.trees()
-        except Unreachable:
-            return StopPlan(action="stop")  # the spawner sees by itself what is frozen
-        for tree in trees:
+        """An incarnation that the journal does not know: only the agent can say.
+
+        Raises:
+            Unreachable: it does not; the spawner sees by itself what is frozen.
+        """
+        for tree in await self._agent.trees():
             if tree.incarnation != placement.incarnation:
                 continue
             if tree.state is TreeState.CAPTURED:

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
+from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Placement, SessionKey, Verdict
 from tests.orchestrator.conftest import KEY
 
@@ -170,6 +170,13 @@ async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     await world.hub.stop(KEY)
     assert world.hub.plans == ["stop stop"]
     assert world.node.saved == world.node.places == {}
+
+
+async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
+    controller = await world.controller()
+    world._servers[0].stop()
+    with pytest.raises(Unreachable):
+        await controller.plan_stop(Placement(key=SessionKey("new"), incarnation="i1"))
 
 
 async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
