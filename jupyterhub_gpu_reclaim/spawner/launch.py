@@ -84,7 +84,8 @@ async def _read_all(fd: int) -> bytes:
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(fd, "rb", 0)
     )
     try:
-        return await stream.read(1 << 16)
+        # To the end, not what is there first: an error comes after the place.
+        return await stream.read()
     finally:
         transport.close()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.spawner import launch as launch_module
 from jupyterhub_gpu_reclaim.spawner import launcher
 from jupyterhub_gpu_reclaim.spawner.processes import Session
 from jupyterhub_gpu_reclaim.spawner.state import Place
@@ -142,6 +144,11 @@ def test_limit_that_cannot_be_held_is_refused_with_a_sentence(launch, monkeypatc
     if "error" in facts:
         assert facts["error"].endswith(".")
         assert "Traceback" not in facts["error"]
+
+
+async def test_run_init_that_cannot_be_run_is_refused_with_its_error():
+    with pytest.raises(Refused, match="No such file"):
+        await launch_module.run([], ["/no/such/init"], {}, {}, seconds=20)
 
 
 def test_init_that_cannot_be_run_is_one_sentence(launch, tmp_path):
