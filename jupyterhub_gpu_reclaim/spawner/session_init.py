@@ -54,6 +54,8 @@ import threading
 RELAY_WRITE_FD = 3
 RELAY_READ_FD = 4
 RELAY_BLOCK = 65536
+#: A pipe holds at most a MiB, unless root says otherwise.
+RELAY_BLOCKS = 16
 #: A pipe that polls writable takes this much (PIPE_BUF) without blocking.
 ATOMIC_WRITE = 4096
 
@@ -267,9 +269,15 @@ class Relay:
             self.copy()
 
     def copy(self) -> None:
-        """Copy what is there now; never waits."""
+        """Copy what is there now, as much as a pipe can hold; never waits.
+
+        Not more: programs that outlive the session's root may write for ever, and at
+        the end the init must end all the same.
+        """
         with self._lock:
-            while select.select([RELAY_READ_FD], [], [], 0)[0]:
+            for _ in range(RELAY_BLOCKS):
+                if not select.select([RELAY_READ_FD], [], [], 0)[0]:
+                    return
                 self._write(memoryview(os.read(RELAY_READ_FD, RELAY_BLOCK)))
 
     def _write(self, data: memoryview) -> None:

@@ -168,6 +168,22 @@ def test_relay_never_blocks_when_nobody_reads():
     os.close(read_end)
 
 
+def test_relay_program_that_never_stops_writing_does_not_hold_the_end_up():
+    read_end, write_end = os.pipe()
+    popen = session(
+        "start",
+        "sh",
+        "-c",
+        "(setsid yes &); sleep 0.3; exit 4",
+        options=("--relay",),
+        stdout=write_end,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(write_end)
+    assert popen.wait(30) == 4
+    os.close(read_end)
+
+
 def test_relay_never_blocks_when_the_reader_is_gone():
     read_end, write_end = os.pipe()
     os.close(read_end)
