@@ -86,14 +86,15 @@ class LocalPlacements:
     def _session(self, entry: Path) -> Session | None:
         """The session whose init that process is; None when it is none of ours."""
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if not any(b"session_init" in word for word in words[:6]):
+            # The command line last: it is memory of the process, and a user can make
+            # a page of it that blocks whoever reads it.
+            if not _is_root_and_first((entry / "status").read_text()):
                 return None
-            status = (entry / "status").read_text()
+            words = (entry / "cmdline").read_bytes().split(b"\0")
             stat = (entry / "stat").read_text()
         except OSError:  # it has ended while we looked
             return None
-        if not _is_root_and_first(status):
+        if not any(b"session_init" in word for word in words[:6]):
             return None
         fields = stat.rpartition(")")[2].split()
         if fields[0] in "ZX":

@@ -7,6 +7,7 @@ was given to another process is never touched. It starts nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -82,12 +83,11 @@ class Session:
         """The init's own children: the session's root."""
         if not self.alive():
             return
-        for task in Path(f"/proc/{self.place.pid}/task").iterdir():
-            try:
+        # The init may end at any moment, and its threads with it.
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{self.place.pid}/task").iterdir():
                 children = (task / "children").read_text().split()
-            except OSError:
-                continue
-            yield from map(int, children)
+                yield from map(int, children)
 
     def _pidfd(self) -> int | None:
         """A handle on that very process, or None."""
@@ -109,14 +109,16 @@ def find_session(incarnation: str) -> Place | None:
         if not entry.name.isdigit():
             continue
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            ours = any(word.endswith(b"session_init.py") for word in words[:6])
-            if not ours or incarnation.encode() not in words[:10]:
+            # The command line last: that of a user's process may block its reader.
+            if entry.stat().st_uid != 0 or not _is_first(
+                (entry / "status").read_text()
+            ):
                 continue
-            status = (entry / "status").read_text()
+            words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if entry.stat().st_uid == 0 and _is_first(status):
+        ours = any(word.endswith(b"session_init.py") for word in words[:6])
+        if ours and incarnation.encode() in words[:10]:
             pid = int(entry.name)
             start = launcher.start_time(pid)
             if start:
