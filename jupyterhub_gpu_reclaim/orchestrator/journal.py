@@ -53,8 +53,11 @@ class Journal:
         try:
             with self._engine.begin() as connection:
                 schema.migrate(connection)
-        except SQLAlchemyError as error:
-            raise _broken(error) from None
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SQLAlchemyError):
+                raise _broken(error) from None
+            raise
 
     def close(self) -> None:
         """Let the database go; nothing is unwritten at any time."""

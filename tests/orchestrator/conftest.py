@@ -51,6 +51,7 @@ class World:
         self.url = f"sqlite:///{folder}/journal.sqlite"
         self.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
         self.controllers: list[Controller] = []
+        self._journals: list[Journal] = []
         self._servers = []
         self._clients = []
         self._addresses = ("", "")
@@ -70,9 +71,11 @@ class World:
     async def controller(self, journal: Journal | None = None, **more) -> Controller:
         """A new service on the same journal; the Hub's spawner talks to it."""
         agent, hub = self.clients()
+        journal = journal or Journal(self.url)
+        self._journals.append(journal)
         controller = Controller(
             **{
-                "journal": journal or Journal(self.url),
+                "journal": journal,
                 "agent": agent,
                 "hub": hub,
                 "decide": lambda view, now: [self.verdict],
@@ -117,8 +120,8 @@ class World:
             await controller.stop()
         for task in list(self.hub.tasks):
             task.cancel()
-        for client in self._clients:
-            client.close()
+        for resource in self._clients + self._journals:
+            resource.close()
         for server in self._servers:
             server.stop()
             await server.close_all_connections()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_journal_is_durable_by_its_settings(journal, tmp_path):
     again = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
     assert again.session(KEY) == ROW
     again.close()
-    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
@@ -128,7 +129,7 @@ def test_journal_failed_write_changes_nothing(journal):
 @pytest.mark.parametrize("version", [1])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
-    with sqlite3.connect(tmp_path / "old.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
         database.executescript((tmp_path / "dump.sql").read_text())
     journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
     assert journal.session(KEY) == ROW
@@ -138,8 +139,9 @@ def test_journal_of_older_release_is_read(version, tmp_path):
 
 
 def test_journal_of_newer_release_is_refused_with_a_sentence(journal, tmp_path):
-    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database:
         database.execute("INSERT INTO schema_version VALUES (99)")
+        database.commit()
     with pytest.raises(Refused, match="install the newer release"):
         Journal(f"sqlite:///{tmp_path}/journal.sqlite")
 
