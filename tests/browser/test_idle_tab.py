@@ -27,7 +27,7 @@ def test_open_tabs_let_an_idle_session_go_wait_calmly_and_come_back_together(
     front = sign_in("idler")
     open_notebook(stack, front, "idler", "x = 41", "print('it is', x + 1)")
     back = front.context.new_page()
-    back.goto(f"{stack.url}/user/idler/lab/workspaces/auto-1", wait_until="commit")
+    back.goto(f"{stack.url}/user/idler/tree", wait_until="commit")  # Notebook 7
 
     # nobody touches a thing: both tabs go on polling
     admin.wait("idler", phase="suspended")

@@ -57,10 +57,6 @@ def suspended_with(admin: Admin, user: User, code: str) -> Kernel:
     return kernel
 
 
-def visit(page: Page, stack: Stack) -> None:
-    page.goto(f"{stack.url}/user/paige/lab")
-
-
 def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
     stack: Stack, admin: Admin, paige: User, page: Page
 ) -> None:
@@ -71,7 +67,7 @@ def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
     with restoring(page, stack):
         page.locator("#progress-details summary").click()
         shoot(page, "page-restoring")
-    page.wait_for_url("**/user/paige/lab**")
+    page.wait_for_url("**/user/paige/lab**", wait_until="commit")
     shown = page.evaluate("sessionStorage.getItem('shown')")
     assert re.search(r"memory.*MB", shown), shown
     assert "✓" in shown
@@ -90,20 +86,23 @@ def test_not_now_on_the_spawn_page_keeps_the_session_saved_until_asked(
     assert admin.session("paige")["phase"] == "suspended"
     shoot(page, "page-saved")
     page.get_by_role("button", name="Bring it back").click()
-    page.wait_for_url("**/user/paige/lab**")
+    page.wait_for_url("**/user/paige/lab**", wait_until="commit")
     assert len(paige.server().json("GET", "kernels")) == 1
 
 
 @contextmanager
 def restoring(page: Page, stack: Stack) -> Iterator[None]:
     """The page of a restore that has begun, and stands still for a look at it."""
-    page.goto(f"{stack.url}/hub/home")
-    visit(page, stack)
-    lines = page.locator("#progress-log .progress-log-event")
-    lines.nth(1).wait_for(state="attached")
     agent = stack.parts["agent"]
-    agent.send_signal(signal.SIGSTOP)
+    page.goto(f"{stack.url}/hub/home")
+    agent.send_signal(signal.SIGSTOP)  # else it may be done before there is a page
     try:
+        page.goto(f"{stack.url}/user/paige/lab", wait_until="commit")
+        lines = page.locator("#progress-log .progress-log-event")
+        lines.first.wait_for(state="attached")
+        agent.send_signal(signal.SIGCONT)
+        lines.nth(2).wait_for(state="attached")
+        agent.send_signal(signal.SIGSTOP)
         yield
     finally:
         agent.send_signal(signal.SIGCONT)
@@ -121,7 +120,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
     page.get_by_text("data.bin").first.wait_for()
     path.write_bytes(b"x" * 99)
     page.get_by_role("link", name="Try again").click()
-    page.wait_for_url("**/user/paige/lab**")
+    page.wait_for_url("**/user/paige/lab**", wait_until="commit")
     with kernel:
         assert kernel.run("print(len(f.read()))").text == "99\n"
 
@@ -132,7 +131,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
     page.get_by_text("data.bin").first.wait_for()
     shoot(page, "page-start-fresh")
     page.get_by_role("button", name="Start fresh").click()
-    page.wait_for_url("**/user/paige/lab**")
+    page.wait_for_url("**/user/paige/lab**", wait_until="commit")
     assert paige.server().json("GET", "kernels") == []
     assert len(admin.session("paige")["saved"]) == 1
 
@@ -140,7 +139,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
 def taken_away(page: Page, stack: Stack, path: Path) -> None:
     """Visit a suspended session whose file is gone."""
     path.unlink()
-    visit(page, stack)
+    page.goto(f"{stack.url}/user/paige/lab")
     page.get_by_role("heading", name="Your saved session did not come back").wait_for()
     assert page.get_by_text("data.bin").count() == 1
     shoot(page, "page-refusal")

@@ -263,6 +263,8 @@
         }
         const parts = { Dialog, Notification, ServerConnection };
         const watch = new Watch(app, paths, info, parts);
+        // JupyterLab asks the service that is provided here, Notebook asks nobody
+        app.serviceManager.connectionFailure.connect(() => void watch.lost());
         return () => watch.lost();
       },
     };
