@@ -24,7 +24,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.engine import procfs
-from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
+from jupyterhub_gpu_reclaim.engine.confined import open_file_in_root, open_root
 from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.models import Value
 
@@ -95,7 +95,7 @@ def _read(init_pid: int, path: str) -> Connection | None:
         root = open_root(f"/proc/{init_pid}/root")
         try:
             name = path.encode("utf-8", "surrogateescape")
-            descriptor = open_in_root(root, name, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = open_file_in_root(root, name)
         finally:
             os.close(root)
         with os.fdopen(descriptor, "rb") as file:

@@ -1,15 +1,17 @@
 """Open and make files below a folder that no path, link or race can leave.
 
-Called by ``files`` and ``archive`` for the root of a session, which its user owns: any
-part of a path there may be a symbolic link to anywhere, and may become one while we
-look. Everything is opened with ``openat2`` (Linux 5.6), which resolves inside the given
-folder in one step; nothing here follows ``/proc`` magic links.
+Called by ``files``, ``archive``, ``thaw`` and the agent for the root of a session, which
+its user owns: any part of a path there may be a symbolic link to anywhere, and may
+become one while we look. Everything is found with ``openat2`` (Linux 5.6), which
+resolves inside the given folder in one step; nothing follows ``/proc`` magic links.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import stat
 import struct
 from typing import Final
 
@@ -33,6 +35,24 @@ def open_in_root(root: int, path: bytes, flags: int, mode: int = 0) -> int:
         OSError: as ``open`` does.
     """
     return _open(root, path, flags, mode, _IN_ROOT | _NO_MAGICLINKS)
+
+
+def open_file_in_root(root: int, path: bytes) -> int:
+    """Open a regular file for reading, as :func:`open_in_root` finds it.
+
+    What is no regular file is not opened at all: to open a device can do something.
+
+    Raises:
+        OSError: as ``open`` does; EINVAL for what is no regular file.
+    """
+    name = open_in_root(root, path, os.O_PATH)
+    try:
+        if not stat.S_ISREG(os.fstat(name).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), os.fsdecode(path))
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(f"/proc/self/fd/{name}", flags)
+    finally:
+        os.close(name)
 
 
 def open_beneath(folder: int, path: bytes, flags: int, mode: int = 0) -> int:

@@ -31,7 +31,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.engine import images, procfs
-from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
+from jupyterhub_gpu_reclaim.engine.confined import (
+    open_file_in_root,
+    open_in_root,
+    open_root,
+)
 from jupyterhub_gpu_reclaim.engine.contents import digest
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.mounts import private_tmpfs, read_mounts
@@ -249,7 +253,7 @@ def _same_contents(one: Opened, status: os.stat_result, root: int) -> bool:
 
 def _digest(root: int, path: bytes) -> str:
     try:
-        descriptor = open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = open_file_in_root(root, path)
     except OSError:
         return ""
     try:
@@ -267,7 +271,7 @@ def _is_quiet_database(root: int, path: bytes) -> bool:
     its pages are valid only as long as the change counter is (sqlite.org/fileformat2).
     """
     try:
-        descriptor = open_in_root(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = open_file_in_root(root, path)
     except OSError:
         return False
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.confined import names_in, open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.processes import PROC
 
 if TYPE_CHECKING:
@@ -66,27 +67,39 @@ def leave_repair(process: Process) -> int:
 def remove_link_remaps(process: Process) -> list[str]:
     """Remove the names that CRIU gave to deleted files of the process; which."""
     removed = []
-    root = PROC / str(process.pid) / "root"
-    for path, inode in _deleted_files(process.pid):
-        folder = root / path.lstrip("/")
-        for _ in folder.parents:
-            folder = folder.parent
-            if folder.is_dir():
-                break
-        removed += _remove_names(folder, inode)
+    with contextlib.ExitStack() as stack:
+        try:
+            root = open_root(PROC / str(process.pid) / "root")
+        except OSError:
+            return []
+        stack.callback(os.close, root)
+        for path, inode in _deleted_files(process.pid):
+            folder = _nearest_folder(root, path)
+            if folder is not None:
+                stack.callback(os.close, folder)
+                removed += _remove_names(folder, inode)
     return removed
 
 
-def _remove_names(folder: Path, inode: tuple[int, int]) -> list[str]:
+def _nearest_folder(root: int, path: str) -> int | None:
+    """The folder above a path, or the next one that is there still, opened."""
+    for folder in Path(path).parents:
+        with contextlib.suppress(OSError):
+            flags = os.O_RDONLY | os.O_DIRECTORY
+            return open_in_root(root, os.fsencode(folder), flags)
+    return None
+
+
+def _remove_names(folder: int, inode: tuple[int, int]) -> list[str]:
     removed = []
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not _REMAP.match(entry.name):
+    with contextlib.suppress(OSError):
+        for name in names_in(folder):
+            if not _REMAP.match(os.fsdecode(name)):
                 continue
-            stat = entry.stat(follow_symlinks=False)
-            if (stat.st_dev, stat.st_ino) == inode:
-                Path(entry.path).unlink()
-                removed.append(entry.path)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if (status.st_dev, status.st_ino) == inode:
+                os.unlink(name, dir_fd=folder)
+                removed.append(os.fsdecode(name))
     return removed
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import files, images
+from jupyterhub_gpu_reclaim.engine import confined, files, images
 from jupyterhub_gpu_reclaim.engine.contents import digest
 from jupyterhub_gpu_reclaim.engine.files import Opened
 from jupyterhub_gpu_reclaim.engine.restore import proceed
@@ -363,3 +363,21 @@ def test_drop_checks_session_with_grown_files_comes_back(places, engine, tmp_pat
     go.touch()
     place.read_until("read 'first second'\n")
     assert log.read_text() == "somebody's\nmine\n"
+
+
+def test_open_file_in_root_opens_nothing_but_regular_files(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("/file")  # of the root, not of the machine
+    (tmp_path / "other").symlink_to("/fifo")
+    root = confined.open_root(tmp_path)
+    try:
+        for name in (b"file", b"link"):
+            descriptor = confined.open_file_in_root(root, name)
+            assert os.read(descriptor, 9) == b"x"
+            os.close(descriptor)
+        for name in (b"fifo", b"other", b"."):
+            with pytest.raises(OSError, match="Invalid argument"):
+                confined.open_file_in_root(root, name)
+    finally:
+        os.close(root)
