@@ -164,8 +164,8 @@ class Reservations:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # One for the machine, as the kernel's list is: two Hubs have an agent each. Only
-        # root can hold it, for a few small writes, so waiting needs no time limit.
+        # One for the machine, as the kernel's list is: two Hubs have an agent each.
+        # Only root can hold it, for a few small writes: waiting needs no time limit.
         try:
             descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
