@@ -16,6 +16,7 @@ import shlex
 import signal
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
@@ -268,6 +269,15 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         with contextlib.suppress(ValueError):
             return int(url.rpartition(":")[2].partition("/")[0])
         return 0
+
+    async def get_url(self) -> str:
+        """Where it listens: a Hub killed in a start has not written that down."""
+        known = str(self.server.url)
+        port, url = self._pointer.port, urlsplit(known)
+        if not port or url.port == port:
+            return known
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip or "127.0.0.1"
+        return url._replace(netloc=f"{host}:{port}").geturl()
 
     async def reclaim_end(self) -> None:
         """End the place at once, whatever it holds."""

@@ -15,6 +15,9 @@ from jupyterhub_gpu_reclaim.spawner.state import Place, PointerPhase
 class Stopping(Starting):
     """``poll()`` and ``stop()``; ``super()`` looks and ends."""
 
+    #: A Hub that was restarted has looked at it, and has not taken it up (yet).
+    _checked = False
+
     # --- watching ---
 
     async def poll(self) -> int | None:
@@ -25,6 +28,7 @@ class Stopping(Starting):
         """
         if self._starting:
             return None
+        self._checked = self._checked or self._check_pending
         if self._pointer.precious and not self._stopping:
             return 0
         status = await super().poll()
@@ -35,6 +39,11 @@ class Stopping(Starting):
         ):
             await self._settle_death()
         return status  # type: ignore[no-any-return]
+
+    def start_polling(self) -> None:
+        """The Hub has taken it up, after a start or a check."""
+        self._checked = False
+        super().start_polling()
 
     async def _settle_death(self) -> None:
         """It ended behind the Hub's back: saved (T1), or really over?"""
@@ -61,8 +70,9 @@ class Stopping(Starting):
             plan = await self._plan_stop()
             if plan.action == "release":
                 await self._release(plan.checkpoint)
-            elif plan.action == "keep":
-                self.log.warning("%s: stopped programs are kept", self.reclaim_key)
+            elif plan.action == "keep" or self._checked:
+                # Nobody wished this stop: a restarted Hub got no answer in time.
+                self.log.warning("%s: its programs are kept", self.reclaim_key)
                 self._point(phase=PointerPhase.UNKNOWN)
             else:
                 await self._stop_really(now=now)
