@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 1.0
+#: All connections together; those of an honest server take milliseconds. A listener
+#: that is stopped takes about a hundred, and how many are wanted is a user's word.
+_QUEUE_SECONDS = 10.0
 _TAIL_BYTES = 1 << 16
+#: More kernels and terminals than anybody has; the agent's descriptors are few.
+_MAX_SOCKETS = 512
 
 
 class WakeUp:
@@ -44,6 +49,7 @@ class WakeUp:
         self._address = address
         self._sockets: list[socket.socket] = []
         self._kernels: dict[socket.socket, Connection] = {}
+        self._deadline = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +71,7 @@ class WakeUp:
         it would stand without us.
         """
         port = self._address.port
+        self._deadline = time.monotonic() + _QUEUE_SECONDS
         self._send(port, self._get("api/status", {}))
         for name in terminals:
             path = f"terminals/websocket/{quote(name)}"
@@ -97,10 +104,11 @@ class WakeUp:
         return True
 
     def _send(self, port: int, data: bytes) -> socket.socket | None:
+        patience = min(_CONNECT_SECONDS, self._deadline - time.monotonic())
+        if patience <= 0 or len(self._sockets) >= _MAX_SOCKETS:
+            return None
         try:
-            one = socket.create_connection(
-                ("127.0.0.1", port), timeout=_CONNECT_SECONDS
-            )
+            one = socket.create_connection(("127.0.0.1", port), timeout=patience)
         except OSError as error:
             _log.info("- port %d takes no wake-up: %s", port, error)
             return None

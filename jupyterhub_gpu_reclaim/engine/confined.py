@@ -1,7 +1,7 @@
 """Open and make files below a folder that no path, link or race can leave.
 
-Called by ``files``, ``archive``, ``thaw`` and the agent for the root of a session, which
-its user owns: any part of a path there may be a symbolic link to anywhere, and may
+Called by ``files``, ``archive``, ``thaw`` and the agent for the root of a session. Its
+user owns it: any part of a path there may be a symbolic link to anywhere, and may
 become one while we look. Everything is found with ``openat2`` (Linux 5.6), which
 resolves inside the given folder in one step; nothing follows ``/proc`` magic links.
 """

@@ -1,9 +1,13 @@
 """What comes back is not culled by the wall clock that went on without it (T11)."""
 
+import contextlib
+import socket
 import time
 
 import pytest
 
+from jupyterhub_gpu_reclaim.agent.wakeup import WakeUp
+from jupyterhub_gpu_reclaim.metrics.jupyter import Address
 from tests.support.agent import wait_for
 
 CULL_AFTER = 5
@@ -58,3 +62,18 @@ def test_restore_idle_kernel_counts_as_used_at_its_return(agent, jupyter, places
     assert after["last_activity"] > before
     assert after["execution_state"] == "idle"
     assert server.run(kernel, "1") == "1"
+
+
+def test_queue_of_a_server_that_names_thousands_of_terminals_stays_small():
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as stopped:
+        address = Address(stopped.getsockname()[1], "/", "token")
+        with WakeUp(address) as wake:
+            wake.queue([], (str(number) for number in range(3000)))
+            stopped.setblocking(False)
+            with contextlib.ExitStack() as taken:
+                count = 0
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        taken.enter_context(stopped.accept()[0])
+                        count += 1
+    assert 100 < count <= 512
