@@ -111,7 +111,7 @@ def _is_root_and_first(status: str) -> bool:
 
 
 def _parse(words: list[bytes], pid: int, start: int, realm: str) -> Session | None:
-    """Read ``start|hold --incarnation I --user U --server S … [-- CMD…]``."""
+    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``."""
     text = [word.decode("utf-8", "replace") for word in words]
     mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
     if mode_at is None:
@@ -130,10 +130,11 @@ def _parse(words: list[bytes], pid: int, start: int, realm: str) -> Session | No
 
 
 def _values(options: list[str]) -> dict[str, str]:
-    """Options with their values, word after word: a value is never read as a name."""
+    """Options with their values, in one word or two; a value is never a name."""
     values: dict[str, str] = {}
     words = iter(options)
     for word in words:
         if word.startswith("--") and word != "--relay":
-            values.setdefault(word, next(words, ""))
+            name, equals, value = word.partition("=")
+            values.setdefault(name, value if equals else next(words, ""))
     return values

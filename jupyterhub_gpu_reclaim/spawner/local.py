@@ -142,8 +142,9 @@ class SessionProcessSpawner(LocalProcessSpawner):
         """The command line of the session's init."""
         words = [*launch.PYTHON, session_init.__file__, self.reclaim_mode]
         words += ["--incarnation", self.reclaim_incarnation]
-        words += ["--user", self.user.name, "--server", self.name]
-        words += ["--realm", self.realm, "--relay"]
+        # In one word each: a name may look like an option.
+        words += [f"--user={self.user.name}", f"--server={self.name}"]
+        words += [f"--realm={self.realm}", "--relay"]
         if self.reclaim_mode != "start":
             return words
         words += ["--chdir", self._home()]

@@ -82,6 +82,13 @@ def test_list_names_that_look_like_options_are_values(tmp_path):
     assert session.key == SessionKey("--incarnation", "--user")
 
 
+@pytest.mark.parametrize("name", ["--", "-x", "--realm=other", "a=b", ""])
+def test_list_names_in_one_word_with_their_option_are_taken_whole(tmp_path, name):
+    words = (*WORDS[:7], f"--user={name or 'ann'}", f"--server={name}", *WORDS[11:])
+    (session,) = proc(tmp_path, words).list()
+    assert session.key == SessionKey(name or "ann", name)
+
+
 def test_list_words_behind_the_dashes_belong_to_the_user(tmp_path):
     words = (*WORDS, "--incarnation", "inc-2", "--user", "bob")
     (session,) = proc(tmp_path, words).list()

@@ -251,6 +251,20 @@ def test_bad_arguments_are_a_usage_message(words):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["--", "-x", "--uid"])
+def test_names_that_look_like_options_are_names(name):
+    popen = subprocess.run(
+        [
+            *(*UNSHARE, sys.executable, "-I", "-S", str(INIT), "start"),
+            *("--incarnation=i", f"--user={name}", f"--server={name}"),
+            *("--", "sh", "-c", "exit 6"),
+        ],
+        timeout=20,
+        check=False,
+    )
+    assert popen.returncode == 6
+
+
 def test_runs_inline_as_in_a_container():
     words = [*UNSHARE, sys.executable, "-c", INIT.read_text(), "start", *NAMES]
     done = subprocess.run(

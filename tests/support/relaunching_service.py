@@ -286,8 +286,7 @@ def find_init(folder: Path, user: str, server: str = "") -> int:
         words = _read(int(entry.name), "cmdline").split("\0")
         if not any(word.endswith("session_init.py") for word in words[:5]):
             continue
-        at = words.index("--user") if "--user" in words else -1
-        if at < 0 or words[at + 1] != user or words[at + 3] != server:
+        if f"--user={user}" not in words or f"--server={server}" not in words:
             continue
         if str(folder) not in _read(int(entry.name), "environ"):
             continue
