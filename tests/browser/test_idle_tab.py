@@ -32,7 +32,7 @@ def test_open_tabs_let_an_idle_session_go_wait_calmly_and_come_back_together(
     # nobody touches a thing: both tabs go on polling
     admin.wait("idler", phase="suspended")
     front.locator(".jp-Dialog").get_by_role("button", name="Not now").click()
-    offer = front.locator(".Toastify__toast", has_text="Your session is saved")
+    offer = front.locator("#gpu-reclaim-notice", has_text="Your session is saved")
     offer.wait_for()
     dialog = back.locator(".jp-Dialog", has_text="Your session is saved")
     dialog.wait_for()
@@ -45,6 +45,7 @@ def test_open_tabs_let_an_idle_session_go_wait_calmly_and_come_back_together(
 
     dialog.get_by_role("button", name="Resume").click()
     for tab in (back, front):
-        tab.get_by_text("Your session is back.").first.wait_for()
+        tab.get_by_text("Your session is back.").wait_for()
+    shoot(back, "tab-notebook7")
     assert offer.count() == 0
     assert output_of(front, 1) == "it is 42"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from demo.admin import Admin
     from demo.stack import Stack
 
+PARTS = ("remoteEntry", "watch", "notice")
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -34,14 +35,14 @@ def dialog_of(page: Page) -> Locator:
     return page.locator(".jp-Dialog", has_text="Your session is saved")
 
 
-def toast_of(page: Page, text: str) -> Locator:
-    return page.locator(".Toastify__toast", has_text=text)
+def notice_of(page: Page, text: str) -> Locator:
+    return page.locator("#gpu-reclaim-notice", has_text=text)
 
 
 def test_installed_extension_is_the_one_of_this_checkout() -> None:
     installed = Path(sys.prefix) / "share/jupyter/labextensions/jupyterhub-gpu-reclaim"
     source = ROOT / "jupyterhub_gpu_reclaim" / "ui" / "lab"
-    for name in ("package.json", "static/remoteEntry.js"):
+    for name in ("package.json", *(f"static/{part}.js" for part in PARTS)):
         current = (installed / name).read_text() == (source / name).read_text()
         assert current, "an editable install has a copy; run: scripts/bootstrap test"
 
@@ -53,9 +54,9 @@ def test_open_tab_says_saved_and_resumes_in_place_on_a_click(
     dialog_of(notebook).wait_for()
     shoot(notebook, "tab-suspended")
     dialog_of(notebook).get_by_role("button", name="Resume").click()
-    toast_of(notebook, "Bringing your session back").wait_for()
+    notice_of(notebook, "Bringing your session back").wait_for()
     shoot(notebook, "tab-resuming")
-    toast_of(notebook, "Your session is back.").wait_for()
+    notice_of(notebook, "Your session is back.").wait_for()
     shoot(notebook, "tab-resumed")
     admin.wait("tabby", phase="running")
     assert output_of(notebook, 1) == "it is 42"
@@ -82,7 +83,7 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     admin.suspend("tabby")
     path.unlink()
     dialog_of(notebook).get_by_role("button", name="Resume").click()
-    refusal = toast_of(notebook, "Your saved session did not come back")
+    refusal = notice_of(notebook, "Your saved session did not come back")
     refusal.get_by_text("table.csv").wait_for()
     shoot(notebook, "tab-refused")
 
@@ -91,6 +92,6 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     with notebook.context.expect_page() as opened:
         refusal.get_by_role("button", name="What now?").click()
     opened.value.get_by_role("link", name="Try again").click()
-    toast_of(notebook, "Your session is back.").wait_for()
+    notice_of(notebook, "Your session is back.").wait_for()
     edit_cell(notebook, 1, "print(f.read())")
     assert output_of(notebook, 1) == "1,2"
