@@ -1,7 +1,7 @@
 """HTTP as all our clients speak it: unix socket or TCP, limits, errors of our own.
 
-Used by ``clients.agent`` and ``clients.hub`` only. It knows no call of either; what
-does not answer in time is :class:`Silent`, which they turn into their own word.
+Used by the other clients only. It knows no call of any; what does not answer in time is
+:class:`Silent`, which they turn into their own word.
 """
 
 from __future__ import annotations

@@ -11,15 +11,14 @@ Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.netutil import Resolver
 from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 
 from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.clients.http import UnixResolver
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import (
     Event,
@@ -40,19 +39,6 @@ T = TypeVar("T")
 MAX_LINE = 1 << 20
 #: Longest life of one progress stream, seconds; then it is asked for again.
 MAX_PROGRESS = 3600.0
-
-
-class _UnixResolver(Resolver):
-    """Resolves every name to one unix socket."""
-
-    def initialize(self, path: str) -> None:
-        self.path = path
-
-    async def resolve(
-        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[tuple[int, Any]]:
-        del host, port, family
-        return [(int(socket.AF_UNIX), self.path)]
 
 
 class ServiceClient:
@@ -80,7 +66,7 @@ class ServiceClient:
         self._slow_timeout = slow_timeout
         options: dict[str, Any] = {"max_clients": 1000}
         if address.startswith("unix:"):
-            options["resolver"] = _UnixResolver(path=address.removeprefix("unix:"))
+            options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
             address = "http://localhost"
         self._base = address.rstrip("/") + prefix.rstrip("/") + "/api/spawner/"
         self._client = SimpleAsyncHTTPClient(force_instance=True, **options)

@@ -38,6 +38,9 @@ LOG_TAIL = 4000
 #: How long processes may take to stop once they were told to, in seconds.
 STOP_PATIENCE = 20.0
 
+#: Bytes that CRIU may copy of one deleted file.
+GHOST_LIMIT_BYTES = 1 << 30
+
 #: The same for dump and restore (FACTS §1, §5; JUPYTERHUB §2b, §2c). Not in there:
 #: ``--shell-job`` (no terminal comes from outside of the tree).
 COMMON = (
@@ -56,7 +59,7 @@ COMMON = (
     "--file-locks",
     "--ext-unix-sk",
     "--link-remap",
-    *("--ghost-limit", str(1 << 30)),
+    *("--ghost-limit", str(GHOST_LIMIT_BYTES)),
     "--force-irmap",
     *("--irmap-scan-path", "/tmp"),  # noqa: S108 - the session's own, looked at only
     "-v3",

@@ -13,10 +13,14 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.models import Finding
 from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import Finding
 
 #: Where ``criu install`` puts the private copy unless told otherwise.
 FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
@@ -87,14 +91,14 @@ def check(folder: Path = FOLDER) -> list[Finding]:
     try:
         criu = locate(folder)
     except Refused as error:
-        return [_finding(error.reason, **error.facts)]
+        return [finding(error.reason, **error.facts)]
     findings = []
     code, text = _run(criu.command("check"))
     if code != 0:
-        findings.append(_finding(Reason.CRIU_UNUSABLE, why=first_error(text)))
+        findings.append(finding(Reason.CRIU_UNUSABLE, why=first_error(text)))
     if not has_capability(CAP_SYS_RESOURCE):
         findings.append(
-            _finding(
+            finding(
                 Reason.CAPABILITY_MISSING,
                 fatal=False,
                 capability="CAP_SYS_RESOURCE",
@@ -122,16 +126,6 @@ def first_error(log: str) -> str:
             words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
             return words.rstrip(".") or "no reason given"
     return "no reason given"
-
-
-def _finding(reason: Reason, *, fatal: bool = True, **facts: object) -> Finding:
-    return Finding(
-        code=reason.value,
-        message=reason.sentence(**facts),
-        hint=reason.hint,
-        fatal=fatal,
-        retryable=reason.retryable,
-    )
 
 
 def _minimum(release: str) -> tuple[int, ...]:

@@ -39,8 +39,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.attempt import GHOST_LIMIT_BYTES
+from jupyterhub_gpu_reclaim.engine.criu import CAP_SYS_RESOURCE, has_capability
 from jupyterhub_gpu_reclaim.engine.devices import refused_devices
 from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.processes import DEAD
 from jupyterhub_gpu_reclaim.engine.sock_diag import unix_streams
 from jupyterhub_gpu_reclaim.engine.socket_kinds import unsupported_kind
 from jupyterhub_gpu_reclaim.engine.sockets import tree_inodes
@@ -52,11 +55,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.models import Finding
 
-#: What CRIU is told with ``--ghost-limit``.
-GHOST_LIMIT_BYTES: Final = 1 << 30
-
-_CAP_SYS_RESOURCE: Final = 24
-_DEAD: Final = frozenset("ZXx")
 
 #: Kernel objects behind descriptors that CRIU saves.
 _ANONYMOUS_OK: Final = frozenset(
@@ -115,9 +113,9 @@ def examine(
     # Whether the missing capability matters depends on the tree: it is judged below.
     missing = Reason.CAPABILITY_MISSING.value
     findings = [one for one in criu_findings if one.code != missing]
-    if root is None or root.state in _DEAD:
+    if root is None or root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
-    alive = [p for p in snapshot.processes if p.state not in _DEAD]
+    alive = [p for p in snapshot.processes if p.state not in DEAD]
     for process in alive:
         view = _View(
             process,
@@ -214,9 +212,8 @@ def _sockets(view: _View) -> Iterator[Finding]:
 
 
 def _owner(view: _View) -> Iterator[Finding]:
-    effective = int(procfs.status(os.getpid()).get("CapEff", "0"), 16)
     uid = view.process.uid
-    if uid == 0 or effective >> _CAP_SYS_RESOURCE & 1:
+    if uid == 0 or has_capability(CAP_SYS_RESOURCE):
         return
     try:
         user = pwd.getpwuid(uid).pw_name
