@@ -30,6 +30,7 @@ c.JupyterHub.allow_named_servers = True
 c.JupyterHub.cleanup_servers = False  # sessions outlive a restart of the Hub
 c.Spawner.environment = {"GPU_RECLAIM_DEMO": str(folder)}
 c.Spawner.default_url = "/lab"
+c.Spawner.http_timeout = settings.get("http_timeout", 30)
 
 configure(
     c,

@@ -107,6 +107,11 @@ class Stack:
 
     def start_agent(self) -> None:
         """Start the agent and wait for its health."""
+        self.begin_agent()
+        self._until("agent", lambda: self.agent("GET", "/healthz") is not None)
+
+    def begin_agent(self) -> None:
+        """Start the agent; it settles what a former one left before it answers."""
         self._run(
             "agent",
             [
