@@ -148,6 +148,8 @@ def test_examine_system_v_memory_is_found(run):
     snapshot = run("""
         libc.shmat.restype = ctypes.c_void_p
         segment = libc.shmget(0, 4096, 0o1600)
+        if segment < 0:
+            print("errno of shmget", ctypes.get_errno(), flush=True)
         address = libc.shmat(segment, None, 0)
         libc.shmctl(segment, 0, None)
         """)
