@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.agent.listening import (
     CannotStartError,
     folder,
     listen,
+    own_folder,
     remove_socket,
 )
 from jupyterhub_gpu_reclaim.agent.node import LocalNode
@@ -68,7 +69,7 @@ class AgentApp(AgentSettings):
             raise CannotStartError("it must run as root: it stops and moves sessions")
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
-        state = folder(Path(self.state_dir))
+        state = own_folder(Path(self.state_dir))
         with _only_one(state):
             parts = self._parts(state)
             operations = Operations()

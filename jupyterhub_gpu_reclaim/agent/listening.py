@@ -118,6 +118,20 @@ def folder(path: Path) -> Path:
     return path
 
 
+def own_folder(path: Path) -> Path:
+    """That folder, as :func:`folder` makes it, and nobody else's to enter.
+
+    Raises:
+        CannotStartError: it belongs to somebody else.
+    """
+    status = folder(path).stat()
+    if status.st_uid != os.geteuid():
+        raise CannotStartError(f"{path} belongs to user id {status.st_uid}")
+    if status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
 def _address(text: str) -> tuple[str, int]:
     """``address:port`` taken apart; ValueError when it is none."""
     parsed = urlsplit(f"//{text}")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Waiting for an operation that was called off before its session is killed.
 _CALL_OFF_SECONDS = 60.0
+#: Killed sessions of which a repeated kill still hears that they are gone.
+_REMEMBERED = 256
 
 
 class LocalNode:
@@ -184,6 +186,8 @@ class LocalNode:
             "kill", session, "", lambda op: release.kill(self._parts, session, op)
         )
         self._gone[incarnation] = tree
+        while len(self._gone) > _REMEMBERED:
+            del self._gone[next(iter(self._gone))]
         return tree
 
     async def cancel(self, incarnation: str) -> None:

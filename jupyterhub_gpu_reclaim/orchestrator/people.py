@@ -218,10 +218,6 @@ class People:
         """Who did what to a session, the newest first."""
         return self._sessions.journal.audit(key, limit)
 
-    def audit_all(self, limit: int = 100) -> list[AuditRow]:
-        """Who did what to any session, the newest first."""
-        return self._sessions.journal.audit(None, limit)
-
     def _known(self, key: SessionKey) -> SessionRow:
         row = self._sessions.journal.session(key)
         if row is None:
