@@ -31,9 +31,9 @@ exec "$@"
 """
 #: Where a machine may keep its private CRIU, in this order.
 FOLDERS = (
-    os.environ.get("GPU_RECLAIM_TEST_CRIU", ""),
+    os.environ.get("GPU_RECLAIM_CRIU", ""),
+    str(Path(__file__).parents[2] / ".cache" / "criu"),
     str(criu_module.FOLDER),
-    "/work/tmp/criu",
 )
 
 

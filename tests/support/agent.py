@@ -27,10 +27,11 @@ mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
 mount --bind /dev/pts/ptmx /dev/ptmx &&
 exec "$@"
 """
+#: Where a machine may keep its private CRIU, in this order.
 CRIU_FOLDERS = (
-    os.environ.get("GPU_RECLAIM_TEST_CRIU", ""),
+    os.environ.get("GPU_RECLAIM_CRIU", ""),
+    str(Path(__file__).parents[2] / ".cache" / "criu"),
     str(criu_module.FOLDER),
-    "/work/tmp/criu",
 )
 AGENT = "from jupyterhub_gpu_reclaim.agent.app import main; main()"
 #: Long enough for a busy machine; whoever waits longer has failed.
