@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.agent.parts import Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session
@@ -185,14 +186,25 @@ def _criu_inside(session: Session) -> list[Process]:
         if not entry.name.isdecimal():
             continue
         pid = int(entry.name)
+        # Whose it is comes first: a user's command line may block who reads it.
+        if procfs.link(pid, "ns/pid") != space or _owner(entry) != 0:
+            continue
         words = procfs.text(pid, "cmdline").split("\0")
         if not all(word in words for word in _CRIU_WORDS):
             continue
         start = processes.start_time(pid)
-        if start is not None and procfs.link(pid, "ns/pid") == space:
+        if start is not None:
             name = procfs.name(pid)
             found.append(Process(pid, 0, 0, name, "S", start, 0))
     return found
+
+
+def _owner(entry: Path) -> int | None:
+    """The user of a process; None when it has ended."""
+    try:
+        return entry.stat().st_uid
+    except OSError:
+        return None
 
 
 def _attempt(work: Callable[[], object], key: object) -> None:
