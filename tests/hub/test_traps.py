@@ -6,6 +6,7 @@ The list with causes and with the traps that are only documented:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -27,7 +28,7 @@ def pointer(hub, user, name=""):
 
 def rows(hub, query, *values):
     where = f"file:{hub.folder}/jupyterhub.sqlite?mode=ro"
-    with sqlite3.connect(where, uri=True) as db:
+    with contextlib.closing(sqlite3.connect(where, uri=True)) as db:
         return db.execute(query, values).fetchall()
 
 
@@ -136,7 +137,7 @@ def test_t4_t5_t16_failed_resumes_keep_login_leak_no_token_and_say_why(
     assert "did not come back" in page.text
     assert FAILED["message"] in page.text
     assert f"/services/gpu-reclaim/sessions/{name}/-/fresh" in page.text
-    assert "kept 30 days" in page.text
+    assert "kept 7 days" in page.text
     assert f'href="/hub/spawn/{name}' in page.text
     assert "data-gpu-reclaim-resume" not in page.text  # the person decides now
 
