@@ -17,7 +17,8 @@ demo-check: ## the same, with a scripted user over the real proxy; prints a tabl
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory lint
-	@$(PYTHON) -m pytest -q
+	@# Most tests wait for programs to start and end: three at a time keep two cores busy.
+	@$(PYTHON) -m pytest -q -n 3 --dist loadfile
 
 lint:
 	@.venv/bin/ruff check .
