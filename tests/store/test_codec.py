@@ -44,6 +44,7 @@ def test_codec_any_patterns_come_back(pieces, length):
         (b"kernel " * 30000, Kind.LZ4),
         (RANDOM[: 128 * 1024] + bytes(128 * 1024), Kind.LZ4),
     ],
+    ids=["zeros", "few-zeros", "last-byte", "random", "one", "text", "half"],
 )
 def test_encode_of_known_contents_chooses_the_kind(plain, kind):
     assert encode(memoryview(plain)).kind is kind
