@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import grp
 import json
 import os
+import struct
 import sys
 import time
 from pathlib import Path
@@ -37,6 +39,12 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = (
     0x4000,
     0x40000,
 )
+
+# <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>, <asm-generic/unistd.h>
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
+BPF_LD_W_ABS, BPF_JGE_K, BPF_JGT_K, BPF_RET_K = 0x20, 0x35, 0x25, 0x06
+IO_URING_SETUP, IO_URING_REGISTER = 425, 427
 
 #: v1 hierarchies that a session gets a group in; ``systemd`` is where a systemd of
 #: the legacy layout finds what belongs to a service that it restarts.
@@ -212,6 +220,7 @@ def become_init(options: argparse.Namespace) -> NoReturn:
         # Not before the fork: the launcher must go on seeing the machine's own /proc.
         _unshare(CLONE_NEWNS)
         private_mounts(private_tmp=options.private_tmp)
+        deny_io_uring()
         os.execv(options.init[0], options.init)  # noqa: S606 - no shell is wanted
     except (LaunchError, OSError) as error:
         report(options.report_fd, error=_sentence(error))
@@ -238,6 +247,36 @@ def private_mounts(*, private_tmp: bool) -> None:
         _mount("/dev/pts/ptmx", "/dev/ptmx", None, MS_BIND)
     if private_tmp:
         _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # noqa: S108
+
+
+def deny_io_uring() -> None:
+    """Answer ENOSYS to io_uring from here on, in all descendants; nothing else changes.
+
+    CRIU cannot save its rings, and some programs open one just because they can (Node
+    of Debian 13 does, and JupyterLab runs Node); all of them do without it, as they
+    must under Docker's default profile. The calls have these numbers on every
+    architecture (<asm-generic/unistd.h>). Root needs no "no new privileges" for this,
+    so ``sudo`` in a session works as ever.
+
+    Raises:
+        LaunchError: this kernel has no seccomp filters.
+    """
+    program = b"".join(
+        struct.pack("=HBBI", *instruction)
+        for instruction in (
+            (BPF_LD_W_ABS, 0, 0, 0),  # seccomp_data.nr
+            (BPF_JGE_K, 0, 2, IO_URING_SETUP),
+            (BPF_JGT_K, 1, 0, IO_URING_REGISTER),
+            (BPF_RET_K, 0, 0, SECCOMP_RET_ERRNO | errno.ENOSYS),
+            (BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW),
+        )
+    )
+    filters = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: unsigned short, padding, pointer
+    prog = struct.pack("@HP", len(program) // 8, ctypes.addressof(filters))
+    if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prog, 0, 0):
+        reason = os.strerror(ctypes.get_errno())
+        raise LaunchError(f"A session's io_uring cannot be switched off: {reason}.")
 
 
 def _tty_group() -> str:

@@ -169,3 +169,16 @@ def test_init_that_cannot_be_run_is_one_sentence(launch, tmp_path):
     process.wait(20)
     [error] = [line["error"] for line in lines if "error" in line]
     assert "No such file" in error
+
+
+def test_launch_denies_io_uring_and_nothing_else(launch):
+    probe = (
+        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True);"
+        "asked = [(libc.syscall(n, 1, 0, 0), ctypes.get_errno()) for n in (425, 427)];"
+        "print(asked, libc.syscall(39) == os.getpid(), flush=True)"
+    )
+    launch(f'{sys.executable} -c "{probe}"; exec sleep 30')
+    until = time.monotonic() + 20
+    while not (said := launch.out.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert said == "[(-1, 38), (-1, 38)] True\n"
