@@ -46,7 +46,9 @@ class Admin:
         return dict(self.call("GET", f"sessions/{user}/{server or '-'}"))
 
     def suspend(self, user: str, server: str = "", *, seconds: float = 60) -> Any:
-        """Suspend a session and wait until it is."""
+        """Suspend a session and wait until it is; one on its way back first arrives."""
+        if self.session(user, server)["phase"] == "resuming":
+            self.wait(user, server, phase="running", seconds=seconds)
         self.call("POST", f"sessions/{user}/{server or '-'}/suspend")
         return self.wait(user, server, phase="suspended", seconds=seconds)
 
