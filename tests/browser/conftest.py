@@ -82,7 +82,7 @@ def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
         context = chromium.new_context(viewport={"width": 1280, "height": 800})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        context.set_default_timeout(60_000)
         page.goto(f"{stack.url}/hub/login")
         page.get_by_label("Username").fill(name)
         page.get_by_label("Password").fill(stack.password)
