@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(
         "GPU_RECLAIM_SLOW_TESTS" not in os.environ,
-        reason="they stop the agent in mid-restore, which a busy machine does not always"
-        " forgive: set GPU_RECLAIM_SLOW_TESTS=1",
+        reason="they stop the agent in mid-restore: not always forgiven when busy;"
+        " set GPU_RECLAIM_SLOW_TESTS=1",
     ),
 ]
 
