@@ -1,7 +1,7 @@
 """Reads from a session's first program who it is to the Hub: its login and address.
 
 Called by the capture (the identity that a checkpoint carries) and by the samples
-(where its server answers). It reads ``/proc/<pid>/environ`` and hands the values on:
+(where its server answers). It reads the program's environment and hands the values on:
 it logs none of them and writes none to disk.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from jupyterhub_gpu_reclaim import started_with
 from jupyterhub_gpu_reclaim.models import Identity
 
-_PREFIX = "JUPYTERHUB_"
+_PREFIX = b"JUPYTERHUB_"
 #: What may stand in a request line or a header as it is: visible ASCII.
 _WORD = re.compile(r"[!-~]*")
 
@@ -53,10 +54,10 @@ def read_login(pid: int) -> Login:
     """The login of the session whose first program has that host pid.
 
     Raises:
-        OSError: it has ended, or may not be read.
+        OSError: it has ended, may not be read, or keeps its reader waiting.
     """
     process = Path(f"/proc/{pid}")
-    environment = _environment((process / "environ").read_bytes())
+    environment = _environment(started_with.words(pid, "environ"))
     port, path = _address(environment.get("JUPYTERHUB_SERVICE_URL", ""))
     prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path or "/"
     token = environment.get("JUPYTERHUB_API_TOKEN", "")
@@ -87,9 +88,11 @@ def _address(url: str) -> tuple[int, str]:
     return port, address.path
 
 
-def _environment(data: bytes) -> dict[str, str]:
-    """The ``JUPYTERHUB_…`` variables of an environ block."""
+def _environment(words: list[bytes]) -> dict[str, str]:
+    """The ``JUPYTERHUB_…`` variables of an environment."""
     pairs = (
-        item.decode("utf-8", "replace").partition("=") for item in data.split(b"\0")
+        word.decode("utf-8", "replace").partition("=")
+        for word in words
+        if word.startswith(_PREFIX)
     )
-    return {name: value for name, _, value in pairs if name.startswith(_PREFIX)}
+    return {name: value for name, _, value in pairs}

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim import started_with, wire
 from jupyterhub_gpu_reclaim.engine.confined import open_file_in_root, open_root
 from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.models import Value
@@ -63,9 +62,16 @@ def find_connection(
         pids: host pids of the tree; one of them was started with the file's path.
         kernel: the kernel's id, as the server tells it.
     """
-    pattern = re.compile(rf"(?:^|=)(/[^\0]*/kernel-{re.escape(kernel)}\.json)$")
+    name = re.escape(os.fsencode(kernel))
+    pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
     for pid in pids:
-        for word in procfs.text(pid, "cmdline").split("\0"):
+        try:
+            found = started_with.words(pid, "cmdline")
+        except TimeoutError:
+            return None  # this user's programs keep us waiting: no favour for them
+        except OSError:
+            continue
+        for word in found:
             match = pattern.search(word)
             if match is not None:
                 return _read(init_pid, match[1])
@@ -90,12 +96,11 @@ def message(connection: Connection) -> bytes:
     return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
 
 
-def _read(init_pid: int, path: str) -> Connection | None:
+def _read(init_pid: int, path: bytes) -> Connection | None:
     try:
         root = open_root(f"/proc/{init_pid}/root")
         try:
-            name = path.encode("utf-8", "surrogateescape")
-            descriptor = open_file_in_root(root, name)
+            descriptor = open_file_in_root(root, path)
         finally:
             os.close(root)
         with os.fdopen(descriptor, "rb") as file:

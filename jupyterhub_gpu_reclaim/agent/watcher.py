@@ -1,7 +1,7 @@
 """Samples every session of this node: who they are, where their servers answer.
 
 Made by the app, asked by the node. It turns trees into what ``metrics.activity`` can
-sample, and remembers nothing but the client.
+sample, and remembers where each server answers: that is asked of a program once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import Sample, Tree
 
 _LIVE = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
+_Name = tuple[int, int]
 
 
 class Watcher:
@@ -29,6 +30,8 @@ class Watcher:
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
         self._placements = placements
         self._sampler = sampler
+        #: By pid and start time of the program; replaced whole, so threads do no harm.
+        self._addresses: dict[_Name, Address] = {}
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """One sample of every session that has programs in it."""
@@ -36,26 +39,36 @@ class Watcher:
         return await self._sampler.sample_all(watched)
 
     def _watched(self, known: list[Tree]) -> list[Watched]:
-        return [
+        addresses: dict[_Name, Address] = {}
+        found = [
             watched
             for tree in known
-            if tree.state in _LIVE and (watched := self._watch(tree)) is not None
+            if tree.state in _LIVE
+            and (watched := self._watch(tree, addresses)) is not None
         ]
+        self._addresses = addresses
+        return found
 
-    def _watch(self, tree: Tree) -> Watched | None:
+    def _watch(self, tree: Tree, addresses: dict[_Name, Address]) -> Watched | None:
         try:
             snapshot = trees.look(self._placements.find(tree.incarnation))
         except NotFound:
             return None
-        if snapshot.server is None:
+        server = snapshot.server
+        if server is None:
             return None
+        name = (server.pid, server.start_time)
+        # A program that has not yet become the server does not know its address.
+        address = self._addresses.get(name) or address_of(server.pid)
+        if address is not None:
+            addresses[name] = address
         return Watched(
             incarnation=tree.incarnation,
             key=tree.key,
             init_pid=snapshot.init.pid,
-            root_pid=snapshot.server.pid,
+            root_pid=server.pid,
             pids=[process.pid for process in snapshot.processes],
-            address=address_of(snapshot.server.pid),
+            address=address,
             stopped=tree.state is not TreeState.RUNNING,
         )
 

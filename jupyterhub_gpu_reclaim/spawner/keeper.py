@@ -231,11 +231,11 @@ class PointerKeeper(Base):
         """Look for an incarnation that the Hub has lost sight of."""
         raise NotImplementedError
 
-    def reclaim_token(self) -> str:
+    async def reclaim_token(self) -> str:
         """The API token that the running session was started with; empty: unknown."""
         raise NotImplementedError
 
-    def reclaim_port(self) -> int:
+    async def reclaim_port(self) -> int:
         """The port that the running session was started on; 0: unknown."""
         raise NotImplementedError
 

@@ -260,13 +260,13 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         """Look for the init of an incarnation that the Hub has lost sight of."""
         return find_session(incarnation)
 
-    def reclaim_token(self) -> str:
+    async def reclaim_token(self) -> str:
         """The API token that the session was started with; empty if it is gone."""
-        return Session(self.place).variable("JUPYTERHUB_API_TOKEN")
+        return await Session(self.place).variable("JUPYTERHUB_API_TOKEN")
 
-    def reclaim_port(self) -> int:
+    async def reclaim_port(self) -> int:
         """The port that the session was started on; 0 if it is gone."""
-        url = Session(self.place).variable("JUPYTERHUB_SERVICE_URL")
+        url = await Session(self.place).variable("JUPYTERHUB_SERVICE_URL")
         with contextlib.suppress(ValueError):
             return int(url.rpartition(":")[2].partition("/")[0])
         return 0

@@ -14,6 +14,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim import started_with
 from jupyterhub_gpu_reclaim.spawner import launcher
 from jupyterhub_gpu_reclaim.spawner.state import Place
 
@@ -66,17 +67,16 @@ class Session:
         states = [_state(pid) for pid in self._children()]
         return bool(states) and all(state in "Tt" for state in states)
 
-    def variable(self, name: str) -> str:
+    async def variable(self, name: str) -> str:
         """A variable of the environment that the session's root was started with."""
-        wanted = f"{name}=".encode()
+        return await asyncio.to_thread(self._variable, f"{name}=".encode())
+
+    def _variable(self, wanted: bytes) -> str:
         for pid in self._children():
-            try:
-                environ = Path(f"/proc/{pid}/environ").read_bytes()
-            except OSError:
-                continue
-            for entry in environ.split(b"\0"):
-                if entry.startswith(wanted):
-                    return entry[len(wanted) :].decode(errors="replace")
+            with contextlib.suppress(OSError):
+                for word in started_with.words(pid, "environ"):
+                    if word.startswith(wanted):
+                        return word[len(wanted) :].decode(errors="replace")
         return ""
 
     def _children(self) -> Iterator[int]:

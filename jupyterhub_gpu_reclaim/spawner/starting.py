@@ -154,10 +154,11 @@ class Starting(PointerKeeper):
             place = found
         self.reclaim_take(place)
         self.reclaim_incarnation = plan.incarnation
-        token = self.reclaim_token()
-        port = self._pointer.port or self.reclaim_port()
         if plan.identity is not None:
             token, port = plan.identity.api_token, plan.identity.port
+        else:
+            token = await self.reclaim_token()
+            port = self._pointer.port or await self.reclaim_port()
         if not logins.token_id(self, token):
             raise RestoreFailed(Reason.TOKEN_REVOKED)
         self._repair = await logins.ClientRepair.remember(self)
