@@ -1,15 +1,28 @@
 """What a place that keeps objects must be able to do, and how it fails.
 
-Called by the repository only. A backend knows nothing of checkpoints: it keeps named
-bytes. Its calls block, and may come from several threads at once.
+Called by the repository and its workers. A backend knows nothing of checkpoints: it
+keeps named bytes. Its calls block, and may come from several threads at once.
+
+::
+
+    StoreError
+    ├── ObjectMissing   no such object stands there, for sure
+    ├── ObjectExists    one of that name stands there already; nothing was written
+    └── Unavailable     not this time: nothing was taken, the same call may be repeated
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: A backend as JSON can carry it to another process; see ``opening.open_backend``.
+Spec = dict[str, Any]
 
 #: What may be written: contiguous bytes, handed over without a copy.
 Buffer = bytes | bytearray | memoryview
@@ -29,18 +42,35 @@ class ObjectMissing(StoreError):
         super().__init__(Reason.CHECKPOINT_DAMAGED, why=f"{name} is missing")
 
 
+class ObjectExists(StoreError):
+    """An object of that name stands there already; it is as it was."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Reason.STORE_FAILED, why=f"{name} stands already")
+
+
+class Unavailable(StoreError):
+    """It does not work this time, but may soon; nothing of the call was taken."""
+
+    def __init__(self, why: str, *, detail: str = "") -> None:
+        super().__init__(Reason.STORE_FAILED, why=why, detail=detail)
+
+
 class ObjectWriter(Protocol):
     """One object that is being written, by one thread at a time."""
 
     def write(self, data: Buffer) -> None:
-        """Append all of it.
+        """Append all of it; the buffer may be used again when this returns.
 
         Raises:
+            Unavailable: not this time; the object can be gone on with.
             StoreError: ``STORE_FULL`` or ``STORE_FAILED``; the object is lost.
         """
 
     def finish(self) -> None:
         """Make it durable; when this returns it survives a loss of power.
+
+        In an object store it becomes visible only here.
 
         Raises:
             StoreError: it may not survive; the object is lost.
@@ -54,23 +84,40 @@ class ObjectWriter(Protocol):
 
 
 class Backend(Protocol):
-    """Named bytes. Names are relative paths that the repository has confined."""
+    """Named bytes. Names are relative paths that the repository has confined.
+
+    Any call may raise ``StoreError``; those named below mean something.
+    """
 
     def create(self, name: str) -> ObjectWriter:
-        """Begin a new object.
+        """Begin a new object, of any size.
 
         Raises:
-            StoreError: an object of that name stands already, or no room.
+            ObjectExists: an object of that name stands already. Two that are begun at
+                once may both be written: names have to be unique.
         """
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
         """Put a small object, whole or not at all, durable on return.
 
         An unfinished one may leave remains under ``tmp/``, never under ``name``.
 
+        Args:
+            name: of the object.
+            data: all of it.
+            needs: objects without which it makes no sense; where there are several
+                places they become durable in each before this one stands there.
+
         Raises:
-            StoreError: an object of that name stands already, or no room. It may
-                stand nevertheless when only the last sync has failed.
+            ObjectExists: an object of that name stands already.
+            StoreError: it may stand nevertheless when only the last sync has failed.
+        """
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small object in the place of one that stands: the old or the new.
+
+        Raises:
+            ObjectMissing: there is none to replace.
         """
 
     def read(self, name: str, offset: int, length: int) -> bytes:
@@ -78,7 +125,16 @@ class Backend(Protocol):
 
         Raises:
             ObjectMissing: there is no such object.
-            StoreError: it cannot be read.
+        """
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """The same into a buffer of the caller's.
+
+        Returns:
+            Bytes read; fewer than fit only at the end.
+
+        Raises:
+            ObjectMissing: there is no such object.
         """
 
     def length(self, name: str) -> int:
@@ -96,3 +152,6 @@ class Backend(Protocol):
 
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
+
+    def spec(self) -> Spec | None:
+        """How another process opens the same; no secret in it. None: it cannot."""

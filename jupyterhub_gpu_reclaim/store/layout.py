@@ -33,7 +33,8 @@ def index(checkpoint: str) -> str:
 
 def id_of(name: str) -> str | None:
     """Whose object that is; None for what is not ours."""
-    name = name.removeprefix(ASIDE)
+    if name.startswith(ASIDE):
+        name = name.removeprefix(ASIDE).partition("~")[0]
     if name.startswith(MANIFESTS) and name.endswith(_SUFFIX):
         return name[len(MANIFESTS) : -len(_SUFFIX)]
     if name.startswith(PACKS) and name.count("/") > 1:
@@ -52,7 +53,9 @@ def remove(backend: Backend, checkpoint: str) -> int:
             rest is remains, which a sweep removes.
     """
     backend.delete(manifest(checkpoint))
-    backend.delete(f"{ASIDE}{manifest(checkpoint)}")
+    for entry in backend.list(ASIDE):
+        if id_of(entry.name) == checkpoint:
+            backend.delete(entry.name)
     freed = 0
     for entry in backend.list(pack_prefix(checkpoint)):
         backend.delete(entry.name)

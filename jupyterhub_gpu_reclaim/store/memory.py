@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectExists, ObjectMissing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jupyterhub_gpu_reclaim.store.backend import Buffer
 
 
@@ -35,22 +37,35 @@ class MemoryBackend:
         """Begin a new object."""
         with self._lock:
             if name in self.objects:
-                raise StoreError(Reason.STORE_FAILED, why=f"{name} stands already")
+                raise ObjectExists(name)
             self.objects[name] = bytearray()
         return _MemoryWriter(self, name)
 
-    def publish(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
         """Put it whole, or not at all."""
+        del needs  # there is one place only
         with self._lock:
             if name in self.objects:
-                raise StoreError(Reason.STORE_FAILED, why=f"{name} stands already")
+                raise ObjectExists(name)
             self._make_room(len(data))
+            self.objects[name] = bytearray(data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put it in the place of the one that stands."""
+        with self._lock:
+            self._make_room(len(data) - len(self._find(name)))
             self.objects[name] = bytearray(data)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``offset``."""
         with self._lock:
             return bytes(self._find(name)[offset : offset + length])
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """The same into a buffer of the caller's."""
+        data = self.read(name, offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def length(self, name: str) -> int:
         """Bytes of that object."""
@@ -75,6 +90,10 @@ class MemoryBackend:
         """What is left of the capacity."""
         with self._lock:
             return None if self._capacity is None else self._free()
+
+    def spec(self) -> None:
+        """Nobody else can open it."""
+        return
 
     def append(self, name: str, data: Buffer) -> None:
         """Add to an object that is being written."""
