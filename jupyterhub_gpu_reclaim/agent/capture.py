@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
-from jupyterhub_gpu_reclaim.engine import dump, preflight, sockets
+from jupyterhub_gpu_reclaim.engine import dump, preflight, quiesce
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
@@ -142,9 +142,10 @@ class Capture:
         """From the first thing that is touched to the commit."""
         opened = await surroundings.ask_server(self._parts.client, login)
         self._writer = writer = await self._thread("store", self._begin)
-        cut = await self._cut(snapshot)
-        # An accelerator is emptied here, before CRIU looks at its processes.
+        # An accelerator is emptied here: its processes must still run, and they are
+        # stopped from the next step on.
         frozen = self._parts.clock.monotonic()
+        cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
             world = await self._thread(
@@ -194,12 +195,13 @@ class Capture:
         )
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
-        """End the connections that lead out of the session; their inodes."""
+        """End the connections that lead out of the session; their inodes.
+
+        From here on its kernels are stopped, until they are restored or thawed.
+        """
         async with self._progress.step("connections", "Closing its connections"):
-            pids = [process.pid for process in snapshot.processes]
             cut = await self._thread(
-                "connections",
-                lambda: sockets.cut_external(self._session.init_pid, pids),
+                "connections", lambda: quiesce.cut_in_silence(snapshot)
             )
             self._cancel.check()
             return sorted(cut.inodes)
@@ -216,12 +218,14 @@ class Capture:
             total=lambda: max(total, writer.logical_bytes),
         ):
             return await in_thread(
-                lambda: self._run_criu(writer),
+                lambda: self._run_criu(writer, snapshot),
                 step="dump",
                 limit=self._limits.dump + self._limits.criu,
             )
 
-    def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
+    def _run_criu(
+        self, writer: CheckpointWriter, snapshot: Snapshot
+    ) -> dump.DumpResult:
         with self._parts.work_folder() as folder:
             return dump.dump(
                 self._parts.tool.criu(),
@@ -229,6 +233,7 @@ class Capture:
                 sinks=lambda name: writer.file(saved.IMAGES + name),
                 folder=folder,
                 limit=self._limits.dump,
+                stopped=snapshot.stopped,
                 cancel=self._cancel,
             )
 

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Rolle
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
@@ -59,6 +59,7 @@ def dump(
     sinks: Callable[[str], Sink],
     folder: Path,
     limit: float,
+    stopped: Collection[int] | None = None,
     cancel: Cancel | None = None,
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
@@ -69,6 +70,8 @@ def dump(
         sinks: opens a sink for each of CRIU's image files, called from many threads.
         folder: an empty folder of ours for CRIU's socket and log, mode 0700.
         limit: seconds that it may take.
+        stopped: the processes that a signal had stopped before anything was done to
+            the tree, by their pids in the session; by default those that are now.
         cancel: calls it off.
 
     Raises:
@@ -80,23 +83,25 @@ def dump(
     before = processes.snapshot(session.init_pid, session.init_start)
     if before.root is None or before.root.state in processes.DEAD:
         raise Refused(Reason.NO_TREE)
+    if stopped is None:
+        stopped = before.stopped
     server = CaptureServer(folder, sinks)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
         attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED)
-        stopped = processes.wait_stopped(
+        tree = processes.wait_stopped(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
     except BaseException as error:
-        _roll_back(session, before)
+        _roll_back(session, stopped)
         if isinstance(error, OSError) or type(error) is ReclaimError:
             raise _rolled_back(error) from error
         raise
     return DumpResult(
         root_pid=before.root.ns_pid,
-        pids=_ids(stopped),
-        stopped=tuple(sorted(before.stopped)),
+        pids=_ids(tree),
+        stopped=tuple(sorted(stopped)),
         pipes=outputs.names(before),
         files=dict(server.files),
         seconds=time.monotonic() - begun,
@@ -104,14 +109,14 @@ def dump(
     )
 
 
-def _roll_back(session: Session, before: Snapshot) -> None:
+def _roll_back(session: Session, stopped: Collection[int]) -> None:
     """CRIU cures what it can; the rest is ours, and harmless where nothing is left."""
     try:
         now = processes.snapshot(session.init_pid, session.init_start)
     except NotFound:
         # The session has ended meanwhile.
         return
-    thaw(now, before.stopped)
+    thaw(now, stopped)
 
 
 def _rolled_back(error: OSError | ReclaimError) -> RolledBack:

@@ -86,6 +86,7 @@ class InetSocket(NamedTuple):
     inode: int  #: 0 when no descriptor refers to it (accept queue, TIME_WAIT)
     key: bytes = b""  #: the kernel's own name for it, to destroy it by
     unsent: int = 0  #: bytes that the other side has not acknowledged
+    unread: int = 0  #: bytes that its program has not read; a listener's open requests
 
 
 def address_of(packed: bytes) -> Address:
@@ -206,7 +207,9 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _socket_of(payload: bytes, protocol: int) -> InetSocket:
-    family, state, _, _, key, _, _, unsent, _, inode = _MESSAGE.unpack_from(payload)
+    family, state, _, _, key, _, unread, unsent, _, inode = _MESSAGE.unpack_from(
+        payload
+    )
     source_port, peer_port, source, peer = _SOCKID.unpack_from(key)
     width = 4 if family == socket.AF_INET else 16
     return InetSocket(
@@ -218,6 +221,7 @@ def _socket_of(payload: bytes, protocol: int) -> InetSocket:
         inode,
         key,
         unsent,
+        unread,
     )
 
 

@@ -93,6 +93,29 @@ def tree_sockets(init_pid: int, pids: Iterable[int]) -> list[InetSocket]:
         return [one for one in diag.sockets() if one.inode in inodes]
 
 
+def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[int]:
+    """The TCP connections of those sockets to others of the list.
+
+    Args:
+        found: all sockets of a network namespace.
+        inodes: whose connections.
+
+    Returns:
+        The inodes of both ends; a connection whose other end is not there is left out.
+    """
+    ends = {
+        _Link(one.protocol, one.local, one.remote): one.inode
+        for one in found
+        if one.inode and one.protocol == socket.IPPROTO_TCP and one.state in _CONNECTED
+    }
+    return frozenset(
+        inode
+        for link, end in ends.items()
+        if end in inodes and (other := ends.get(link.reverse))
+        for inode in (end, other)
+    )
+
+
 def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -> Cut:
     """End every connection that leads out of the tree; its peers notice at once.
 
