@@ -88,10 +88,11 @@ def fdinfo(pid: int, fd: int) -> dict[str, str]:
 
 
 def mappings(pid: int) -> Iterator[Mapping]:
-    """The mappings of a process that have a path or an inode."""
+    """The mappings of a process that are backed by a file or by shared memory."""
     for line in text(pid, "maps").split("\n"):
         fields = line.split(maxsplit=5)
-        if len(fields) < 6 or fields[4] == "0":
+        # By its path, not by its inode: the first System V segment has number 0.
+        if len(fields) < 6 or fields[5].startswith("["):
             continue
         start, _, end = fields[0].partition("-")
         yield Mapping(

@@ -158,6 +158,18 @@ def test_examine_system_v_memory_is_found(run):
     assert "System V shared memory" in found.message
 
 
+def test_examine_first_system_v_segment_of_its_namespace_is_found(run):
+    """It has number 0, which stands where other mappings have their inode."""
+    found = examine(
+        run("""
+        assert libc.unshare(0x08000000) == 0  # CLONE_NEWIPC: nobody was here before
+        libc.shmat.restype = ctypes.c_void_p
+        address = libc.shmat(libc.shmget(0, 4096, 0o1600), None, 0)
+        """)
+    )
+    assert any("System V shared memory" in one.message for one in found)
+
+
 def test_examine_user_namespace_is_found(run):
     found = examine(run("call(272, 0x10000000)"))
     assert [one.code for one in found] == ["user_namespace"]
