@@ -1,21 +1,37 @@
-"""Tests with a browser or a whole Hub on a busy machine get a second chance.
+"""What holds for all tests: second chances, extras, and programs that start quickly.
 
-What they wait for has limits in seconds of wall clock, and three files run at a time on
-two cores. A test that needs the second chance is reported as such ("rerun"), and one
-that fails twice fails.
+What a test with a browser or a whole Hub waits for has limits in seconds of wall clock,
+and three files run at a time on two cores: it gets a second chance. One that needs it
+is reported as such ("rerun"), and one that fails each time fails.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 WITH_A_WHOLE_HUB = {"browser", "e2e", "hub", "service"}
+#: Runs the tests with the mark "extra" as well.
+SWITCH = "GPU_RECLAIM_SLOW_TESTS"
+#: Modules that take the place of slow ones that no test needs.
+LIGHT = Path(__file__).parent / "support" / "light"
+
+
+def pytest_configure() -> None:
+    """Lead every program that is started from here past the slow modules."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(LIGHT) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIGHT), *paths]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the extras, and give the others their second chance where they have one."""
     here = Path(__file__).parent
+    extra = pytest.mark.skip(reason=f"covered by others; {SWITCH}=1 runs it as well")
     for item in items:
+        if item.get_closest_marker("extra") and not os.environ.get(SWITCH):
+            item.add_marker(extra)
         if item.path.relative_to(here).parts[0] in WITH_A_WHOLE_HUB:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))

@@ -5,6 +5,7 @@ A module may set ``SETTINGS`` for its stack (see ``demo/jupyterhub_config.py``).
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -38,6 +39,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+_numbers = itertools.count(1)
 ON_REQUEST_ONLY = {"idle_after": 0, "sample_interval": 1}
 
 
@@ -71,6 +73,12 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def new_name() -> str:
+    """A person whom no test has seen before, nor another run of the same one."""
+    return f"person{next(_numbers)}"
 
 
 @pytest.fixture

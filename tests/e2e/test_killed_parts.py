@@ -51,10 +51,6 @@ COVERED = {
     *[("agent and service", moment) for moment in TOGETHER],
     *[("everything", moment) for moment in ("capturing", "captured")],
 }
-MORE = pytest.mark.skipif(
-    not os.environ.get("GPU_RECLAIM_SLOW_TESTS"),
-    reason="set GPU_RECLAIM_SLOW_TESTS=1 to kill more parts at more moments",
-)
 SECONDS = 60.0
 
 
@@ -214,7 +210,7 @@ def cases() -> Iterator[object]:
     """Each part at each moment, and several at once where that may matter."""
     for parts, members in PARTS.items():
         for moment in MOMENTS if len(members) == 1 else TOGETHER:
-            marks = MORE if (parts, moment) in COVERED else ()
+            marks = pytest.mark.extra if (parts, moment) in COVERED else ()
             yield pytest.param(parts, moment, id=f"{parts}-{moment}", marks=marks)
 
 
@@ -259,7 +255,7 @@ def test_agent_killed_again_in_its_own_recovery_loses_no_session(
     somebody.comes_back()
 
 
-@MORE
+@pytest.mark.extra
 def test_hub_killed_twice_in_one_return_gets_the_session_back(
     stack: Stack, admin: Admin, somebody: Somebody
 ) -> None:
