@@ -51,8 +51,8 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> sockets.Cut
     server = tree.server
     if server is None:
         return sockets.cut_external(tree.init.pid, pids)
-    inner = _stop_speakers(tree, server)
-    _wait_still(server, lambda: _handed_on(tree.init.pid, inner), patience)
+    links = _stop_speakers(tree, server)
+    _wait_still(server, lambda: _handed_on(tree.init.pid, server, links), patience)
     cut = sockets.cut_external(tree.init.pid, pids)
     _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
     return cut
@@ -61,8 +61,10 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> sockets.Cut
 def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
     """Stop whoever is connected to the server; the inodes of both ends."""
     held = {process: _inodes(process) for process in tree.processes}
+    everybody = frozenset().union(*held.values())
     with Diag(tree.init.pid) as diag:
-        links = sockets.links_of(diag.sockets(), held[server])
+        mine = [one for one in diag.sockets() if one.inode in everybody]
+    links = sockets.links_of(mine, held[server])
     for process, inodes in held.items():
         if process in {server, tree.root} or not inodes & links:
             continue
@@ -76,11 +78,15 @@ def _inodes(process: Process) -> frozenset[int]:
     return frozenset(sockets.tree_inodes([process.pid]))
 
 
-def _handed_on(init_pid: int, inner: Collection[int]) -> bool:
-    """Whether nothing is under way on the connections inside the session."""
+def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
+    """Whether the server has read all that was said to it inside the session."""
+    ears = _inodes(server) & frozenset(links)
     with Diag(init_pid) as diag:
         return not any(
-            one.unread or one.unsent for one in diag.sockets() if one.inode in inner
+            # What the server says waits for those who are stopped, and may.
+            one.unread if one.inode in ears else one.unsent
+            for one in diag.sockets()
+            if one.inode in links
         )
 
 
