@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.memory import SavedImages
 from jupyterhub_gpu_reclaim.agent.nudge import find_connection
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
@@ -35,13 +36,12 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import size
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.agent.operations import Operation
     from jupyterhub_gpu_reclaim.agent.parts import Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session as Placed
     from jupyterhub_gpu_reclaim.models import Finding
-    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
 
 T = TypeVar("T")
 
@@ -61,7 +61,6 @@ class Restore:
         self._cancel = operation.cancel
         self._progress = Progress(operation, parts.clock)
         self._limits = parts.limits
-        self._read_bytes = 0
         self._record = Record(
             operation="restore",
             incarnation=session.incarnation,
@@ -131,26 +130,36 @@ class Restore:
                 limit=self._limits.archive,
             )
         self._cancel.check()
-        total = there.checkpoint.info.logical_bytes
+        source = SavedImages(there.checkpoint, image)
         async with self._progress.step(
-            "memory",
-            "Bringing the memory back",
-            done=lambda: self._read_bytes,
-            total=lambda: total,
+            "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
-            return await in_thread(
-                lambda: self._run_criu(there, image),
+            result = await in_thread(
+                lambda: self._run_criu(there.world, source),
                 step="restore",
                 limit=self._limits.restore + self._limits.criu,
             )
+        self._cancel.check()
+        total = source.bytes + result.missing.total
+        async with self._progress.step(
+            "memory",
+            "Bringing the memory back",
+            done=lambda: source.bytes,
+            total=lambda: total,
+        ):
+            return await in_thread(
+                lambda: self._fill(result, source),
+                step="memory",
+                limit=self._limits.restore + self._limits.end,
+            )
 
-    def _run_criu(self, there: saved.Saved, image: bytes) -> engine.RestoreResult:
-        world, init_pid = there.world, self._session.init_pid
+    def _run_criu(self, world: World, source: SavedImages) -> engine.RestoreResult:
+        init_pid = self._session.init_pid
         with self._parts.work_folder() as folder:
             return engine.restore(
                 self._parts.tool.criu(),
                 Session(init_pid, self._session.init_start),
-                source=lambda name: self._source(there.checkpoint, name, image),
+                source=source,
                 folder=folder,
                 limit=self._limits.restore,
                 root_pid=world.root,
@@ -160,23 +169,16 @@ class Restore:
                 cancel=self._cancel,
             )
 
-    def _source(
-        self, checkpoint: Checkpoint, name: str, image: bytes
-    ) -> Iterable[bytes | memoryview] | None:
-        """One of CRIU's files, with the list of open files as it was rewritten."""
-        stored = saved.IMAGES + name
-        if stored not in checkpoint:
-            return None
-        if stored == saved.FILES_IMAGE:
-            return [image]
-        return self._counted(checkpoint.stream(stored))
-
-    def _counted(
-        self, buffers: Iterable[bytes | bytearray | memoryview]
-    ) -> Iterable[bytes | memoryview]:
-        for buffer in buffers:
-            yield memoryview(buffer)
-            self._read_bytes += len(buffer)
+    def _fill(
+        self, result: engine.RestoreResult, source: SavedImages
+    ) -> engine.RestoreResult:
+        return engine.fill(
+            Session(self._session.init_pid, self._session.init_start),
+            result,
+            source=source,
+            limit=self._limits.restore,
+            cancel=self._cancel,
+        )
 
     async def _go_on(self, there: saved.Saved, result: engine.RestoreResult) -> None:
         """Let it run, and wait until its server answers."""

@@ -1,8 +1,8 @@
 """Read and rewrite CRIU's image files as bytes: container format and the few messages.
 
-Called by ``sockets``, ``files`` and the agent's restore, and later by the page
-loader. Pure functions, bytes to bytes: it opens nothing. An image is ``u32 magic`` once
-or twice, then ``u32 size`` + protobuf, over and over (CRIU's ``image-desc.c``,
+Called by ``sockets``, ``files``, ``address_space``, ``pages`` and the agent's restore.
+Pure functions, bytes to bytes: it opens nothing. An image is ``u32 magic`` once or
+twice, then ``u32 size`` + protobuf, over and over (CRIU's ``image-desc.c``,
 ``magic.h``). Only the fields that we touch are declared below; the others survive as
 unknown fields, and an entry that nobody changes keeps its very bytes.
 """
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 COMMON_MAGIC: Final = 0x54564319
 FILES_MAGIC: Final = 0x56303138
 PAGEMAP_MAGIC: Final = 0x56084025
+PSTREE_MAGIC: Final = 0x50273030
+CORE_MAGIC: Final = 0x55053847
+MM_MAGIC: Final = 0x57492820
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
@@ -33,7 +36,13 @@ MAX_ENTRY_BYTES: Final = 64 << 20
 
 _U32 = struct.Struct("<I")
 
-# CRIU 4.1's images/{fdinfo,regfile,sk-inet,pagemap}.proto, as far as we touch them:
+#: Bits of a pagemap entry's flags: its pages stand in an earlier image; they may be
+#: loaded lazily; they stand in this one (CRIU's ``PE_PARENT``, ``LAZY``, ``PRESENT``).
+IN_PARENT: Final = 1
+LAZY: Final = 2
+PRESENT: Final = 4
+
+# CRIU 4.1's images/*.proto, as far as we touch them:
 # name, number, type. All are optional here, so that a missing one is ours to judge.
 # Paths are bytes on the wire like strings, and need not be UTF-8.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
@@ -75,6 +84,28 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("flags", 4, "uint32"),
         ("nr_pages", 5, "uint64"),
     ),
+    "pstree_entry": (
+        ("pid", 1, "uint32"),
+        ("ppid", 2, "uint32"),
+        ("threads", 5, "uint32*"),
+    ),
+    "rseq_entry": (
+        ("rseq_abi_pointer", 1, "uint64"),
+        ("rseq_abi_size", 2, "uint32"),
+    ),
+    "thread_core_entry": (("rseq_entry", 15, "rseq_entry"),),
+    "core_entry": (("thread_core", 5, "thread_core_entry"),),
+    "vma_entry": (
+        ("start", 1, "uint64"),
+        ("end", 2, "uint64"),
+        ("prot", 5, "uint32"),
+        ("flags", 6, "uint32"),
+        ("status", 7, "uint32"),
+    ),
+    "mm_entry": (
+        ("exe_file_id", 12, "uint32"),
+        ("vmas", 14, "vma_entry*"),
+    ),
 }
 
 
@@ -92,11 +123,12 @@ def _declare() -> dict[str, type[message.Message]]:
             one = declared.field.add(name=field_name, number=number)
             repeated = kind.endswith("*")
             one.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            if kind in _MESSAGES:
+            of = kind.rstrip("*")
+            if of in _MESSAGES:
                 one.type = field.TYPE_MESSAGE
-                one.type_name = f".{file.package}.{kind}"
+                one.type_name = f".{file.package}.{of}"
             else:
-                one.type = field.Type.Value(f"TYPE_{kind.rstrip('*').upper()}")
+                one.type = field.Type.Value(f"TYPE_{of.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -116,7 +148,6 @@ class Area(NamedTuple):
     address: int
     pages: int
     flags: int
-    in_parent: bool = False
 
 
 def _damaged(why: str) -> RestoreFailed:
@@ -211,7 +242,13 @@ def read_pagemap(pagemap_img: bytes) -> tuple[int, list[Area]]:
     for payload in payloads:
         entry = parse("pagemap_entry", payload)
         pages = entry.nr_pages if entry.HasField("nr_pages") else entry.compat_nr_pages
-        areas.append(Area(entry.vaddr, pages, entry.flags, entry.in_parent))
+        flags = entry.flags
+        # As old versions wrote it (CRIU's init_compat_pagemap_entry).
+        if entry.in_parent:
+            flags |= IN_PARENT
+        elif not entry.HasField("flags"):
+            flags = PRESENT
+        areas.append(Area(entry.vaddr, pages, flags))
     return parse("pagemap_head", first).pages_id, areas
 
 
@@ -225,7 +262,7 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
             flags=area.flags,
             nr_pages=area.pages,
         )
-        if area.in_parent:
+        if area.flags & IN_PARENT:
             entry.in_parent = True
         payloads.append(serialize(entry))
     return join(PAGEMAP_MAGIC, payloads)

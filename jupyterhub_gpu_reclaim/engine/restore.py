@@ -1,8 +1,9 @@
 """Bring a session's tree back under an init that holds its place.
 
-Called by the agent's restore. The tree comes back stopped; :func:`proceed` lets it go
-on, so that more can be done to its memory in between. On failure nothing is left but
-the holding init.
+Called by the agent's restore, in three steps: :func:`restore` has CRIU make the tree,
+stopped and without its large areas of memory; :func:`fill` brings those (``pages``);
+:func:`proceed` lets the tree go on, so that more can be done to it before. When one of
+the first two fails, nothing is left but the holding init.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import outputs, processes
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
+from jupyterhub_gpu_reclaim.engine.fill import copy_all
+from jupyterhub_gpu_reclaim.engine.pages import Plan, make_plan
 from jupyterhub_gpu_reclaim.engine.stream import RestoreServer
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from jupyterhub_gpu_reclaim.engine.attempt import Session
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.criu import Criu
+    from jupyterhub_gpu_reclaim.engine.pages import Source
     from jupyterhub_gpu_reclaim.engine.processes import Snapshot
 
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
@@ -43,18 +47,26 @@ READY_PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """A tree that came back, stopped."""
+    """A tree that came back, stopped.
+
+    Attributes:
+        tree: its processes.
+        seconds: how long it took.
+        log: CRIU's.
+        missing: what of its memory is still to be filled.
+    """
 
     tree: Snapshot
     seconds: float
     log: str
+    missing: Plan = field(default_factory=Plan)
 
 
 def restore(
     criu: Criu,
     session: Session,
     *,
-    source: Callable[[str], Iterable[bytes | memoryview] | None],
+    source: Source,
     folder: Path,
     limit: float,
     root_pid: int,
@@ -63,12 +75,12 @@ def restore(
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
-    """Restore a tree under a holding init; blocks, so call it in a thread.
+    """Restore a tree under a holding init, but for ``missing``; blocks.
 
     Args:
         criu: which CRIU.
         session: the holding init.
-        source: a file's buffers in order, None where there is none; from many threads.
+        source: where CRIU's images come from.
         folder: an empty folder of ours for CRIU's socket and log, mode 0700.
         limit: seconds that it may take.
         root_pid: as in ``DumpResult``; likewise the next two.
@@ -83,7 +95,8 @@ def restore(
         Exception: what the source has raised.
     """
     begun = time.monotonic()
-    server = RestoreServer(folder, source)
+    plan = make_plan(source)
+    server = RestoreServer(folder, lambda name: plan.serve(source, name))
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     try:
         processes.wait_ready(
@@ -107,21 +120,60 @@ def restore(
         if isinstance(error, OSError | ReclaimError):
             raise _failed(error) from error
         raise
-    return RestoreResult(tree, time.monotonic() - begun, attempt.log())
+    return RestoreResult(tree, time.monotonic() - begun, attempt.log(), plan)
+
+
+def fill(
+    session: Session,
+    restored: RestoreResult,
+    *,
+    source: Source,
+    limit: float,
+    cancel: Cancel | None = None,
+) -> RestoreResult:
+    """Bring the memory that :func:`restore` has left out; blocks.
+
+    Args:
+        session: the holding init.
+        restored: what :func:`restore` returned.
+        source: as there; it writes into the tree's processes.
+        limit: seconds that it may take.
+        cancel: calls it off.
+
+    Returns:
+        The tree, whole and still stopped.
+
+    Raises:
+        RestoreFailed: a process has ended, time was up, or it was called off.
+        Exception: what the source has raised.
+    """
+    begun = time.monotonic()
+    try:
+        copy_all(restored.missing, restored.tree, source, limit=limit, cancel=cancel)
+    except BaseException as error:
+        _clear(session)
+        if isinstance(error, OSError | ReclaimError):
+            raise _failed(error) from error
+        raise
+    seconds = restored.seconds + time.monotonic() - begun
+    return replace(restored, seconds=seconds, missing=Plan())
 
 
 def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
     """Let a restored tree go on; from here on the init ends when the tree's root does.
 
     Args:
-        restored: what :func:`restore` returned.
+        restored: what :func:`fill` returned.
         keep_stopped: ``DumpResult.stopped``.
 
     Raises:
         NotFound: the init has ended meanwhile.
+        ReclaimError: some of its memory is missing still.
     """
     tree = restored.tree
     assert tree.root is not None
+    if restored.missing.pieces:
+        raise ReclaimError(Reason.INTERNAL, detail="its memory is not filled")
     with processes.held(tree.init) as pidfd:
         if pidfd is None or not _name_root(tree.init.pid, tree.root.ns_pid):
             raise NotFound(

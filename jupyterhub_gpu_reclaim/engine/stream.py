@@ -17,7 +17,7 @@ import os
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jupyterhub_gpu_reclaim.engine.stream_protocol import (
     receive_pipe,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CAPTURE_SOCKET = "streamer-capture.sock"
 RESTORE_SOCKET = "streamer-serve.sock"
+#: How the names of the images begin that hold memory: nearly all bytes there are.
+PAGES = "pages-"
 #: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
 #: CAP_SYS_RESOURCE.
 BLOCK = 1 << 20
@@ -46,6 +48,20 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """The file is complete."""
+
+
+@runtime_checkable
+class PipeSink(Sink, Protocol):
+    """A sink that can empty a pipe by itself, faster than it could be fed."""
+
+    def take_pipe(self, pipe: int, /) -> int:
+        """Take everything up to the pipe's end, and say how many bytes that was.
+
+        Nobody else holds a copy of the pipe when it returns or raises.
+        """
+
+    def cancel(self) -> None:
+        """Make a ``take_pipe`` raise soon; from any thread, any number of times."""
 
 
 class Server:
@@ -181,6 +197,7 @@ class CaptureServer(Server):
     def __init__(self, folder: Path, sinks: Callable[[str], Sink]) -> None:
         super().__init__(folder)
         self._sinks = sinks
+        self._taking: list[PipeSink] = []
         #: Length of each file that has come in completely.
         self.files: dict[str, int] = {}
 
@@ -191,7 +208,30 @@ class CaptureServer(Server):
         except BaseException:
             os.close(pipe)
             raise
-        self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
+        if name.startswith(PAGES) and isinstance(sink, PipeSink):
+            self._spawn(pipe, name, lambda end: self._hand_over(end, name, sink))
+        else:
+            self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
+
+    def fail(self, error: Exception) -> None:
+        """As the base does it; who empties a pipe by himself is told to stop."""
+        super().fail(error)
+        with self._lock:
+            taking = list(self._taking)
+        for sink in taking:
+            sink.cancel()
+
+    def _hand_over(self, pipe: int, name: str, sink: PipeSink) -> None:
+        with self._lock:
+            self._taking.append(sink)
+        if self._ended.is_set():
+            # It failed before it could know of this one.
+            return
+        total = sink.take_pipe(pipe)
+        sink.close()
+        with self._lock:
+            self.files[name] = total
+            self.bytes += total
 
     def _drain(self, pipe: int, name: str, sink: Sink) -> None:
         os.set_blocking(pipe, False)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.agent import goes_on, wait_for
 
 CAPTURE_STEPS = ["preflight", "connections", "dump", "files", "commit"]
-RESTORE_STEPS = ["check", "files", "memory", "answer"]
+RESTORE_STEPS = ["check", "files", "programs", "memory", "answer"]
 
 
 def at(step: str, state: str):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import select
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +20,12 @@ from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.dump import DumpResult, dump
-from jupyterhub_gpu_reclaim.engine.restore import RestoreResult, proceed, restore
+from jupyterhub_gpu_reclaim.engine.restore import (
+    RestoreResult,
+    fill,
+    proceed,
+    restore,
+)
 from jupyterhub_gpu_reclaim.errors import NotFound, Refused
 
 INIT = Path(criu_module.__file__).parent.parent / "spawner" / "session_init.py"
@@ -237,8 +244,30 @@ class World:
         return World(place, self.port)
 
 
+COPY = 4 << 20
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def write_memory(pid: int, address: int, data: memoryview) -> None:
+    """All of it into that process' memory (process_vm_writev(2))."""
+    keep = (ctypes.c_char * len(data)).from_buffer_copy(data)
+    local = _Vector(ctypes.addressof(keep), len(data))
+    there = _Vector(address, len(data))
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.process_vm_writev(
+        pid, ctypes.byref(local), 1, ctypes.byref(there), 1, 0
+    )
+    if done != len(data):
+        raise OSError(ctypes.get_errno(), f"{done} of {len(data)} bytes written")
+
+
 class Image(dict):
     """CRIU's files in memory: sinks for a dump, a source for a restore."""
+
+    copied = 0
 
     def sink(self, name: str):
         image = self
@@ -255,9 +284,32 @@ class Image(dict):
 
         return MemorySink()
 
-    def source(self, name: str):
-        data = self.get(name)
-        return None if data is None else [data]
+    def size(self, name: str):
+        return len(self[name]) if name in self else None
+
+    def stream(self, name: str, skip=()):
+        view, at = memoryview(self[name]), 0
+        for offset, length in skip:
+            yield view[at:offset]
+            at = offset + length
+        yield view[at:]
+
+    def copy(self, name: str, pieces, stop):
+        view = memoryview(self[name])
+        blocks = [
+            (view[at : min(at + COPY, one.offset + one.length)], one, at - one.offset)
+            for one in pieces
+            for at in range(one.offset, one.offset + one.length, COPY)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            for _ in pool.map(lambda block: self.write(*block, stop), blocks):
+                pass
+
+    def write(self, data, piece, at: int, stop) -> None:
+        if stop.is_set:
+            raise InterruptedError
+        write_memory(piece.pid, piece.address + at, data)
+        self.copied += len(data)
 
 
 @dataclass
@@ -287,6 +339,15 @@ class Engine:
     def restore(
         self, place: Place, source, result: DumpResult, **options
     ) -> RestoreResult:
+        """All of it: CRIU, then the memory that did not go through it."""
+        restored = self.run_criu(place, source, result, **options)
+        options.pop("prepare", None)
+        options = {"limit": 60, **options}
+        return fill(place.session, restored, source=source, **options)
+
+    def run_criu(
+        self, place: Place, source, result: DumpResult, **options
+    ) -> RestoreResult:
         options = {"limit": 60, **options}
         return restore(
             self.criu,
@@ -305,7 +366,7 @@ class Engine:
         result = self.dump(world.place, image.sink)
         world.place.kill()
         place = places.hold()
-        restored = self.restore(place, image.source, result)
+        restored = self.restore(place, image, result)
         proceed(restored, result.stopped)
         return world.at(place)
 

@@ -68,7 +68,7 @@ def test_cycle_counter_goes_on_with_same_pids(places, engine):
         printed = place.read_rest()
         last = printed.split()[-1]
         place = places.hold()
-        restored = engine.restore(place, image.source, result)
+        restored = engine.restore(place, image, result)
         assert {p.state for p in place.tree.processes} == {"T"}
         proceed(restored, result.stopped)
         assert place.read_until(f"count {int(last) + 5}\n").splitlines()[0] == (
@@ -145,7 +145,7 @@ def test_cycle_without_relay_writes_to_new_output(places, engine):
     result = engine.dump(world.place, image.sink)
     world.place.kill()
     place = places.hold(relay=False)
-    proceed(engine.restore(place, image.source, result), result.stopped)
+    proceed(engine.restore(place, image, result), result.stopped)
     world = world.at(place)
     world("print('still here', flush=True)")
     assert "still here" in place.read_until("here\n")
@@ -197,7 +197,7 @@ def test_clock_does_not_count_the_suspension(places, engine):
     world.place.kill()
     time.sleep(1.5)
     place = places.hold()
-    proceed(engine.restore(place, image.source, result), result.stopped)
+    proceed(engine.restore(place, image, result), result.stopped)
     assert world("time.monotonic()") - before < 1.5
 
 
@@ -230,7 +230,7 @@ def test_restored_tree_is_in_the_control_groups_it_was_prepared_for(
         place = places.hold()
         restored = engine.restore(
             place,
-            image.source,
+            image,
             result,
             prepare=lambda pid: (group / "cgroup.procs").write_text(str(pid)),
         )

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.errors import (
     StoreError,
 )
 from jupyterhub_gpu_reclaim.reasons import Reason
+from tests.engine.conftest import Image
 
 #: Something for pages-*.img: more than a pipe holds.
 BALLAST = "ballast = os.urandom(32 << 20); 1"
@@ -58,6 +59,28 @@ class SinkThatHangs:
 
     def close(self):
         pass
+
+
+class ImageThatIsDamaged(Image):
+    """Hands out the beginning of the memory, then finds that it is not what it was."""
+
+    def stream(self, name, skip=()):
+        if not name.startswith("pages-"):
+            yield from super().stream(name, skip)
+            return
+        yield self[name][:4096]
+        raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a flipped bit")
+
+
+class ImageThatCallsOff(Image):
+    """Calls the restore off once CRIU asks for memory."""
+
+    cancel: Cancel
+
+    def stream(self, name, skip=()):
+        if name.startswith("pages-"):
+            self.cancel.set()
+        return super().stream(name, skip)
 
 
 def assert_runs(world):
@@ -202,23 +225,13 @@ def test_restore_source_fails_leaves_only_the_init(world, engine, places):
     world.place.kill()
     place = places.hold()
 
-    def damaged(name):
-        data = image.source(name)
-        if data is None or not name.startswith("pages-"):
-            return data
-        return cut_off(data[0])
-
-    def cut_off(data):
-        yield data[: len(data) // 2]
-        raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a flipped bit")
-
     for _ in range(2):
         with pytest.raises(StoreError) as caught:
-            engine.restore(place, damaged, result)
+            engine.restore(place, ImageThatIsDamaged(image), result)
         assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
         assert place.tree.processes == ()
     # The same init can take the tree once the source is well again.
-    proceed(engine.restore(place, image.source, result), result.stopped)
+    proceed(engine.restore(place, image, result), result.stopped)
     assert_runs(world.at(place))
 
 
@@ -232,7 +245,7 @@ def test_restore_file_missing_says_which(world, engine, places, tmp_path):
     path.unlink()
     place = places.hold()
     with pytest.raises(RestoreFailed) as caught:
-        engine.restore(place, image.source, result)
+        engine.restore(place, image, result)
     assert "open-file" in caught.value.message
     assert place.tree.processes == ()
 
@@ -243,12 +256,8 @@ def test_restore_called_off_leaves_only_the_init(world, engine, places):
     world.place.kill()
     place = places.hold()
     cancel = Cancel()
-
-    def source(name):
-        if name.startswith("pages-"):
-            cancel.set()
-        return image.source(name)
-
+    source = ImageThatCallsOff(image)
+    source.cancel = cancel
     with pytest.raises(RestoreFailed) as caught:
         engine.restore(place, source, result, cancel=cancel)
     assert caught.value.reason is Reason.CANCELLED
@@ -261,7 +270,7 @@ def test_restore_under_init_that_ended_is_not_found(world, engine, places):
     place = places.hold()
     place.kill()
     with pytest.raises(NotFound):
-        engine.restore(place, image.source, result)
+        engine.restore(place, image, result)
 
 
 def test_kill_session_is_idempotent(world):
@@ -290,16 +299,18 @@ from jupyterhub_gpu_reclaim.engine import criu
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.restore import restore
 image, result = pickle.loads(pathlib.Path(sys.argv[5]).read_bytes())
-def half(data):
-    yield data[:len(data) // 2]
-    print("reached", flush=True)
-    time.sleep(60)
-def source(name):
-    if name not in image:
-        return None
-    return half(image[name]) if name.startswith("pages-") else [image[name]]
+class Source:
+    def size(self, name):
+        return len(image[name]) if name in image else None
+    def stream(self, name, skip=()):
+        if not name.startswith("pages-"):
+            yield image[name]
+            return
+        yield image[name][:4096]
+        print("reached", flush=True)
+        time.sleep(60)
 session = Session(int(sys.argv[2]), int(sys.argv[3]))
-restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=source, limit=60,
+restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=Source(), limit=60,
         folder=pathlib.Path(sys.argv[4]), root_pid=result.root_pid, pids=result.pids,
         pipes=result.pipes)
 """
@@ -322,7 +333,7 @@ def test_restore_agent_killed_leaves_only_the_init(
         assert agent.stdout.readline() == b"reached\n"
         agent.send_signal(signal.SIGKILL)
     wait_for(lambda: place.tree.processes == ())
-    proceed(engine.restore(place, image.source, result), result.stopped)
+    proceed(engine.restore(place, image, result), result.stopped)
     assert_runs(world.at(place))
 
 

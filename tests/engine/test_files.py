@@ -353,13 +353,13 @@ def test_drop_checks_session_with_grown_files_comes_back(places, engine, tmp_pat
     folder.chmod(0o700)
     place = places.hold()
     with pytest.raises(RestoreFailed):
-        engine.restore(place, image.source, result)
+        engine.restore(place, image, result)
     place.kill()
     place = places.hold()
     compared = files.compare(opened, Path(f"/proc/{place.init_pid}/root"))
     assert compared == ([], frozenset({bytes(log), bytes(read)}))
     image["files.img"] = files.drop_checks(image["files.img"], compared.drop)
-    proceed(engine.restore(place, image.source, result), result.stopped)
+    proceed(engine.restore(place, image, result), result.stopped)
     go.touch()
     place.read_until("read 'first second'\n")
     assert log.read_text() == "somebody's\nmine\n"

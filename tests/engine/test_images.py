@@ -91,7 +91,6 @@ def test_rewrite_files_any_bytes_end_in_entries_or_damage(data):
             st.integers(0, 2**47).map(lambda page: page * 4096),
             st.integers(1, 2**40),
             st.integers(0, 7),
-            st.booleans(),
         )
     )
 )
@@ -106,6 +105,17 @@ def test_read_pagemap_old_page_count_is_understood():
         images.PAGEMAP_MAGIC, [images.serialize(head), images.serialize(entry)]
     )
     assert images.read_pagemap(image) == (2, [Area(4096, 3, 4)])
+
+
+@pytest.mark.parametrize(
+    ("entry", "flags"),
+    [(b"\x08\x80\x20\x10\x01", images.PRESENT), (b"\x10\x01\x18\x01", 1)],
+    ids=["no flags", "in parent"],
+)
+def test_read_pagemap_old_entry_without_flags_is_understood(entry, flags):
+    image = images.join(images.PAGEMAP_MAGIC, [b"\x08\x02", entry])
+    ((*_, found),) = images.read_pagemap(image)[1]
+    assert found == flags
 
 
 def test_read_pagemap_without_head_is_refused():

@@ -365,7 +365,7 @@ def test_cut_and_close_external_session_comes_back_with_its_own_connections(
     )
     assert {p.port for p in sockets.ports_of(image["files.img"])} >= {port}
     place = places.hold()
-    proceed(engine.restore(place, image.source, result), result.stopped)
+    proceed(engine.restore(place, image, result), result.stopped)
     place.read_until("closed b'in flight'\n")
     with socket.create_connection(("127.0.0.1", port)) as again:
         again.send(b"hello")
