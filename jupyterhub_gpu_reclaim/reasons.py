@@ -237,6 +237,13 @@ class Reason(Enum):
         "not_captured",
         "This session has not been saved, so its programs are not ended.",
     )
+    WENT_ON = (
+        "went_on",
+        (
+            "Somebody let the session go on after it was saved (process {who}), so it"
+            " runs and what was saved of it is dropped."
+        ),
+    )
     FILE_MISSING = (
         "file_missing",
         "The file {path}, which the session had open, is gone.",
@@ -297,6 +304,12 @@ class Reason(Enum):
     CHECKPOINT_EXISTS = (
         "checkpoint_exists",
         "There is a saved session {checkpoint} already; it is never written over.",
+    )
+    KEY_MISSING = (
+        "key_missing",
+        "The saved session is locked with the master key {key}, which is not here.",
+        "Ask the administrator to put that key back.",
+        True,
     )
     STORE_FAILED = (
         "store_failed",

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import capture, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.progress import Progress, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.saved import Saved
-from jupyterhub_gpu_reclaim.engine import processes, sockets
+from jupyterhub_gpu_reclaim.engine import processes, sockets, standstill
 from jupyterhub_gpu_reclaim.engine.ports import shares_network
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, StoreError
 from jupyterhub_gpu_reclaim.models import Event, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Who is not stopped by then waits for a disk; it is killed all the same.
+_STOP_SECONDS = 2.0
+
 
 async def release(
     parts: Parts, session: Session, operation: Operation
@@ -37,13 +41,16 @@ async def release(
 
     Raises:
         Refused: it is not captured, or that checkpoint is not its own
-            (``not_captured``).
+            (``not_captured``); somebody has let it go on (``went_on``): then it goes
+            on whole, and its checkpoint is dropped.
+        StoreError: the store does not answer; nothing was ended.
         ReclaimError: it did not end in time (``release_failed``).
     """
     checkpoint = operation.checkpoint
 
     def work() -> None:
         record = _committed_record(parts, session, checkpoint)
+        _refuse_if_it_went_on(parts, session, record)
         parts.records.save(record.at(Stage.RELEASING, record.steps))
         if shares_network(session.init_pid):
             reserve_ports(parts, checkpoint)
@@ -147,12 +154,33 @@ def _committed_record(parts: Parts, session: Session, checkpoint: str) -> Record
     return record
 
 
+def _refuse_if_it_went_on(parts: Parts, session: Session, record: Record) -> None:
+    """End only what stands as it was saved: the user may have woken some of it.
+
+    Raises:
+        Refused: ``went_on``; all of it goes on then, without its checkpoint.
+        StoreError: the checkpoint could not be dropped; the same again next time.
+    """
+    there = Saved(parts.store.open(record.checkpoint))
+    who = standstill.gone_on(trees.look(session), there.world.pids)
+    if not who:
+        return
+    refusal = Refused(Reason.WENT_ON, who=who)
+    parts.records.save(record.at(Stage.THAWING, record.steps))
+    try:
+        undo_capture(parts, session, record)
+    except StoreError:
+        parts.records.save(record)
+        raise
+    failed = record.at(Stage.FAILED, record.steps, failure=wire.failure_of(refusal))
+    parts.records.save(failed)
+    raise refusal
+
+
 def _end(parts: Parts, session: Session) -> None:
     """Reset its connections, then end its init and with it all of its namespace."""
     try:
-        snapshot = trees.look(session)
-        pids = [process.pid for process in snapshot.processes]
-        sockets.reset_all(session.init_pid, pids)
+        _reset(session)
     except NotFound:
         return
     except ReclaimError as error:
@@ -160,6 +188,22 @@ def _end(parts: Parts, session: Session) -> None:
     processes.kill_session(
         session.init_pid, session.init_start, timeout=parts.limits.end
     )
+
+
+def _reset(session: Session) -> None:
+    """Take its sockets away, once nobody runs who would miss them.
+
+    A server without its listener complains in the session's log, over and over. After
+    its end it would be too late: what it leaves in TIME_WAIT keeps its port busy.
+    """
+    try:
+        standstill.stop(session.init_pid, session.init_start, timeout=_STOP_SECONDS)
+    except NotFound:
+        raise
+    except ReclaimError as error:
+        _log.info("%s is ended as it runs: %s", session.key, error)
+    pids = [process.pid for process in trees.look(session).processes]
+    sockets.reset_all(session.init_pid, pids)
 
 
 def _limit(parts: Parts) -> float:

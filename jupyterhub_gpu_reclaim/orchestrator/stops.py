@@ -157,8 +157,10 @@ class Stops:
         row = self._sessions.row(placement.key)
         if not self._is(row, placement) or row.phase not in _SAVED:
             raise Refused(Reason.NOT_CAPTURED)
-        await self._agent.release(row.incarnation, row.checkpoint)
-        self._look(placement.key)
+        try:
+            await self._agent.release(row.incarnation, row.checkpoint)
+        finally:
+            self._look(placement.key)
 
     def stopped(self, placement: Placement) -> None:
         """See ``Controller.stopped``."""

@@ -157,11 +157,16 @@ class Suspender:
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
 
     async def release(self, row: SessionRow) -> None:
-        """End the saved tree; idempotent."""
+        """End the saved tree; idempotent. One that somebody let go on is RUNNING."""
         try:
             await self._agent.release(row.incarnation, row.checkpoint)
         except NotFound as error:
             _log.info("%s: nothing left to release: %s", row.key, error)
+        except Refused as error:
+            if error.reason is not Reason.WENT_ON:
+                raise
+            if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
+                self.thawed(row, wire.failure_of(error))
 
     def released(self, row: SessionRow) -> SessionRow:
         """RELEASING -> SUSPENDED, unless somebody else has noted it already."""

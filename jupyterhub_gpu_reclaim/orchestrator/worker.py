@@ -216,7 +216,10 @@ class Worker:
 
     def _rolled_back(self, row: SessionRow, tree: Tree) -> None:
         failure: Failure = failure_of(Reason.AGENT_RESTARTED)
-        if tree.failure is not None and tree.checkpoint in {"", row.attempt}:
+        if tree.failure is not None and tree.checkpoint in {
+            "",
+            row.attempt or row.checkpoint,
+        }:
             failure = tree.failure
         if row.phase is Phase.SUSPENDING:
             self._suspender.failed(row, failure)

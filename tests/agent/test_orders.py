@@ -16,6 +16,21 @@ while True:
     time.sleep(0.02)
 """
 
+#: A server that says when it could not accept.
+ACCEPTS = """
+import socket, sys, threading
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+def accept():
+    while True:
+        try:
+            listener.accept()
+        except OSError as error:
+            print(error, flush=True)
+for _ in range(4):
+    threading.Thread(target=accept).start()
+"""
+
 
 def step_of(events: list[dict], name: str, state: str = "done") -> dict:
     return next(
@@ -118,6 +133,40 @@ def test_release_of_a_running_tree_is_refused(agent, counter):
     assert goes_on(counter)
 
 
+def test_release_of_a_tree_that_its_user_woke_is_refused_and_it_runs(agent, places):
+    command = ("sh", "-c", "sleep 1000 & while :; do echo x; sleep 0.05; done")
+    place = places("start", *command, env={"PATH": os.environ["PATH"]})
+    wait_for(lambda: place.output.stat().st_size and len(place.tree.processes) > 3)
+    agent.capture(place, "cp")
+    (sleeper,) = (
+        p for p in place.tree.processes if p.name == "sleep" and p.ns_pid < 305
+    )
+    os.kill(sleeper.pid, signal.SIGCONT)
+    wait_for(
+        lambda: sleeper.pid not in {p.pid for p in place.tree.processes if p.stopped}
+    )
+
+    path = f"/v1/sessions/{place.incarnation}/release"
+    refused = agent.post(path, {"checkpoint": "cp"})
+
+    assert (refused.status_code, refused.json()["code"]) == (409, "went_on")
+    assert f"{sleeper.ns_pid} (sleep)" in refused.json()["message"]
+    assert goes_on(place)
+    tree = agent.tree(place)
+    assert (tree["state"], tree["failure"]["code"]) == ("running", "went_on")
+    assert agent.get("/v1/checkpoints").json() == []
+    assert agent.capture(place, "cp-2")[-1]["checkpoint"]["id"] == "cp-2"
+
+
+def test_release_of_a_tree_of_which_one_has_died_since_ends_it(agent, counter):
+    agent.capture(counter, "cp")
+    os.kill(counter.tree.server.pid, signal.SIGKILL)
+    wait_for(lambda: counter.tree.server is None or counter.tree.server.state in "ZX")
+    path = f"/v1/sessions/{counter.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+
+
 def test_release_twice_is_gone_both_times(agent, counter):
     agent.capture(counter, "cp")
     path = f"/v1/sessions/{counter.incarnation}/release"
@@ -133,6 +182,14 @@ def test_kill_ends_a_tree_and_says_so_again(agent, counter):
     assert agent.post(path).json()["state"] == "gone"
     assert not counter.alive
     assert agent.post(path).json()["state"] == "gone"
+
+
+def test_kill_of_a_server_does_not_make_it_complain(agent, places):
+    place = places("start", sys.executable, "-I", "-S", "-c", ACCEPTS, env={})
+    wait_for(lambda: place.output.stat().st_size)
+    assert agent.post(f"/v1/sessions/{place.incarnation}/kill").status_code == 200
+    assert not place.alive
+    assert place.output.read_text().split("\n", 1)[1] == ""
 
 
 def test_thaw_goes_on_and_drops_the_checkpoint(agent, counter):

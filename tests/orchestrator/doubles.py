@@ -17,6 +17,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
+from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent.routes import make_application
 from jupyterhub_gpu_reclaim.errors import (
     NotFound,
@@ -106,6 +107,7 @@ class NodeInMemory:
         self.restore_failure: Failure | None = None
         self.lost: list[str] = []  # contents that were ended without a checkpoint
         self.breaks_streams = False
+        self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
         self.kernels: list | None = None
 
@@ -264,6 +266,12 @@ class NodeInMemory:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         if place.state is not TreeState.CAPTURED:
             raise Refused(Reason.NOT_CAPTURED)
+        if self.wakes:
+            self.wakes -= 1
+            await self.thaw(incarnation)
+            refused = Refused(Reason.WENT_ON, who="7 (sleep)")
+            place.checkpoint, place.failure = checkpoint, wire.failure_of(refused)
+            raise refused
         self.places.pop(incarnation)
         return replace(place, state=TreeState.GONE).tree()
 

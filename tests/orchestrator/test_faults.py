@@ -61,6 +61,30 @@ async def test_release_hub_stop_that_comes_after_the_thaw_saves_first(world):
     assert [c for _, c in world.node.saved.values()] == ["tensors"]
 
 
+async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
+    controller, incarnation = await _running(world)
+    world.node.wakes = 1
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: "stop failed went_on" in world.hub.plans)
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).failure.code == "went_on"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+    assert world.node.lost == []
+    assert world.node.saved == {}
+
+
+async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
+    controller, incarnation = await _running(world)
+    world.hub.refuses_stop = True
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+    world.node.wakes = 1
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+
+
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
     controller, incarnation = await _running(world)
     world.hub.never_answers = True
