@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import struct
 import threading
@@ -150,6 +151,97 @@ def test_capture_sink_error_is_kept_and_breaks_every_pipe(tmp_path):
         with pytest.raises(BrokenPipeError):
             os.write(end, b"x")
         os.close(end)
+
+
+class Taken(Kept):
+    """Empties its pipe by itself, as the store's does, until it is told to stop."""
+
+    def __init__(self, files, name):
+        super().__init__(files, name)
+        self.told = threading.Event()
+        self.begun = threading.Event()
+
+    def take_pipe(self, pipe):
+        self.begun.set()
+        copy = os.dup(pipe)
+        with os.fdopen(copy, "rb", buffering=0) as end:
+            while not self.told.is_set():
+                if not select.select([end], [], [], 0.05)[0]:
+                    continue
+                data = end.read(BLOCK)
+                if not data:
+                    return len(self.data)
+                self.data += data
+        raise InterruptedError
+
+    def cancel(self):
+        self.told.set()
+
+
+def test_capture_pages_are_handed_over_and_nothing_else(tmp_path):
+    files, sinks = {}, {}
+
+    def open_sink(name):
+        return sinks.setdefault(name, Taken(files, name))
+
+    server = CaptureServer(tmp_path, open_sink)
+    server.start()
+    client = Client(tmp_path / CAPTURE_SOCKET)
+    data = os.urandom(2 * BLOCK + 4096)
+    for name in ("pages-1.img", "mm-1.img"):
+        read_end, write_end = os.pipe()
+        client.ask(name)
+        client.give(read_end)
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(data)
+    client.close()
+    server.finish()
+    assert server.failure is None
+    assert files == {"pages-1.img": data, "mm-1.img": data}
+    assert server.files == {name: len(data) for name in files}
+    assert server.bytes == 2 * len(data)
+    assert sinks["pages-1.img"].begun.is_set()
+    assert not sinks["mm-1.img"].begun.is_set()
+
+
+def test_capture_that_fails_ends_who_empties_a_pipe(tmp_path):
+    sink = Taken({}, "pages-1.img")
+    server = CaptureServer(tmp_path, lambda name: sink)
+    server.start()
+    client = Client(tmp_path / CAPTURE_SOCKET)
+    read_end, write_end = os.pipe()
+    client.ask("pages-1.img")
+    client.give(read_end)
+    os.write(write_end, b"x")
+    assert sink.begun.wait(20)
+    server.fail(ValueError("called off"))
+    server.finish()
+    client.close()
+    assert str(server.failure) == "called off"
+    assert sink.files == {}
+    with pytest.raises(BrokenPipeError):
+        os.write(write_end, b"x")
+    os.close(write_end)
+
+
+def test_capture_who_cannot_take_a_pipe_breaks_it(tmp_path):
+    class Broken(Taken):
+        def take_pipe(self, pipe):
+            raise ValueError("no room")
+
+    server = CaptureServer(tmp_path, lambda name: Broken({}, name))
+    server.start()
+    client = Client(tmp_path / CAPTURE_SOCKET)
+    read_end, write_end = os.pipe()
+    client.ask("pages-1.img")
+    client.give(read_end)
+    assert client.socket.recv(1) == b""
+    server.finish()
+    client.close()
+    assert str(server.failure) == "no room"
+    with pytest.raises(BrokenPipeError):
+        os.write(write_end, b"x")
+    os.close(write_end)
 
 
 def test_nobody_comes_finish_returns(tmp_path):
