@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.models import Phase, Placement, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
 from jupyterhub_gpu_reclaim.orchestrator.people import People
@@ -20,6 +19,7 @@ from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
 from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
 from jupyterhub_gpu_reclaim.orchestrator.stops import Stops
 from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
+from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
 from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
 from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import (
         Event,
+        Placement,
+        SessionKey,
         StartPlan,
         StopPlan,
     )
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Decide, Hub, Window
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
-
-_LIVE = {Phase.RUNNING, Phase.WARNED}
 
 
 def new_checkpoint_id() -> str:
@@ -78,10 +78,12 @@ class Controller(People):
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         resumer = Resumer(sessions, agent, hub, settings)
         observer = Observer(sessions, agent, hub)
+        watch = Watch(sessions, agent, window)
         worker = Worker(
             sessions=sessions,
             agent=agent,
             observer=observer,
+            watch=watch,
             suspender=suspender,
             resumer=resumer,
             decide=decide,
@@ -116,9 +118,9 @@ class Controller(People):
             sessions=sessions,
             agent=agent,
             observer=observer,
+            watch=watch,
             worker=worker,
             queue=queue,
-            window=window,
             settings=settings,
         )
 

@@ -21,11 +21,11 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from jupyterhub_gpu_reclaim.models import SessionKey
     from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
-    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Window
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
     from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
     from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
@@ -45,27 +45,25 @@ class Loops:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
+        watch: Watch,
         worker: Worker,
         queue: WorkQueue,
-        window: Callable[[], Window],
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
+        self._watch = watch
         self._worker = worker
         self._queue = queue
-        self._window = window
         self._settings = settings
-        self._windows: dict[SessionKey, tuple[str, Window]] = {}
-        self._sampled: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin; once."""
-        settings = self._settings
+        settings, watch = self._settings, self._watch
         self._tasks = [
-            asyncio.create_task(self._every(settings.sample_interval, self.sample)),
+            asyncio.create_task(self._every(settings.sample_interval, watch.sample)),
             asyncio.create_task(self._every(settings.tick_interval, self.tick)),
         ]
 
@@ -86,47 +84,13 @@ class Loops:
                 _log.exception("a beat failed")
             await self._sessions.clock.sleep(seconds)
 
-    # --- samples
-    async def sample(self) -> None:
-        """Ask the agent what the sessions do, and sum that up.
-
-        Raises:
-            Unreachable: nothing is known, and nothing is made up.
-        """
-        samples = await self._agent.samples()
-        now = self._sessions.clock.now()
-        self._sampled = now
-        rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
-        for sample in samples:
-            row = rows.get(sample.incarnation)
-            if row is not None and row.phase is not Phase.STOPPED:
-                self._window_of(row).add(sample)
-        self._measure(now)
-
-    def _window_of(self, row: SessionRow) -> Window:
-        """The window of that incarnation; a new incarnation begins a new one."""
-        incarnation, window = self._windows.get(row.key, ("", None))
-        if window is None or incarnation != row.incarnation:
-            window = self._window()
-            self._windows[row.key] = (row.incarnation, window)
-        return window
-
-    def _measure(self, now: float) -> None:
-        for key, (incarnation, window) in list(self._windows.items()):
-            row = self._sessions.row(key)
-            if row.incarnation != incarnation or row.phase is Phase.STOPPED:
-                del self._windows[key]
-                self._sessions.measured(key, None)
-            else:
-                self._sessions.measured(key, window.usage(now))
-
     # --- ticks
     async def tick(self) -> None:
         """Compare everything, and have a look at what is not as it should be."""
         settings = self._settings
         picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
         now = self._sessions.clock.now()
-        self._measure(now)
+        self._watch.measure()
         rows = {row.key: row for row in self._sessions.journal.sessions()}
         for key in sorted(rows.keys() | picture.keys()):
             row = rows.get(key) or SessionRow(key=key)
@@ -150,12 +114,12 @@ class Loops:
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Counts of this moment."""
         kept = self._sessions.journal.checkpoints()
-        now = self._sessions.clock.now()
+        sampled, now = self._watch.sampled, self._sessions.clock.now()
         return MetricsSnapshot(
             phases=dict(self._sessions.phases()),
             counters=self._sessions.counters,
             checkpoints=len(kept),
             stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
-            sample_age=None if self._sampled is None else now - self._sampled,
-            watched=len(self._windows),
+            sample_age=None if sampled is None else now - sampled,
+            watched=self._watch.watched,
         )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
+    from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Worker:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
+        watch: Watch,
         suspender: Suspender,
         resumer: Resumer,
         decide: Decide,
@@ -57,6 +59,7 @@ class Worker:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
+        self._watch = watch
         self._suspender = suspender
         self._resumer = resumer
         self._decide = decide
@@ -177,7 +180,7 @@ class Worker:
                 self._sessions.apply(row.key, Happened.STAYS, failure=row.failure)
             return None
         if self._settings.warn_for <= 0:
-            return await self._suspend(row.key, SERVICE)
+            return await self._suspend_if_still_idle(row)
         due = self._sessions.suspends_at(row.key)
         if row.phase is Phase.RUNNING or due is None:
             self._sessions.warn(row.key, now + self._settings.warn_for)
@@ -186,6 +189,13 @@ class Worker:
             return self._settings.warn_for
         if now < due:
             return due - now
+        return await self._suspend_if_still_idle(row)
+
+    async def _suspend_if_still_idle(self, row: SessionRow) -> float:
+        """What was judged may be old: look once more, and judge anew."""
+        await self._watch.refresh()
+        if self._sessions.row(row.key) != row or not self.judge(row):
+            return 0.0
         return await self._suspend(row.key, SERVICE)
 
     def judge(self, row: SessionRow) -> bool:

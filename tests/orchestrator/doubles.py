@@ -110,6 +110,7 @@ class NodeInMemory:
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
         self.kernels: list | None = None
+        self.samples_fail = False
 
     # --- for tests
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
@@ -145,6 +146,8 @@ class NodeInMemory:
         return self._place(incarnation).tree()
 
     async def samples(self):
+        if self.samples_fail:
+            raise ReclaimError(Reason.INTERNAL)
         return [
             Sample(
                 incarnation=place.incarnation,

@@ -7,6 +7,7 @@ import dataclasses
 
 from jupyterhub_gpu_reclaim.models import (
     Failure,
+    KernelSample,
     Placement,
     SessionKey,
     TreeState,
@@ -83,6 +84,48 @@ async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
     world.hub.states[KEY] = "stopped"
     assert await world.hub.start(KEY) == "adopt"
     assert world.node.places[incarnation].contents == "tensors"
+
+
+def _idle_unless_busy(view, now):
+    del now
+    usage = view.usage
+    if usage is None or usage.busy_kernel:
+        return [Verdict(reclaim=False, code="kernel_busy", message="Busy.")]
+    return [IDLE]
+
+
+async def test_suspend_of_a_session_in_use_since_the_last_sample_is_not_begun(world):
+    """The sample that said idle is old: there is a look right before the suspend."""
+    first, incarnation = await _running(world)
+    await world.kill(first)
+    world.settings = dataclasses.replace(
+        world.settings, sample_interval=60.0, warn_for=1.2
+    )
+    controller = await world.controller(decide=_idle_unless_busy)
+    await world.until(lambda: world.phase(controller) == "warned")
+    world.node.kernels = [
+        KernelSample(
+            id="k", name="k", execution_state="busy", last_activity=0.0, connections=1
+        )
+    ]
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).verdict.code == "kernel_busy"
+    assert world.node.places[incarnation].state is TreeState.RUNNING
+    assert world.node.places[incarnation].events == []
+
+
+async def test_suspend_without_a_fresh_look_is_not_begun(world):
+    first, incarnation = await _running(world)
+    await world.kill(first)
+    world.settings = dataclasses.replace(
+        world.settings, sample_interval=60.0, warn_for=1.2
+    )
+    controller = await world.controller(decide=_idle_unless_busy)
+    await world.until(lambda: world.phase(controller) == "warned")
+    world.node.samples_fail = True
+    await asyncio.sleep(1.6)
+    assert world.phase(controller) == "warned"
+    assert world.node.places[incarnation].events == []
 
 
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
