@@ -1,21 +1,18 @@
 """What every backend must do, run on every backend."""
 
+import os
 import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import Backend, Entry, ObjectMissing
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
-
-
-@pytest.fixture(params=["folder", "memory"])
-def backend(request, tmp_path) -> Backend:
-    if request.param == "folder":
-        return FolderBackend(tmp_path / "store")
-    return MemoryBackend()
+from jupyterhub_gpu_reclaim.store.backend import (
+    Backend,
+    Entry,
+    ObjectExists,
+    ObjectMissing,
+)
+from jupyterhub_gpu_reclaim.store.opening import open_backend
 
 
 def write(backend: Backend, name: str, *parts: bytes) -> None:
@@ -49,7 +46,7 @@ def test_write_of_reused_buffer_keeps_what_was_there(backend):
 
 def test_create_of_existing_name_is_refused(backend):
     write(backend, "packs/a/0", b"x")
-    with pytest.raises(StoreError):
+    with pytest.raises(ObjectExists):
         backend.create("packs/a/0")
     assert backend.read("packs/a/0", 0, 9) == b"x"
 
@@ -62,10 +59,52 @@ def test_publish_of_new_name_stands_whole(backend):
 
 def test_publish_of_existing_name_is_refused(backend):
     backend.publish("manifests/a.json", b"old")
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(ObjectExists) as caught:
         backend.publish("manifests/a.json", b"new")
     assert caught.value.reason is Reason.STORE_FAILED
     assert backend.read("manifests/a.json", 0, 9) == b"old"
+
+
+def test_publish_that_needs_what_stands_stands(backend):
+    write(backend, "packs/a/0", b"xy")
+    backend.publish("manifests/a.json", b"{}", needs=[Entry("packs/a/0", 2)])
+    assert backend.length("manifests/a.json") == 2
+
+
+def test_publish_by_many_at_once_stands_once(backend):
+    outcomes = []
+
+    def publish(number: int) -> None:
+        try:
+            backend.publish("manifests/a.json", b"%d" % number * 50_000)
+        except ObjectExists:
+            outcomes.append(None)
+        else:
+            outcomes.append(number)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    winners = [number for number in outcomes if number is not None]
+    assert len(outcomes) == 4
+    assert len(winners) == 1
+    data = backend.read("manifests/a.json", 0, 100_000)
+    assert data == b"%d" % winners[0] * 50_000
+
+
+def test_replace_of_what_stands_takes_its_place(backend):
+    backend.publish("manifests/a.json", b"old one")
+    backend.replace("manifests/a.json", b"new")
+    assert backend.read("manifests/a.json", 0, 9) == b"new"
+    assert backend.list("tmp/") == []
+
+
+def test_replace_of_nothing_is_object_missing(backend):
+    with pytest.raises(ObjectMissing):
+        backend.replace("manifests/a.json", b"new")
+    assert backend.list("manifests/") == []
 
 
 @pytest.mark.parametrize(
@@ -75,11 +114,17 @@ def test_publish_of_existing_name_is_refused(backend):
 def test_read_of_range_ends_at_the_end(backend, offset, length, found):
     write(backend, "packs/a/0", b"0123456789")
     assert backend.read("packs/a/0", offset, length) == found
+    buffer = bytearray(b"......")
+    view = memoryview(buffer)[:length]
+    assert backend.read_into("packs/a/0", offset, view) == len(found)
+    assert bytes(buffer) == found + b"......"[len(found) :]
 
 
 def test_missing_object_is_object_missing(backend):
     with pytest.raises(ObjectMissing):
         backend.read("packs/a/0", 0, 1)
+    with pytest.raises(ObjectMissing):
+        backend.read_into("packs/a/0", 0, memoryview(bytearray(1)))
     with pytest.raises(ObjectMissing):
         backend.length("manifests/a.json")
 
@@ -139,3 +184,32 @@ def test_writers_of_several_threads_do_not_mix(backend):
 def test_free_bytes_is_known_or_none(backend):
     free = backend.free_bytes()
     assert free is None or free > 0
+
+
+def test_spec_opens_the_same_elsewhere(backend):
+    write(backend, "packs/a/0", b"x")
+    spec = backend.spec()
+    if spec is None:
+        return
+    assert open_backend(spec).read("packs/a/0", 0, 9) == b"x"
+
+
+def test_large_object_of_odd_writes_reads_back_anywhere(backend):
+    data = os.urandom(12 * 1024 * 1024 + 5)
+    parts = [data[at : at + 1_000_003] for at in range(0, len(data), 1_000_003)]
+    write(backend, "packs/a/0", *parts)
+    assert backend.length("packs/a/0") == len(data)
+    for offset in (0, 5 * 1024 * 1024 - 3, len(data) - 10):
+        assert backend.read("packs/a/0", offset, 20) == data[offset : offset + 20]
+    buffer = bytearray(len(data))
+    assert backend.read_into("packs/a/0", 0, memoryview(buffer)) == len(data)
+    assert buffer == data
+
+
+def test_large_object_that_is_abandoned_leaves_at_most_remains(backend):
+    writer = backend.create("packs/a/0")
+    writer.write(bytes(11 * 1024 * 1024))
+    writer.abandon()
+    writer.abandon()
+    backend.delete("packs/a/0")
+    assert backend.list("packs/") == []

@@ -1,0 +1,68 @@
+"""Opens the backend of a path, an address or a ``spec``.
+
+Called by the agent, by the command line, and by the store's workers, which get a spec
+from the process that has started them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.errors import BadRequest
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.object_options import ObjectOptions
+from jupyterhub_gpu_reclaim.store.objects import ObjectsBackend
+from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Spec
+
+PATIENCE_SECONDS = 60.0
+
+
+def spec_of(
+    url: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    options_file: str = "",
+    patience: float = PATIENCE_SECONDS,
+) -> Spec:
+    """The spec of a folder's path, a ``file://`` address or an object store's.
+
+    Args:
+        url: where the store is.
+        options: of an object store; see :class:`~.object_options.ObjectOptions`.
+        options_file: the same.
+        patience: seconds for which an object store's requests are repeated.
+
+    Raises:
+        BadRequest: it is no such place, or has options that it cannot have.
+    """
+    path = url.removeprefix("file://")
+    if path.startswith("/"):
+        if options or options_file:
+            raise BadRequest(Reason.INVALID, what="A folder has no store options.")
+        return {"kind": "folder", "path": path}
+    given = ObjectOptions(url, dict(options or {}), options_file)
+    return {"kind": "objects", **given.spec(), "patience": patience}
+
+
+def open_backend(spec: Spec) -> Backend:
+    """The backend that a spec describes; an object store is not asked anything yet.
+
+    Raises:
+        BadRequest: there is no such kind.
+        StoreError: a folder cannot be made or is not ours.
+    """
+    match spec.get("kind"):
+        case "folder":
+            return FolderBackend(Path(spec["path"]))
+        case "objects":
+            patience = float(spec["patience"])
+            objects = ObjectsBackend(ObjectOptions.from_spec(spec), patience=patience)
+            return Retrying(objects, Patience(2 * patience))
+    raise BadRequest(Reason.INVALID, what="That is no description of a store.")

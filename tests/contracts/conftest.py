@@ -1,0 +1,41 @@
+"""The backends that have to keep the contract."""
+
+import itertools
+
+import pytest
+
+from jupyterhub_gpu_reclaim.store.faults import FailsEveryThird
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
+from tests.support.object_store import s3_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def spec_of_s3(s3):
+    url = s3.bucket(f"contract-{next(_numbers)}")
+    return spec_of(
+        url, options=s3.options, options_file=str(s3.options_file), patience=5.0
+    )
+
+
+@pytest.fixture(params=["folder", "memory", "s3", "retried"])
+def backend(request, tmp_path):
+    match request.param:
+        case "folder":
+            return FolderBackend(tmp_path / "store")
+        case "memory":
+            return MemoryBackend()
+        case "s3":
+            return open_backend(request.getfixturevalue("spec_of_s3"))
+    patience = Patience(60.0, pause=lambda seconds: None)
+    return Retrying(FailsEveryThird(MemoryBackend()), patience)
