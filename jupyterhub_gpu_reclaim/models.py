@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -30,6 +31,21 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.user}/{self.server}"
+
+    @property
+    def path(self) -> str:
+        """As two segments of a URL's path.
+
+        The default server, which has no name, is ``-`` there; a name of dashes alone
+        gets one more of them (``-`` is ``--``), so that no two are the same.
+        """
+        named = self.server if self.server.strip("-") else self.server + "-"
+        return f"{quote(self.user, safe='')}/{quote(named, safe='')}"
+
+    @classmethod
+    def of_path(cls, user: str, server: str) -> SessionKey:
+        """The key of two segments, decoded, that :attr:`path` has made."""
+        return cls(user, server if server.strip("-") else server[:-1])
 
 
 class Phase(StrEnum):
@@ -159,6 +175,7 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     created: float
     logical_bytes: int  #: what the session held
     stored_bytes: int  #: what was written for it
+    deduplicated_bytes: int = 0  #: what stood there already, of earlier generations
     frozen_seconds: float = 0.0
     steps: list[Step] = []
 

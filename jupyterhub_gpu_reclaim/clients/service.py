@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
@@ -132,10 +131,8 @@ class ServiceClient:
                 error = "A line of the progress is too long."
                 raise BadRequest(Reason.INVALID, what=error)
 
-        path = (
-            f"progress/{quote(key.user, safe='')}/{quote(key.server, safe='') or '-'}"
-        )
-        request = self._request(f"{path}?after={after}", None, timeout=MAX_PROGRESS)
+        path = f"progress/{key.path}?after={after}"
+        request = self._request(path, None, timeout=MAX_PROGRESS)
         request.streaming_callback = receive
         fetch = asyncio.ensure_future(self._fetch(request))
 

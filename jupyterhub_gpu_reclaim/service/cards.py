@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.models import Phase
-from jupyterhub_gpu_reclaim.service.routes.base import DEFAULT_SERVER
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionView, Step
@@ -107,7 +106,7 @@ def card(view: SessionView, *, now: float, user_prefix: str) -> Card:
         name=view.key.server or "Default server",
         user=view.key.user,
         session=str(view.key),
-        url=f"sessions/{user}/{server or DEFAULT_SERVER}",
+        url=f"sessions/{view.key.path}",
         open_url=f"{user_prefix}user/{user}/{f'{server}/' if server else ''}",
         phase=view.phase.value,
         state=state,

@@ -54,7 +54,10 @@ _SECURITY_SCHEMES = {
 
 _FIELDS = {
     "user": "Name of the session's user.",
-    "server": "Name of the server; `-` is the default server.",
+    "server": (
+        "Name of the server; `-` is the default server, and a name of dashes alone"
+        " gets one more of them."
+    ),
     "checkpoint": "Id of one saved state.",
 }
 

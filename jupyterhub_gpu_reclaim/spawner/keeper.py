@@ -118,8 +118,7 @@ class PointerKeeper(Base):
     @property
     def reclaim_fresh_url(self) -> str:
         """The service's page that offers to start fresh."""
-        server = url_escape_path(self.name) or "-"
-        return f"{self._prefix}/sessions/{self.user.escaped_name}/{server}/fresh"
+        return f"{self._prefix}/sessions/{self.reclaim_key.path}/fresh"
 
     @property
     def reclaim_spawn_url(self) -> str:

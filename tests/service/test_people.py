@@ -43,6 +43,14 @@ async def test_session_of_somebody_else_looks_like_none_at_all(service, failure)
     assert failure(there).code == "unknown_session"
 
 
+async def test_server_called_dash_is_not_the_default_server(service):
+    service.control.put("ada")
+    service.control.put("ada", "-")
+    for path, server in (("-", ""), ("--", "-")):
+        found = await service.call(f"api/sessions/ada/{path}")
+        assert msgspec.json.decode(found.body, type=SessionView).key.server == server
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

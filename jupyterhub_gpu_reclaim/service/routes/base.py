@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 #: A whole number in a query string.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
-#: How the default server, whose name is empty, is called in a path.
-DEFAULT_SERVER = "-"
-
 
 class Unauthenticated(Refused):
     """Nobody whom we know is asking."""
@@ -242,7 +239,7 @@ class PersonRoute(HubOAuthenticated, Route):
         Raises:
             NotFound: it is somebody else's; the same words as for none at all.
         """
-        key = SessionKey(user, "" if server == DEFAULT_SERVER else server)
+        key = SessionKey.of_path(user, server)
         if not self.person.may_see(key):
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
         return key

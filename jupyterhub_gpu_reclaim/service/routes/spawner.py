@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.models import (
 )
 from jupyterhub_gpu_reclaim.service.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.routes.base import (
-    DEFAULT_SERVER,
     Count,
     Route,
     SpawnerRoute,
@@ -94,7 +93,7 @@ class Progress(SpawnerRoute):
     )
     async def get(self, user: str, server: str) -> None:
         """Send until the start has ended or the reader has left."""
-        key = SessionKey(user, "" if server == DEFAULT_SERVER else server)
+        key = SessionKey.of_path(user, server)
         events = self.context.control.progress(key, self.number("after"))
         self.set_header("Content-Type", "application/x-ndjson")
         try:

@@ -12,10 +12,11 @@
       (card) => card.dataset.session === session,
     );
 
-  // user names may hold no slash, server names neither
+  // user names may hold no slash, server names neither; "-" is the default server,
+  // and a name of dashes gets one more (models.SessionKey.path)
   const urlOf = (session) => {
     const cut = session.indexOf("/");
-    const server = session.slice(cut + 1) || "-";
+    const server = session.slice(cut + 1).replace(/^-*$/, "$&-");
     return `${prefix}sessions/${encodeURIComponent(session.slice(0, cut))}/${encodeURIComponent(server)}/card`;
   };
 
