@@ -1,0 +1,423 @@
+"""A whole session saved and brought back: our engine and store beside stock CRIU.
+
+    sudo .venv/bin/python benchmarks/session.py --gb 1 4 8 --runs 3 --on tmpfs disk
+
+Both save the same kind of tree (a Python process that holds NumPy arrays and bytes)
+with the same CRIU, inside the same namespaces, into the same file system; every tree
+that comes back is asked for a digest of its data. "stock" is ``criu dump`` into files
+and ``criu restore`` from them; "ours" is the agent's path: encrypted, authenticated,
+deduplicated, committed and read back. "engine" (with --engine) is ours with plain files
+in place of the store: what is left when the store costs nothing.
+
+On disk the page cache is dropped before each restore. Prints medians of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.agent.memory import SavedImages
+from jupyterhub_gpu_reclaim.agent.saved import FILES_IMAGE, IMAGES
+from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.engine import criu as criu_module
+from jupyterhub_gpu_reclaim.engine import outputs, processes
+from jupyterhub_gpu_reclaim.engine.attempt import COMMON, LOG, Session
+from jupyterhub_gpu_reclaim.engine.dump import dump
+from jupyterhub_gpu_reclaim.engine.namespaces import run_inside
+from jupyterhub_gpu_reclaim.engine.restore import fill, proceed, restore
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import IO
+
+    from jupyterhub_gpu_reclaim.engine.pages import Piece, Range, Stop
+
+T = TypeVar("T")
+Make = Callable[[Path], "Stock | Ours"]
+
+ROOT = Path(__file__).resolve().parents[1]
+INIT = ROOT / "jupyterhub_gpu_reclaim" / "spawner" / "session_init.py"
+WHERE = {"tmpfs": Path("/dev/shm"), "disk": ROOT / ".cache"}
+LIMIT = 600.0
+#: CRIU's own processes start above, so that they sit on no pid of the session.
+HELPERS = 20_000
+#: Stock CRIU: as ours, but into files, and with the little it says otherwise.
+STOCK = tuple(word for word in COMMON if word != "--stream")
+
+MOUNTS = """
+mount -t tmpfs -o mode=1777 shm /dev/shm &&
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
+mount --bind /dev/pts/ptmx /dev/ptmx &&
+exec "$@"
+"""
+
+#: The session: half random floats, a quarter numbers in a row, a quarter bytes; it
+#: writes a digest of them whenever it finds a question.
+PROGRAM = """
+import hashlib, os, pathlib, sys, time
+import numpy
+folder, size = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+chance = numpy.random.default_rng(7)
+data = [chance.random(8 << 20) for _ in range(size // 2 // (64 << 20))]
+data += [numpy.arange(8 << 20) * 1.5 for _ in range(size // 4 // (64 << 20))]
+data += [os.urandom(16 << 20) for _ in range(size // 4 // (16 << 20))]
+
+def digest():
+    found = hashlib.sha1()
+    for one in data:
+        found.update(memoryview(one).cast("B")[:: 4096 // 8 * 8 + 8].tobytes())
+    return found.hexdigest()
+
+answer = folder / "answer"
+answer.with_suffix(".new").write_text(digest())
+answer.with_suffix(".new").rename(answer)
+while True:
+    time.sleep(0.002)
+    if (folder / "question").exists():
+        (folder / "question").unlink()
+        answer.with_suffix(".new").write_text(digest())
+        answer.with_suffix(".new").rename(answer)
+"""
+
+
+@dataclass
+class Place:
+    """An init in namespaces of its own, as the local spawner makes it."""
+
+    popen: subprocess.Popen[bytes]
+    pid: int
+    start: int
+
+    @classmethod
+    def make(cls, mode: str, *command: str) -> Place:
+        popen = subprocess.Popen(
+            [
+                *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
+                *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
+                *(sys.executable, "-I", "-S", str(INIT), mode),
+                *("--incarnation", "benchmark", "--user", "ann", "--server", ""),
+                *("--realm", "benchmark", "--relay"),
+                *(["--", *command] if command else []),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+        children = Path(f"/proc/{popen.pid}/task/{popen.pid}/children")
+        pid = wait_for(lambda: _init_of(children))
+        start = processes.start_time(pid)
+        assert start is not None
+        processes.wait_ready(pid, start, timeout=20)
+        return cls(popen, pid, start)
+
+    @property
+    def session(self) -> Session:
+        return Session(self.pid, self.start)
+
+    def end(self) -> None:
+        processes.kill_session(self.pid, self.start, timeout=60)
+        self.popen.wait()
+
+
+def _init_of(children: Path) -> int | None:
+    for child in children.read_text().split():
+        line = Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"session_init.py" in line and not line.startswith(b"sh"):
+            return int(child)
+    return None
+
+
+def wait_for(condition: Callable[[], T], seconds: float = LIMIT) -> T:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            sys.exit("the session does not answer")
+        time.sleep(0.001)
+    return value
+
+
+class Files:
+    """Images in plain files, copied by threads: the engine without a store."""
+
+    BLOCK = 4 << 20
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def sink(self, name: str) -> IO[bytes]:
+        return (self.folder / name).open("wb", buffering=0)
+
+    def size(self, name: str) -> int | None:
+        path = self.folder / name
+        return path.stat().st_size if path.exists() else None
+
+    def stream(self, name: str, skip: Sequence[Range] = ()) -> Iterator[bytes]:
+        at, end = 0, self.size(name)
+        with (self.folder / name).open("rb", buffering=0) as file:
+            for start, length in [*skip, (end, 0)]:
+                file.seek(at)
+                while at < start:
+                    data = file.read(min(self.BLOCK, start - at))
+                    at += len(data)
+                    yield data
+                at = start + length
+
+    def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
+        del stop
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (self.folder / name).open("r+b") as file:
+            view = mmap.mmap(file.fileno(), 0)
+            base = ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+        def write(block: tuple[int, int, int, int]) -> None:
+            offset, length, pid, address = block
+            here = (ctypes.c_size_t * 2)(base + offset, length)
+            there = (ctypes.c_size_t * 2)(address, length)
+            assert libc.process_vm_writev(pid, here, 1, there, 1, 0) == length
+
+        blocks = [
+            (o, min(self.BLOCK, one.offset + one.length - o), one.pid,
+             one.address + o - one.offset)
+            for one in pieces
+            for o in range(one.offset, one.offset + one.length, self.BLOCK)
+        ]  # fmt: skip
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(write, blocks))
+
+
+class Stock:
+    """``criu dump`` and ``criu restore`` with files."""
+
+    def __init__(self, criu: criu_module.Criu, folder: Path) -> None:
+        self.criu = criu
+        self.folder = folder
+
+    def save(self, place: Place) -> None:
+        tree = processes.snapshot(place.pid, place.start)
+        assert tree.root is not None
+        self.pipes = outputs.names(tree)
+        root = str(tree.root.ns_pid)
+        self._run(place, ["dump", "--leave-stopped", "--tree", root])
+
+    def bring_back(self, place: Place) -> None:
+        with ExitStack() as stack:
+            ends = outputs.open_ends(place.pid, self.pipes)
+            for descriptor in ends.values():
+                stack.callback(os.close, descriptor)
+            self._run(place, ["restore", "--restore-detached"], HELPERS, ends)
+
+    def _run(
+        self,
+        place: Place,
+        words: list[str],
+        last_pid: int = 0,
+        ends: Mapping[str, int] | None = None,
+    ) -> None:
+        images = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+
+        def line(path_of: Callable[[int], str]) -> list[str]:
+            given = [words[0], "-D", path_of(images), *STOCK, *words[1:]]
+            for name, descriptor in (ends or {}).items():
+                path_of(descriptor)
+                given += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
+            return given
+
+        inside = run_inside(
+            self.criu,
+            line,
+            init_pid=place.pid,
+            init_start=place.start,
+            last_pid=last_pid,
+        )
+        status = inside.wait(time.monotonic() + LIMIT)
+        inside.close()
+        os.close(images)
+        if status != 0:
+            sys.exit((self.folder / LOG).read_text()[-4000:])
+
+
+class Ours:
+    """The engine, and a store; without one, plain files."""
+
+    def __init__(
+        self, criu: criu_module.Criu, folder: Path, store: Repository | None
+    ) -> None:
+        self.criu = criu
+        self.folder = folder
+        self.store = store
+        self.work = 0
+
+    def _folder(self) -> Path:
+        self.work += 1
+        folder = self.folder / f"work-{self.work}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def save(self, place: Place) -> None:
+        writer = None
+        sinks = Files(self.folder).sink
+        if self.store is not None:
+            writer = self.store.begin(
+                id="benchmark",
+                key=SessionKey(user="ann", server=""),
+                incarnation="benchmark",
+                generation=1,
+            )
+            sinks = lambda name: writer.file(IMAGES + name)  # noqa: E731
+        self.result = dump(
+            self.criu, place.session, sinks=sinks, folder=self._folder(), limit=LIMIT
+        )
+        if writer is not None:
+            writer.commit(steps=[], frozen_seconds=0.0, timeout=LIMIT)
+
+    def bring_back(self, place: Place) -> None:
+        source: Files | SavedImages = Files(self.folder)
+        if self.store is not None:
+            checkpoint = self.store.open("benchmark")
+            source = SavedImages(checkpoint, checkpoint.read(FILES_IMAGE))
+        result = self.result
+        begun = time.monotonic()
+        restored = restore(
+            self.criu,
+            place.session,
+            source=source,
+            folder=self._folder(),
+            limit=LIMIT,
+            root_pid=result.root_pid,
+            pids=result.pids,
+            pipes=result.pipes,
+        )
+        self.parts = [time.monotonic() - begun]
+        begun = time.monotonic()
+        whole = fill(place.session, restored, source=source, limit=LIMIT)
+        self.parts.append(time.monotonic() - begun)
+        proceed(whole, result.stopped)
+
+
+@dataclass
+class Measured:
+    """Seconds of one method, a value for each run."""
+
+    save: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+    parts: list[list[float]] = field(default_factory=list)
+
+    def row(self, name: str, gb: float, stock: Measured) -> str:
+        save, back = statistics.median(self.save), statistics.median(self.back)
+        save0, back0 = statistics.median(stock.save), statistics.median(stock.back)
+        parts = "+".join(
+            f"{statistics.median(part):.2f}" for part in zip(*self.parts, strict=True)
+        )
+        return (
+            f"{name:<8}{save:>8.2f} s {gb / save:>6.2f} GB/s {save0 / save:>6.2f}x"
+            f"{back:>10.2f} s {gb / back:>6.2f} GB/s {back0 / back:>6.2f}x"
+            f"   {parts}"
+        )
+
+
+def cycle(
+    make: Make, size: int, folder: Path, *, drop: bool
+) -> tuple[Stock | Ours, float, float]:
+    """Start a session, save it, end it, bring it back, ask it."""
+    with ExitStack() as stack:
+        talk = Path(tempfile.mkdtemp(dir="/tmp"))
+        stack.callback(shutil.rmtree, talk)
+        command = [sys.executable, "-c", PROGRAM, str(talk), str(size)]
+        place = Place.make("start", *command)
+        stack.callback(place.end)
+        wait_for((talk / "answer").exists)
+        before = (talk / "answer").read_text()
+        method = make(folder)
+        begun = time.monotonic()
+        method.save(place)
+        saved = time.monotonic() - begun
+        place.end()
+        (talk / "answer").unlink()
+        if drop:
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+        holding = Place.make("hold")
+        stack.callback(holding.end)
+        begun = time.monotonic()
+        method.bring_back(holding)
+        back = time.monotonic() - begun
+        (talk / "question").touch()
+        wait_for((talk / "answer").exists)
+        if (talk / "answer").read_text() != before:
+            sys.exit("its data came back changed")
+        return method, saved, back
+
+
+def measure(make: Make, size: int, where: str, runs: int) -> Measured:
+    found = Measured()
+    for _ in range(runs):
+        folder = Path(tempfile.mkdtemp(prefix="session-", dir=WHERE[where]))
+        try:
+            method, saved, back = cycle(make, size, folder, drop=where == "disk")
+        finally:
+            shutil.rmtree(folder)
+        found.save.append(saved)
+        found.back.append(back)
+        found.parts.append(getattr(method, "parts", [back]))
+    return found
+
+
+def open_store(folder: Path) -> Repository:
+    return Repository(FolderBackend(folder / "store"), clock=SystemClock())
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    words.add_argument("--gb", type=float, nargs="+", default=[1])
+    words.add_argument("--runs", type=int, default=3)
+    words.add_argument("--on", nargs="+", choices=WHERE, default=list(WHERE))
+    words.add_argument("--engine", action="store_true", help="also without a store")
+    words.add_argument("--criu", type=Path, default=ROOT / ".cache" / "criu")
+    args = words.parse_args()
+    criu = criu_module.locate(args.criu)
+    WHERE["disk"].mkdir(exist_ok=True)
+    methods = {
+        "stock": lambda folder: Stock(criu, folder),
+        "ours": lambda folder: Ours(criu, folder, open_store(folder)),
+    }
+    if args.engine:
+        methods["engine"] = lambda folder: Ours(criu, folder, None)
+    version = ".".join(map(str, criu.version()))
+    print(f"CRIU {version}, {os.cpu_count()} cores, median of {args.runs}")
+    for gb in args.gb:
+        for where in args.on:
+            print(f"\n{gb:g} GB on {where:<6}{'save':>17}{'':>18}{'resume':>12}"
+                  f"{'':>18}   of it: CRIU + memory")  # fmt: skip
+            size = int(gb * 1e9)
+            found = {
+                name: measure(make, size, where, args.runs)
+                for name, make in methods.items()
+            }
+            for name, measured in found.items():
+                print(measured.row(name, gb, found["stock"]), flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(f"\npeak memory of this process: {peak:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
