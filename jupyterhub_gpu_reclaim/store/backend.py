@@ -28,6 +28,25 @@ Spec = dict[str, Any]
 Buffer = bytes | bytearray | memoryview
 
 
+#: Where objects stand that have no name yet; what is left there are remains.
+ASIDE = "tmp/"
+
+
+def aside_of(name: str, mark: str) -> str:
+    """What an object is called until it is finished: flat, so that no folder is made.
+
+    Args:
+        name: of the object; neither ``!`` nor ``~`` is part of one.
+        mark: tells two writers of that name apart.
+    """
+    return f"{ASIDE}{name.replace('/', '!')}~{mark}"
+
+
+def name_of(aside: str) -> str:
+    """The name that an object under ``tmp/`` would have got."""
+    return aside.removeprefix(ASIDE).partition("~")[0].replace("!", "/")
+
+
 class Entry(NamedTuple):
     """One object that stands in a backend."""
 
@@ -70,7 +89,7 @@ class ObjectWriter(Protocol):
     def finish(self) -> None:
         """Make it durable; when this returns it survives a loss of power.
 
-        In an object store it becomes visible only here.
+        It becomes visible only here, whole.
 
         Raises:
             StoreError: it may not survive; the object is lost.
@@ -79,7 +98,7 @@ class ObjectWriter(Protocol):
     def abandon(self) -> None:
         """Give it up and let go of what it holds; idempotent, never raises.
 
-        What was written may stay as remains, until ``delete``.
+        What was written may stay as remains under ``tmp/``.
         """
 
 
@@ -93,8 +112,9 @@ class Backend(Protocol):
         """Begin a new object, of any size.
 
         Raises:
-            ObjectExists: an object of that name stands already. Two that are begun at
-                once may both be written: names have to be unique.
+            ObjectExists: an object of that name stands already; ``finish`` may raise
+                it, too. Of two that are finished at once, one may be lost without a
+                word: names have to be unique.
         """
 
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:

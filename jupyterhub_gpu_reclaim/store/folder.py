@@ -16,12 +16,15 @@ import errno
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim import words
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectExists, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import (
+    Entry,
+    ObjectExists,
+    ObjectMissing,
+    aside_of,
+)
+from jupyterhub_gpu_reclaim.store.folder_files import fail, read_all, translate, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: File systems without hard links: there the look before is all there is.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -51,63 +53,33 @@ class FolderBackend:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = root.stat()
             if found.st_uid != os.geteuid():
-                _fail(f"its folder belongs to user id {found.st_uid}")
+                fail(f"its folder belongs to user id {found.st_uid}")
             if stat.S_IMODE(found.st_mode) & 0o077:
                 root.chmod(0o700)
         except OSError as error:
-            _translate(error, str(root))
+            translate(error, str(root))
 
     def create(self, name: str) -> _FileWriter:
-        """Begin a new file; its folders are made, and synced into theirs."""
+        """Begin a file under ``tmp/``; ``finish`` gives it its name."""
         path = self._root / name
-        try:
-            try:
-                self._make_folders(path.parent)
-                fd = os.open(path, _NEW | os.O_EXCL, 0o600)
-            except FileNotFoundError:
-                # A delete has pruned the empty folder in between: once is enough.
-                self._make_folders(path.parent)
-                fd = os.open(path, _NEW | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise ObjectExists(name) from None
-        except OSError as error:
-            _translate(error, name)
-        return _FileWriter(fd, path, name)
+        if path.exists():
+            raise ObjectExists(name)
+        return self._begin(name)
 
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
-        """Write aside under ``tmp/``, sync, link into place, sync the folder."""
+        """The same for a small one, in one go."""
         del needs  # there is one place only
-        path = self._root / name
-        try:
-            if path.exists():
-                raise ObjectExists(name)
-            self._make_folders(path.parent)
-            aside = self._write_aside(name, data)
-            try:
-                _put_in_place(aside, path)
-            finally:
-                aside.unlink(missing_ok=True)
-            _sync_folder(path.parent)
-        except FileExistsError:
-            raise ObjectExists(name) from None
-        except OSError as error:
-            _translate(error, name)
+        self._write_whole(self.create(name), data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write aside under ``tmp/``, sync, rename over it, sync the folder."""
-        path = self._root / name
-        try:
-            self.length(name)
-            aside = self._write_aside(name, data)
-            aside.rename(path)
-            _sync_folder(path.parent)
-        except OSError as error:
-            _translate(error, name)
+        """The same, over what stands there."""
+        self.length(name)
+        self._write_whole(self._begin(name, replaces=True), data)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``offset``."""
         with self._reading(name) as fd:
-            return _read_all(fd, offset, length)
+            return read_all(fd, offset, length)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
         """The same into a buffer of the caller's, without a copy of ours."""
@@ -126,7 +98,7 @@ class FolderBackend:
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(name) from None
         except OSError as error:
-            _translate(error, name)
+            translate(error, name)
         if not stat.S_ISREG(found.st_mode):
             raise ObjectMissing(name)
         return found.st_size
@@ -135,9 +107,9 @@ class FolderBackend:
         """Regular files below that folder; links and odd things are not seen."""
         entries: list[Entry] = []
         try:
-            _walk(self._root, prefix.rstrip("/"), entries)
+            walk(self._root, prefix.rstrip("/"), entries)
         except OSError as error:
-            _translate(error, prefix)
+            translate(error, prefix)
         return sorted(entries)
 
     def delete(self, name: str) -> None:
@@ -149,7 +121,7 @@ class FolderBackend:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            _translate(error, name)
+            translate(error, name)
         with contextlib.suppress(OSError):
             # Not empty, or gone already: both are fine.
             for folder in path.parents:
@@ -162,7 +134,7 @@ class FolderBackend:
         try:
             found = os.statvfs(self._root)
         except OSError as error:
-            _translate(error, str(self._root))
+            translate(error, str(self._root))
         return found.f_bavail * found.f_frsize
 
     def spec(self) -> Spec:
@@ -181,23 +153,45 @@ class FolderBackend:
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(name) from None
         except OSError as error:
-            _translate(error, name)
+            translate(error, name)
 
-    def _write_aside(self, name: str, data: bytes) -> Path:
-        """A synced file under ``tmp/``; a random part keeps two writers apart."""
-        shown = f"tmp/{name}~{secrets.token_hex(4)}"
-        aside = self._root / shown
-        self._make_folders(aside.parent)
-        writer = _FileWriter(os.open(aside, _NEW | os.O_EXCL, 0o600), aside, shown)
+    def _begin(self, name: str, *, replaces: bool = False) -> _FileWriter:
+        """A new file under ``tmp/``; a random part keeps two writers apart."""
+        aside = self._root / aside_of(name, secrets.token_hex(4))
+        try:
+            self._make_folders(aside.parent)
+            fd = os.open(aside, _NEW | os.O_EXCL, 0o600)
+        except OSError as error:
+            translate(error, name)
+        return _FileWriter(self, fd, aside, name, replaces=replaces)
+
+    def _write_whole(self, writer: _FileWriter, data: bytes) -> None:
         try:
             writer.write(data)
             writer.finish()
         except BaseException:
-            aside.unlink(missing_ok=True)
+            writer.drop()
             raise
-        finally:
-            writer.abandon()
-        return aside
+
+    def place(self, aside: Path, name: str, *, replaces: bool) -> None:
+        """Give a file that has been synced its name, durably.
+
+        Raises:
+            ObjectExists: one of that name stands; never with ``replaces``.
+        """
+        path = self._root / name
+        try:
+            self._make_folders(path.parent)
+            _put_in_place(aside, path, replaces=replaces)
+        except FileExistsError:
+            raise ObjectExists(name) from None
+        except FileNotFoundError:
+            if not aside.exists():
+                raise
+            # A delete has pruned the empty folder in between: once is enough.
+            self._make_folders(path.parent)
+            _put_in_place(aside, path, replaces=replaces)
+        _sync_folder(path.parent)
 
     def _make_folders(self, folder: Path) -> None:
         """Make what is missing between root and it; each synced into its parent."""
@@ -213,10 +207,14 @@ class FolderBackend:
 class _FileWriter:
     """One file that is being written; see :class:`~.backend.ObjectWriter`."""
 
-    def __init__(self, fd: int, path: Path, name: str) -> None:
+    def __init__(
+        self, folder: FolderBackend, fd: int, aside: Path, name: str, *, replaces: bool
+    ) -> None:
+        self._folder = folder
         self._fd = fd
-        self._path = path
+        self._aside = aside
         self._name = name
+        self._replaces = replaces
 
     def write(self, data: Buffer) -> None:
         """Append all of it, however the kernel cuts it up."""
@@ -225,61 +223,46 @@ class _FileWriter:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
-            _translate(error, self._name, len(rest), self._path.parent)
+            translate(error, self._name, len(rest), self._aside.parent)
 
     def finish(self) -> None:
-        """Sync the file, then the folder that names it."""
+        """Sync the file, give it its name, sync the folder that names it."""
         try:
             os.fsync(self._fd)
             fd, self._fd = self._fd, -1
             os.close(fd)  # network file systems report late errors here
-            _sync_folder(self._path.parent)
+            self._folder.place(self._aside, self._name, replaces=self._replaces)
         except OSError as error:
-            _translate(error, self._name, 0, self._path.parent)
+            translate(error, self._name, 0, self._aside.parent)
 
     def abandon(self) -> None:
-        """Close it; the file stays as remains."""
+        """Close it; what has no name yet stays as remains."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
+    def drop(self) -> None:
+        """Close it and leave no remains, as far as that can be done."""
+        self.abandon()
+        with contextlib.suppress(OSError):
+            self._aside.unlink(missing_ok=True)
 
-def _put_in_place(aside: Path, path: Path) -> None:
+
+def _put_in_place(aside: Path, path: Path, *, replaces: bool) -> None:
     """Give a file its name; unlike a rename, a link never replaces what stands."""
-    try:
-        os.link(aside, path, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        aside.rename(path)
-
-
-def _walk(root: Path, folder: str, entries: list[Entry]) -> None:
-    try:
-        with os.scandir(root / folder) as found:
-            for each in found:
-                name = f"{folder}/{each.name}"
-                if each.is_dir(follow_symlinks=False):
-                    _walk(root, name, entries)
-                elif each.is_file(follow_symlinks=False):
-                    with contextlib.suppress(FileNotFoundError):
-                        size = each.stat(follow_symlinks=False).st_size
-                        entries.append(Entry(name, size))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-
-
-def _read_all(fd: int, offset: int, length: int) -> bytes:
-    first = os.pread(fd, length, offset)
-    if len(first) == length or not first:
-        return first
-    parts = [first]
-    done = len(first)
-    while done < length and (part := os.pread(fd, length - done, offset + done)):
-        parts.append(part)
-        done += len(part)
-    return b"".join(parts)
+    if not replaces:
+        try:
+            os.link(aside, path, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            aside.unlink()
+            return
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "stands already", str(path))
+    aside.rename(path)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -288,26 +271,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _fail(why: str) -> NoReturn:
-    raise StoreError(Reason.STORE_FAILED, why=why)
-
-
-def _translate(
-    error: OSError, name: str, needed: int = 0, folder: Path | None = None
-) -> NoReturn:
-    """The system's error in our words; a full disk is told apart."""
-    detail = f"{name}: {error}"
-    if error.errno in _NO_ROOM:
-        free = "nothing"
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                found = os.statvfs(folder)
-                free = words.size(found.f_bavail * found.f_frsize)
-        more = f"{words.size(needed)} more" if needed else "more"
-        raise StoreError(
-            Reason.STORE_FULL, needed=more, free=free, detail=detail
-        ) from error
-    why = (error.strerror or "unknown error").lower()
-    raise StoreError(Reason.STORE_FAILED, why=why, detail=detail) from error

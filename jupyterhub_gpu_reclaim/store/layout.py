@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.store.backend import ASIDE, name_of
+
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
 
 MANIFESTS = "manifests/"
 PACKS = "packs/"
-ASIDE = "tmp/"
 _SUFFIX = ".json"
 
 
@@ -34,7 +35,7 @@ def index(checkpoint: str) -> str:
 def id_of(name: str) -> str | None:
     """Whose object that is; None for what is not ours."""
     if name.startswith(ASIDE):
-        name = name.removeprefix(ASIDE).partition("~")[0]
+        name = name_of(name)
     if name.startswith(MANIFESTS) and name.endswith(_SUFFIX):
         return name[len(MANIFESTS) : -len(_SUFFIX)]
     if name.startswith(PACKS) and name.count("/") > 1:
@@ -53,11 +54,9 @@ def remove(backend: Backend, checkpoint: str) -> int:
             rest is remains, which a sweep removes.
     """
     backend.delete(manifest(checkpoint))
-    for entry in backend.list(ASIDE):
-        if id_of(entry.name) == checkpoint:
-            backend.delete(entry.name)
     freed = 0
-    for entry in backend.list(pack_prefix(checkpoint)):
+    unfinished = [e for e in backend.list(ASIDE) if id_of(e.name) == checkpoint]
+    for entry in unfinished + backend.list(pack_prefix(checkpoint)):
         backend.delete(entry.name)
         freed += entry.length
     return freed

@@ -38,7 +38,6 @@ class MemoryBackend:
         with self._lock:
             if name in self.objects:
                 raise ObjectExists(name)
-            self.objects[name] = bytearray()
         return _MemoryWriter(self, name)
 
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
@@ -95,12 +94,19 @@ class MemoryBackend:
         """Nobody else can open it."""
         return
 
-    def append(self, name: str, data: Buffer) -> None:
+    def append(self, unfinished: bytearray, data: Buffer) -> None:
         """Add to an object that is being written."""
         with self._lock:
+            self._make_room(len(data) + len(unfinished))
+            unfinished.extend(data)
+
+    def place(self, name: str, data: bytearray) -> None:
+        """Give an object that is finished its name."""
+        with self._lock:
+            if name in self.objects:
+                raise ObjectExists(name)
             self._make_room(len(data))
-            # An object that was deleted under its writer is an unlinked file.
-            self.objects.get(name, bytearray()).extend(data)
+            self.objects[name] = data
 
     def _find(self, name: str) -> bytearray:
         if name not in self.objects:
@@ -126,13 +132,15 @@ class _MemoryWriter:
     def __init__(self, backend: MemoryBackend, name: str) -> None:
         self._backend = backend
         self._name = name
+        self._data = bytearray()
 
     def write(self, data: Buffer) -> None:
         """Append all of it."""
-        self._backend.append(self._name, memoryview(data).cast("B"))
+        self._backend.append(self._data, memoryview(data).cast("B"))
 
     def finish(self) -> None:
-        """As durable as memory is."""
+        """Let it be seen; as durable as memory is."""
+        self._backend.place(self._name, self._data)
 
     def abandon(self) -> None:
         """Nothing is held."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import ASIDE, ObjectMissing
 from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
 from jupyterhub_gpu_reclaim.store.infos import Infos
 from jupyterhub_gpu_reclaim.store.manifest import (
@@ -197,7 +197,7 @@ class Repository:
             # No writer begins meanwhile, and every one that has begun is known.
             names = [
                 entry.name
-                for prefix in (layout.PACKS, layout.ASIDE)
+                for prefix in (layout.PACKS, ASIDE)
                 for entry in self._backend.list(prefix)
             ]
             ids = {id_ for name in names if (id_ := layout.id_of(name))}

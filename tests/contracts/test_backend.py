@@ -44,6 +44,17 @@ def test_write_of_reused_buffer_keeps_what_was_there(backend):
     assert backend.read("packs/a/0", 0, 5) == b"first"
 
 
+def test_object_is_not_seen_before_it_is_finished(backend):
+    writer = backend.create("packs/a/0")
+    writer.write(b"half")
+    assert backend.list("packs/") == []
+    with pytest.raises(ObjectMissing):
+        backend.length("packs/a/0")
+    writer.finish()
+    assert backend.list("packs/") == [Entry("packs/a/0", 4)]
+    assert backend.list("tmp/") == []
+
+
 def test_create_of_existing_name_is_refused(backend):
     write(backend, "packs/a/0", b"x")
     with pytest.raises(ObjectExists):

@@ -104,8 +104,8 @@ class BackendThatIsSlowToRead(MemoryBackend):
 
 
 class BackendThatFlipsABit(MemoryBackend):
-    def append(self, name, data):
-        super().append(name, bytes(data[:-1]) + bytes([data[-1] ^ 1]))
+    def append(self, unfinished, data):
+        super().append(unfinished, bytes(data[:-1]) + bytes([data[-1] ^ 1]))
 
 
 class BackendThatNeverSyncs(MemoryBackend):

@@ -369,12 +369,11 @@ def test_sweep_removes_only_what_nobody_writes(begin, repository, root, clock):
     (root / "tmp" / "manifests" / "half.json").write_bytes(b"{")
     result = repository.sweep(keep_writing={"elsewhere"})
     assert result.removed == ["dead", "half"]
-    assert result.freed_bytes == len(RANDOM)
-    assert sorted(p.name for p in (root / "packs").iterdir()) == [
-        "committed",
-        "elsewhere",
-        "live",
-    ]
+    assert result.freed_bytes == len(RANDOM) + 1
+    assert [p.name for p in (root / "packs").iterdir()] == ["committed"]
+    left = " ".join(p.name for p in (root / "tmp").iterdir())
+    assert "elsewhere" in left
+    assert "live" in left
     assert list((root / "tmp").rglob("*.json")) == []
     assert repository.sweep(keep_writing={"elsewhere"}).removed == []
 
