@@ -176,6 +176,59 @@ class Reason(Enum):
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be saved.",
     )
+    GPU_UNSUPPORTED = (
+        "gpu_unsupported",
+        (
+            "Process {pid} ({name}) uses its GPU in a way that the driver cannot save, such"
+            " as managed memory."
+        ),
+    )
+    GPU_BUSY_TOO_LONG = (
+        "gpu_busy_too_long",
+        (
+            "Process {pid} ({name}) did not finish what its GPU had in hand within"
+            " {seconds:.0f} s."
+        ),
+        "",
+        True,
+    )
+    GPU_STOPPED = (
+        "gpu_stopped",
+        "Process {pid} ({name}) is stopped, and its GPU is saved only while it runs.",
+        "Let it go on (fg), or end it.",
+        True,
+    )
+    GPU_STALE_CHILD = (
+        "gpu_stale_child",
+        (
+            "Process {pid} ({name}) has inherited a GPU from its parent and could not be"
+            " made to give it up."
+        ),
+        "",
+        True,
+    )
+    GPU_FAILED = (
+        "gpu_failed",
+        "The driver could not save the GPU of process {pid} ({name}).",
+        "",
+        True,
+    )
+    GPU_STUCK = (
+        "gpu_stuck",
+        "Process {pid} ({name}) did not get its GPU memory back.",
+        "Ask the administrator to look at the agent's log.",
+        True,
+    )
+    GPU_DRIVER_SILENT = (
+        "gpu_driver_silent",
+        "The GPU driver of this machine does not answer.",
+        "Ask the administrator to look at the agent's log.",
+        True,
+    )
+    GPU_MIG = (
+        "gpu_mig",
+        "GPU {card} is divided (MIG), which the driver cannot save.",
+    )
     NO_TREE = ("no_tree", "There is no running program to save in this session.")
     NOT_ENOUGH_MEMORY = (
         "not_enough_memory",
@@ -274,6 +327,22 @@ class Reason(Enum):
     KERNEL_TOO_OLD = (
         "kernel_too_old",
         "This machine's Linux {here} is older than {there}, where it was saved.",
+    )
+    GPU_MISMATCH = (
+        "gpu_mismatch",
+        "The session needs {needed}; here {here}.",
+        "Bring it back on a machine with that GPU.",
+    )
+    GPU_DRIVER_MISMATCH = (
+        "gpu_driver_mismatch",
+        "The session was saved with GPU driver {there}; here it is {here}.",
+        "Bring it back on a machine with that driver, or put that driver back.",
+    )
+    GPU_MEMORY = (
+        "gpu_memory",
+        "GPU {card} has too little free memory: {needed} needed, {free} free.",
+        "Wait until somebody else's session is suspended or ends.",
+        True,
     )
     MEMORY_LIMIT = (
         "memory_limit",

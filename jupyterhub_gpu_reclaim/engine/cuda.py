@@ -1,0 +1,219 @@
+"""Move a session's GPU memory into its processes' own, and back.
+
+Called by the agent: :func:`empty` before CRIU saves a tree, :func:`fill` after it has
+come back, and to undo an ``empty``. Everything goes by what the driver says a process
+is, so each call may be repeated after a crash, and takes up where the last one
+ended (FACTS §3). The processes must run: a stopped one does nothing for the driver.
+
+===============  ===========================  ===========================
+a process is     :func:`empty` makes it       :func:`fill` makes it
+===============  ===========================  ===========================
+running          locked, then checkpointed    (nothing to do)
+locked           checkpointed                 running
+checkpointed     (nothing to do)              locked, then running
+failed           (refused)                    (refused)
+===============  ===========================  ===========================
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.engine import cuda_driver, processes
+from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError, State
+from jupyterhub_gpu_reclaim.engine.gpu_processes import held_by
+from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.engine.cancel import Cancel
+    from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
+    from jupyterhub_gpu_reclaim.engine.processes import Process
+
+_VERSION = Path("/sys/module/nvidia/version")
+_THREADS = 32
+
+
+def driver_version() -> str:
+    """The version of the kernel's driver, e.g. 580.159.04; empty without one."""
+    try:
+        return _VERSION.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def empty(
+    driver: Driver,
+    tasks: Sequence[Process],
+    *,
+    lock_seconds: float,
+    seconds: float,
+    cancel: Cancel | None = None,
+) -> None:
+    """Move the GPU memory of those processes into their own; all or nothing.
+
+    Afterwards they hold no GPU, and whatever they ask of one waits.
+
+    Args:
+        driver: this machine's.
+        tasks: the users of a survey; they must run.
+        lock_seconds: for the work that the GPU has in hand.
+        seconds: for moving the memory.
+        cancel: calls it off.
+
+    Raises:
+        RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_unsupported``,
+            ``gpu_failed``), or it was called off; they compute as before.
+        ReclaimError: likewise, but one could not be brought back (``gpu_stuck``).
+    """
+    try:
+        _each(tasks, lambda p: _lock(driver, p, lock_seconds))
+        _refuse_cancelled(cancel)
+        _each(tasks, lambda p: _checkpoint(driver, p, seconds))
+        _each(tasks, lambda p: _verify(driver, p))
+        _refuse_cancelled(cancel)
+    except ReclaimError as error:
+        fill(driver, tasks, seconds=seconds)
+        raise RolledBack(error.reason, detail=error.detail, **error.facts) from error
+
+
+def fill(
+    driver: Driver,
+    tasks: Sequence[Process],
+    *,
+    seconds: float,
+    moves: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Move the GPU memory of those processes back, and let them compute. Idempotent.
+
+    Nobody is let go before all have their memory: they may share some.
+
+    Args:
+        driver: this machine's.
+        tasks: they must run.
+        seconds: for moving the memory.
+        moves: for another machine's cards, pairs of uuids (old, new) that name every
+            card; empty where they are the same.
+
+    Raises:
+        ReclaimError: one of them could not get it back (``gpu_stuck``). The others
+            have theirs and compute.
+    """
+    failures = [
+        *_try_each(tasks, lambda p: _restore(driver, p, seconds, moves)),
+        *_try_each(tasks, lambda p: _unlock(driver, p)),
+    ]
+    if failures:
+        raise failures[0]
+
+
+def _refuse_cancelled(cancel: Cancel | None) -> None:
+    if cancel is not None and cancel.is_set:
+        raise ReclaimError(Reason.CANCELLED)
+
+
+def _lock(driver: Driver, process: Process, seconds: float) -> None:
+    if _state(driver, process) is State.RUNNING:
+        try:
+            driver.lock(process.pid, seconds=seconds)
+        except DriverError as error:
+            if error.code == cuda_driver.NOT_READY:
+                raise ReclaimError(
+                    Reason.GPU_BUSY_TOO_LONG, **_name(process), seconds=seconds
+                ) from None
+            raise _failed(process, error) from error
+
+
+def _checkpoint(driver: Driver, process: Process, seconds: float) -> None:
+    if _state(driver, process) is State.LOCKED:
+        try:
+            driver.checkpoint(process.pid, seconds=seconds)
+        except DriverError as error:
+            if error.code == cuda_driver.NOT_SUPPORTED:
+                raise ReclaimError(
+                    Reason.GPU_UNSUPPORTED, **_name(process), detail=str(error)
+                ) from None
+            raise _failed(process, error) from error
+
+
+def _verify(driver: Driver, process: Process) -> None:
+    """The driver's word, and the kernel's: it holds no device any more."""
+    state = _state(driver, process)
+    if state is not State.CHECKPOINTED or held_by(process.pid):
+        raise _failed(process, f"it is {state.name.lower()} and holds a device")
+
+
+def _restore(
+    driver: Driver,
+    process: Process,
+    seconds: float,
+    moves: Sequence[tuple[str, str]],
+) -> None:
+    if _state(driver, process) is State.CHECKPOINTED:
+        driver.restore(process.pid, seconds=seconds, moves=moves)
+
+
+def _unlock(driver: Driver, process: Process) -> None:
+    state = _state(driver, process)
+    if state is State.LOCKED:
+        driver.unlock(process.pid)
+    elif state is not State.RUNNING:
+        raise _failed(process, f"it is {state.name.lower()}")
+
+
+def _state(driver: Driver, process: Process) -> State:
+    state = driver.state(process.pid)
+    if state is None or state is State.FAILED:
+        raise _failed(process, "its GPU's state is lost")
+    return state
+
+
+def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
+    """Do it for all at once; the first failure when all have ended.
+
+    Raises:
+        ReclaimError: the first failure.
+    """
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="cuda") as pool:
+        futures = [pool.submit(work, process) for process in tasks]
+    for process, future in zip(tasks, futures, strict=True):
+        try:
+            future.result()
+        except DriverError as error:
+            raise _failed(process, error) from error
+
+
+def _try_each(
+    tasks: Sequence[Process], work: Callable[[Process], None]
+) -> list[ReclaimError]:
+    """Do it for all at once; the failures of those that still live."""
+    failures = []
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="cuda") as pool:
+        futures = [pool.submit(work, process) for process in tasks]
+    for process, future in zip(tasks, futures, strict=True):
+        error = future.exception()
+        if error is None or _has_ended(process):
+            continue
+        if not isinstance(error, DriverError | ReclaimError):
+            raise error
+        facts = {**_name(process), "detail": str(error)}
+        failures.append(ReclaimError(Reason.GPU_STUCK, **facts))
+    return failures
+
+
+def _has_ended(process: Process) -> bool:
+    return processes.start_time(process.pid) != process.start_time
+
+
+def _name(process: Process) -> dict[str, Any]:
+    return {"pid": process.ns_pid, "name": process.name}
+
+
+def _failed(process: Process, why: object) -> ReclaimError:
+    return ReclaimError(
+        Reason.GPU_FAILED, pid=process.ns_pid, name=process.name, detail=str(why)
+    )

@@ -1,0 +1,130 @@
+"""Emptying and filling cards: all or nothing, whatever the driver does."""
+
+import os
+import subprocess
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine import cuda, processes
+from jupyterhub_gpu_reclaim.engine.cancel import Cancel
+from jupyterhub_gpu_reclaim.engine.cuda_driver import State
+from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
+from tests.support import gpu
+
+
+@pytest.fixture
+def pair():
+    """Two live processes."""
+    made = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    pids = [popen.pid for popen in made]
+    tree = processes.snapshot(os.getpid()).processes
+    yield [process for process in tree if process.pid in pids]
+    for popen in made:
+        popen.kill()
+        popen.wait()
+
+
+def empty(driver, tasks, **options):
+    cuda.empty(driver, tasks, lock_seconds=1, seconds=1, **options)
+
+
+def all_run(driver) -> bool:
+    return set(driver.states.values()) == {State.RUNNING}
+
+
+def test_empty_locks_everybody_before_it_moves_anybody(pair):
+    driver = gpu.WellDriver(*(p.pid for p in pair))
+
+    empty(driver, pair)
+
+    assert set(driver.states.values()) == {State.CHECKPOINTED}
+    assert [call for call, _ in driver.calls] == ["lock"] * 2 + ["checkpoint"] * 2
+
+
+def test_fill_gives_everybody_its_memory_before_it_lets_anybody_go(pair):
+    driver = gpu.WellDriver(*(p.pid for p in pair))
+    empty(driver, pair)
+    driver.calls.clear()
+
+    cuda.fill(driver, pair, seconds=1, moves=[("a", "b")])
+
+    assert all_run(driver)
+    assert [call for call, _ in driver.calls] == ["restore"] * 2 + ["unlock"] * 2
+    assert driver.moves == [("a", "b")]
+
+
+def test_empty_and_fill_twice_do_nothing_more(pair):
+    driver = gpu.WellDriver(*(p.pid for p in pair))
+    empty(driver, pair)
+    empty(driver, pair)
+    cuda.fill(driver, pair, seconds=1)
+    cuda.fill(driver, pair, seconds=1)
+    assert len(driver.calls) == 8
+    assert all_run(driver)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (gpu.ManagedMemory, "gpu_unsupported"),
+        (gpu.BusyCard, "gpu_busy_too_long"),
+        (gpu.HangingCheckpoint, "gpu_failed"),
+        (gpu.PretendingDriver, "gpu_failed"),
+    ],
+)
+def test_empty_that_fails_for_one_brings_all_back(pair, fault, code):
+    driver = fault(*(p.pid for p in pair))
+
+    with pytest.raises(RolledBack) as caught:
+        empty(driver, pair)
+
+    assert caught.value.reason.value == code
+    assert caught.value.facts["name"] == "sleep"
+    assert all_run(driver)
+
+
+def test_empty_that_is_called_off_brings_all_back(pair):
+    driver, cancel = gpu.WellDriver(*(p.pid for p in pair)), Cancel()
+    cancel.set()
+
+    with pytest.raises(RolledBack, match="called off"):
+        empty(driver, pair, cancel=cancel)
+
+    assert all_run(driver)
+    assert "checkpoint" not in {call for call, _ in driver.calls}
+
+
+def test_fill_that_fails_says_who_is_stuck(pair):
+    driver = gpu.CardTaken(*(p.pid for p in pair))
+    empty(driver, pair)
+
+    with pytest.raises(ReclaimError) as caught:
+        cuda.fill(driver, pair, seconds=1)
+
+    assert caught.value.reason.value == "gpu_stuck"
+    assert "OUT_OF_MEMORY" in caught.value.detail
+
+
+def test_fill_of_what_was_only_locked_lets_it_go(pair):
+    driver = gpu.WellDriver(*(p.pid for p in pair))
+    driver.lock(pair[0].pid, seconds=1)
+    cuda.fill(driver, pair, seconds=1)
+    assert all_run(driver)
+
+
+def test_fill_leaves_out_what_has_ended(pair):
+    driver = gpu.WellDriver(*(p.pid for p in pair))
+    empty(driver, pair)
+    os.kill(pair[0].pid, 9)
+    os.waitpid(pair[0].pid, 0)
+    del driver.states[pair[0].pid]
+
+    cuda.fill(driver, pair, seconds=1)
+
+    assert driver.states == {pair[1].pid: State.RUNNING}
+
+
+def test_empty_with_a_silent_driver_says_so(pair):
+    with pytest.raises(ReclaimError) as caught:
+        empty(gpu.SilentDriver(*(p.pid for p in pair)), pair)
+    assert caught.value.reason.value == "gpu_stuck"

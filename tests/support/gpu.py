@@ -1,0 +1,183 @@
+"""Drivers without a card, named by their fault, and programs that hold a false one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from jupyterhub_gpu_reclaim.engine import cuda_driver, processes
+from jupyterhub_gpu_reclaim.engine.cuda_driver import Card, DriverError, State
+
+ILLEGAL_STATE = 401
+CARD = Card(uuid="ab" * 16, name="NVIDIA Test", memory=1 << 30)
+
+
+class WellDriver:
+    """Does what the driver does, to the processes that it was told of."""
+
+    def __init__(self, *pids: int) -> None:
+        self.states = dict.fromkeys(pids, State.RUNNING)
+        self.calls: list[tuple[str, int]] = []
+        self.moves: list[tuple[str, str]] = []
+        self._lock = threading.Lock()
+
+    def present(self) -> bool:
+        return True
+
+    def cards(self) -> list[Card]:
+        return [CARD]
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def state(self, pid: int) -> State | None:
+        return self.states.get(pid)
+
+    def lock(self, pid: int, *, seconds: float) -> None:
+        self._step("lock", pid, State.RUNNING, State.LOCKED)
+
+    def checkpoint(self, pid: int, *, seconds: float) -> None:
+        self._step("checkpoint", pid, State.LOCKED, State.CHECKPOINTED)
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        self.moves = list(moves)
+        self._step("restore", pid, State.CHECKPOINTED, State.LOCKED)
+
+    def unlock(self, pid: int) -> None:
+        self._step("unlock", pid, State.LOCKED, State.RUNNING)
+
+    def _step(self, call: str, pid: int, before: State, after: State) -> None:
+        with self._lock:
+            self.calls.append((call, pid))
+            if self.states[pid] is not before:
+                raise DriverError(call, ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE")
+            self.states[pid] = after
+
+
+class AbsentDriver(WellDriver):
+    """A machine without a card."""
+
+    def present(self) -> bool:
+        return False
+
+    def cards(self) -> list[Card]:
+        raise DriverError("begin", -1, "no driver")
+
+    def state(self, pid: int) -> State | None:
+        raise AssertionError("nobody asks a driver that is not there")
+
+
+class ManagedMemory(WellDriver):
+    """The last process has memory that the driver cannot save."""
+
+    def checkpoint(self, pid: int, *, seconds: float) -> None:
+        if pid == max(self.states):
+            raise DriverError(
+                "checkpoint", cuda_driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"
+            )
+        super().checkpoint(pid, seconds=seconds)
+
+
+class BusyCard(WellDriver):
+    """The last process's card does not come to an end."""
+
+    def lock(self, pid: int, *, seconds: float) -> None:
+        if pid == max(self.states):
+            raise DriverError("lock", cuda_driver.NOT_READY, "CUDA_ERROR_NOT_READY")
+        super().lock(pid, seconds=seconds)
+
+
+class HangingCheckpoint(WellDriver):
+    """The driver answers nothing, and has done it all the same when asked again."""
+
+    def checkpoint(self, pid: int, *, seconds: float) -> None:
+        super().checkpoint(pid, seconds=seconds)
+        raise DriverError("checkpoint", None, "no answer in 1 s")
+
+
+class PretendingDriver(WellDriver):
+    """Says that all went well, and has done nothing."""
+
+    def checkpoint(self, pid: int, *, seconds: float) -> None:
+        """As a driver whose library was not the one of the process would."""
+
+
+class CardTaken(WellDriver):
+    """Nobody gets memory back."""
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        raise DriverError("restore", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+class SilentDriver(WellDriver):
+    """Answers nothing at all."""
+
+    def state(self, pid: int) -> State | None:
+        raise DriverError("state", None, "no answer in 20 s")
+
+
+#: Opens and maps what stands for a device, forks, and does as it is told.
+HOLDER = """
+import mmap, os, sys, threading, time
+path = sys.argv[1]
+device = os.open(path, os.O_RDWR)
+page = mmap.mmap(device, 8192, mmap.MAP_SHARED)
+page[0:4] = b"card"
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+to_child, from_parent = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    own = os.open(path, os.O_RDWR) if "own" in sys.argv else -1
+    print(os.getpid(), device, flush=True)
+    while line := sys.stdin.readline():
+        print(eval(line), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+class Holder:
+    """A process that holds a device, and its child that has inherited it."""
+
+    def __init__(self, *words: str) -> None:
+        #: The engine goes by the name alone; a file in /dev stands for the device.
+        self.device = Path(f"/dev/nvidia-test-{os.getpid()}")
+        self.device.write_bytes(bytes(8192))
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(self.device), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        child, fd = self._popen.stdout.readline().split()
+        self.pid, self.child, self.fd = self._popen.pid, int(child), int(fd)
+
+    def child_says(self, code: str) -> str:
+        self._popen.stdin.write(code + "\n")
+        self._popen.stdin.flush()
+        return self._popen.stdout.readline().strip()
+
+    def snapshot(self) -> processes.Snapshot:
+        """As if this test were the session's init."""
+        whole = processes.snapshot(os.getpid())
+        mine = {self.pid, self.child}
+        return processes.Snapshot(
+            whole.init, tuple(p for p in whole.processes if p.pid in mine)
+        )
+
+    def process(self, pid: int) -> processes.Process:
+        return next(p for p in self.snapshot().processes if p.pid == pid)
+
+    def close(self) -> None:
+        self._popen.kill()
+        self._popen.stdin.close()
+        self._popen.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child, 9)
+        self._popen.wait()
+        self.device.unlink()
