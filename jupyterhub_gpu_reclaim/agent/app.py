@@ -75,7 +75,7 @@ class AgentApp(AgentSettings):
             operations = Operations()
             sampler = Sampler(parts.clock, answer_seconds=self.sample_seconds)
             node = LocalNode(parts, operations, Watcher(parts.placements, sampler))
-            await asyncio.to_thread(recovery.recover, parts)
+            await recovery.recover(parts, operations)
             server = listen(self, node)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             try:

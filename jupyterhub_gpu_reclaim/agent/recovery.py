@@ -9,6 +9,7 @@ completed, and never an init.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import capture, release, trees
+from jupyterhub_gpu_reclaim.agent.operations import Operation
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.engine import processes, procfs
 from jupyterhub_gpu_reclaim.engine import restore as engine
@@ -25,36 +27,70 @@ from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.agent.operations import Operations
     from jupyterhub_gpu_reclaim.agent.parts import Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.models import Event
 
 _log = logging.getLogger(__name__)
 
+#: Seconds after which the agent answers, whoever is not settled.
+PATIENCE = 20.0
 #: How long a CRIU may take to die of SIGTERM, then of SIGKILL.
 _END_SECONDS = 5.0
 #: What only our own CRIU has in its command line (engine/attempt.py, namespaces.py).
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
 
 
-def recover(parts: Parts) -> None:
-    """Settle every session of this node. Blocks; repeat at will.
+async def recover(
+    parts: Parts, operations: Operations, *, patience: float = PATIENCE
+) -> None:
+    """Settle every session of this node, all at once; repeat at will.
 
-    A session that cannot be settled now is logged and left as it is: the others are
-    settled all the same, and the next start tries again.
+    A session that cannot be settled now is logged and left as it is: the next start
+    tries again. One that takes longer than that is settled as an operation like any
+    other, so that nobody touches it meanwhile; the others do not wait for it.
+
+    Args:
+        parts: the agent's.
+        operations: where a session is busy until it is settled.
+        patience: seconds until it returns, whoever is not settled by then.
     """
-    sessions = {session.incarnation: session for session in parts.placements.list()}
+    sessions = await asyncio.to_thread(parts.placements.list)
+    await asyncio.to_thread(_forget_gone, parts, sessions)
+    begun = [(session, _begin(parts, operations, session)) for session in sessions]
+    waits = [operation.wait(patience) for _, operation in begun]
+    await asyncio.gather(*waits)
+    for session, operation in begun:
+        if not operation.done:
+            _log.warning("%s is not settled yet; it stays busy", session.key)
+    await asyncio.to_thread(_attempt, partial(_sweep, parts), "-")
+
+
+def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
+    async def work(operation: Operation) -> AsyncIterator[Event]:
+        settle = partial(_settle, parts, session)
+        await asyncio.to_thread(_attempt, settle, operation.key)
+        told: tuple[Event, ...] = ()  # nothing, but this is how operations run
+        for event in told:
+            yield event
+
+    operation = Operation(trees.RECOVER, session.key, "")
+    return operations.begin(session.incarnation, operation, work)
+
+
+def _forget_gone(parts: Parts, sessions: list[Session]) -> None:
+    """Drop the records of inits that have ended, and what they had to take back."""
+    by_name = {session.incarnation: session for session in sessions}
     for record in parts.records.list():
-        session = sessions.get(record.incarnation)
+        session = by_name.get(record.incarnation)
         if session is None or not trees.matches(record, session):
             parts.records.delete(record.incarnation)
             if record.stage in {Stage.ROLLING_BACK, Stage.THAWING}:
                 _attempt(partial(parts.store.delete, record.checkpoint), record.key)
-    for session in sessions.values():
-        _attempt(partial(_settle, parts, session), session.key)
-    _attempt(partial(_sweep, parts), "-")
 
 
 def _sweep(parts: Parts) -> None:

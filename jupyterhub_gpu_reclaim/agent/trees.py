@@ -22,6 +22,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Stopped by us; also where taking that back has failed, so that it can be tried again.
 _STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK, Stage.THAWING}
 _IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
+#: The operation that settles what a former agent left (``recovery``).
+RECOVER = "recover"
+#: Of what it settles, this is as unfinished as it was then.
+_UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 
 
 def look(session: Session) -> Snapshot:
@@ -67,7 +71,8 @@ def tree_of(
         checkpoint=_checkpoint(record, operation if running else None),
         generation=record.generation if record else 0,
         operation=operation.kind if operation and running else "",
-        steps=operation.steps if operation else (record.steps if record else []),
+        steps=(operation.steps if operation else [])
+        or (record.steps if record else []),
         failure=record.failure if record else None,
     )
 
@@ -92,8 +97,11 @@ def _checkpoint(record: Record | None, operation: Operation | None) -> str:
 def _state(
     session: Session, record: Record | None, operation: Operation | None
 ) -> TreeState:
-    if operation is not None and operation.kind in _IN_HAND:
-        return _IN_HAND[operation.kind]
+    kind = operation.kind if operation is not None else ""
+    if kind == RECOVER and record is not None and record.stage in _UNFINISHED:
+        kind = record.operation
+    if kind in _IN_HAND:
+        return _IN_HAND[kind]
     if record is not None and record.stage in _STOPPED:
         return TreeState.CAPTURED
     if session.holding and not look(session).processes:

@@ -1,0 +1,96 @@
+"""Recovery of a session that hangs: it alone waits, and nobody touches it."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.agent import recovery, trees
+from jupyterhub_gpu_reclaim.agent.operations import Operations
+from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
+from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
+from jupyterhub_gpu_reclaim.agent.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.agent.recovery import _CRIU_WORDS
+from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.engine.ports import Reservations
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.support.agent import goes_on, wait_for
+
+#: One of its programs is a CRIU that does not end, as far as recovery can tell.
+HANGS = f"""
+{sys.executable} -I -S -c 'import time; time.sleep(1000)' {" ".join(_CRIU_WORDS)} &
+while :; do echo x; sleep 0.05; done
+"""
+
+
+@pytest.fixture
+def parts(folder):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sessions have namespaces")
+    (folder / "ports").mkdir()
+    (folder / "ports" / "sysctl").write_text("\n")
+    clock = SystemClock()
+    return Parts(
+        placements=LocalPlacements(folder.name),
+        records=Records(folder / "records"),
+        store=Repository(FolderBackend(folder / "store"), clock=clock),
+        tool=None,
+        ports=Reservations(folder / "ports", sysctl=folder / "ports" / "sysctl"),
+        client=None,
+        clock=clock,
+        limits=Limits(criu=2.0),
+        work=folder,
+    )
+
+
+async def test_recovery_of_one_that_hangs_delays_no_other(parts, places, counter):
+    hung = places("start", "sh", "-c", HANGS, env={"PATH": os.environ["PATH"]})
+    wait_for(lambda: hung.output.stat().st_size)
+    for place in (hung, counter):
+        parts.records.save(captured_in_part(place))
+    for process in counter.tree.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    operations = Operations()
+    begun = time.monotonic()
+
+    await recovery.recover(parts, operations, patience=0.5)
+
+    assert time.monotonic() - begun < Limits(criu=2.0).criu
+    assert goes_on(counter)
+    assert parts.records.find(counter.incarnation).stage is Stage.FAILED
+    running = operations.running(hung.incarnation)
+    assert running.kind == trees.RECOVER
+    with pytest.raises(Refused) as refused:
+        operations.attach(hung.incarnation, "capture", "cp")
+    assert refused.value.reason is Reason.OPERATION_IN_FLIGHT
+    assert tree_of(parts, hung, operations).state is TreeState.CAPTURING
+
+    await running.wait()
+    assert tree_of(parts, hung, operations).state is TreeState.RUNNING
+    assert goes_on(hung)
+    assert operations.attach(hung.incarnation, "capture", "cp") is None
+
+
+def captured_in_part(place) -> Record:
+    return Record(
+        operation="capture",
+        incarnation=place.incarnation,
+        key=SessionKey("ann"),
+        stage=Stage.CAPTURING,
+        checkpoint="cp",
+        init_pid=place.init_pid,
+        init_start=place.init_start,
+        begun=0.0,
+    )
+
+
+def tree_of(parts, place, operations):
+    session = parts.placements.find(place.incarnation)
+    record = parts.records.find(place.incarnation)
+    return trees.tree_of(session, record, operations.last(place.incarnation))
