@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import (
     CheckpointInfo,
     Event,
-    Failure,
     Finding,
     Identity,
     Sample,
@@ -172,7 +171,8 @@ class AgentClient:
         return answer
 
     async def _stream(self, path: str, body: Any) -> AsyncIterator[Event]:
-        lines = self._http.lines(path, wire.encode(body), silence=self._silence)
+        data = wire.encode(body)
+        lines = self._http.lines("POST", path, data, silence=self._silence)
         try:
             async for line in lines:
                 if isinstance(line, Answer):
@@ -203,10 +203,9 @@ def _understood(data: bytes, kind: type[T], path: str) -> T:
 
 def _error(answer: Answer, path: str) -> ReclaimError:
     """The agent's own words; without any it is no agent of ours that answers."""
-    try:
-        failure = wire.decode(answer.body, Failure)
-    except BadRequest:
+    refusal = answer.refusal()
+    if refusal is None:
         return _unreachable(f"{path}: status {answer.status}")
     if answer.status in {401, 403}:
         return _unreachable(f"{path}: the agent does not take our token")
-    return wire.error_of(failure, wire.kind_of_status(answer.status))
+    return refusal

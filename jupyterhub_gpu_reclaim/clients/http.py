@@ -16,9 +16,16 @@ from tornado.httpclient import HTTPError, HTTPRequest
 from tornado.iostream import StreamClosedError
 from tornado.netutil import Resolver
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.tcpclient import TCPClient
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.models import Failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from tornado.iostream import IOStream
 
 #: Requests at the same time; a capture holds one for as long as it takes.
 MAX_CLIENTS = 1000
@@ -36,6 +43,14 @@ class Answer:
 
     status: int
     body: bytes
+
+    def refusal(self) -> ReclaimError | None:
+        """An error in the far part's own words; None where it has none of ours."""
+        try:
+            failure = wire.decode(self.body, Failure)
+        except BadRequest:
+            return None
+        return wire.error_of(failure, wire.kind_of_status(self.status))
 
 
 class UnixResolver(Resolver):
@@ -55,6 +70,25 @@ class UnixResolver(Resolver):
         """The socket, whatever was asked for."""
         del host, port, family
         return [(int(socket.AF_UNIX), self._path)]
+
+
+class _OneStream(TCPClient):
+    """Connects once, and can let go of that connection at any moment."""
+
+    _stream: IOStream | None = None
+    _left = False
+
+    async def connect(self, *args: Any, **more: Any) -> IOStream:
+        self._stream = stream = await super().connect(*args, **more)
+        if self._left:
+            stream.close()
+        return stream
+
+    def let_go(self) -> None:
+        """Close it; the request ends with that, whatever it waits for."""
+        self._left = True
+        if self._stream is not None:
+            self._stream.close()
 
 
 class Connection:
@@ -81,11 +115,15 @@ class Connection:
         self._base = address.rstrip("/")
         self._headers = headers
         self._ssl = ssl.create_default_context(cafile=ca_file) if ca_file else None
-        self._client = SimpleAsyncHTTPClient(force_instance=True, **options)
+        self._options = options
+        self._client = self._make_client()
 
     def close(self) -> None:
         """Close what is open; calls in flight fail."""
         self._client.close()
+
+    def _make_client(self) -> SimpleAsyncHTTPClient:
+        return SimpleAsyncHTTPClient(force_instance=True, **self._options)
 
     def _request(
         self, method: str, path: str, limit: float, **more: Any
@@ -117,8 +155,11 @@ class Connection:
             Silent: nobody answered in time.
         """
         request = self._request(method, path, limit, **more)
+        fetched = asyncio.ensure_future(self._client.fetch(request, raise_error=False))
+        fetched.add_done_callback(_look_at)
         try:
-            response = await self._client.fetch(request, raise_error=False)
+            # Not cancelled with us: tornado logs what becomes of it as an error.
+            response = await asyncio.shield(fetched)
         except (HTTPError, OSError, StreamClosedError) as error:
             raise Silent(f"{method} {path}: {error}") from None
         if response.code == 599:
@@ -126,12 +167,13 @@ class Connection:
         return Answer(response.code, bytes(response.body or b""))
 
     async def lines(
-        self, path: str, body: bytes, *, silence: float
+        self, method: str, path: str, body: bytes | None = None, *, silence: float
     ) -> AsyncIterator[bytes | Answer]:
-        """A POST whose answer comes line by line.
+        """A request whose answer comes line by line; who leaves early lets go of it.
 
         Args:
-            path: of the call.
+            method: of HTTP.
+            path: of the call, with query.
             body: of the request.
             silence: longest time in seconds between two pieces of the answer.
 
@@ -143,26 +185,23 @@ class Connection:
         """
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         status: list[int] = []
-        closed = False
 
         def header(line: str) -> None:
             if line.startswith("HTTP/"):
                 status[:] = [int(line.split()[1])]
 
-        def piece(data: bytes) -> None:
-            if closed:  # nobody reads any more: let the connection go
-                raise StreamClosedError
-            pieces.put_nowait(bytes(data))
-
         request = self._request(
-            "POST",
+            method,
             path,
             0.0,
             body=body,
             header_callback=header,
-            streaming_callback=piece,
+            streaming_callback=lambda data: pieces.put_nowait(bytes(data)),
         )
-        fetched = asyncio.ensure_future(self._client.fetch(request, raise_error=False))
+        client = self._make_client()
+        client.tcp_client = one = _OneStream(resolver=client.resolver)
+        fetched = asyncio.ensure_future(client.fetch(request, raise_error=False))
+        fetched.add_done_callback(_look_at)
         fetched.add_done_callback(lambda _: pieces.put_nowait(None))
         rest = b""
         try:
@@ -178,8 +217,14 @@ class Connection:
             if status and status[0] >= 400:
                 yield Answer(status[0], rest)
         finally:
-            closed = True
-            fetched.add_done_callback(lambda done: done.exception())
+            one.let_go()
+            client.close()
+
+
+def _look_at(done: asyncio.Future[Any]) -> None:
+    """Take note of how it ended, so that asyncio does not miss anybody who does."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def _within(seconds: float, work: Any, path: str) -> Any:

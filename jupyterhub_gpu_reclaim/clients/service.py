@@ -10,18 +10,13 @@ Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.clients.http import UnixResolver
+from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import (
     Event,
-    Failure,
     Placement,
     SessionKey,
     StartPlan,
@@ -34,10 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Longest line of a progress stream, bytes.
-MAX_LINE = 1 << 20
-#: Longest life of one progress stream, seconds; then it is asked for again.
-MAX_PROGRESS = 3600.0
+#: Longest silence of a progress stream, seconds; then it is asked for again.
+MAX_SILENCE = 3600.0
 
 
 class ServiceClient:
@@ -60,57 +53,52 @@ class ServiceClient:
         timeout: float = 10.0,
         slow_timeout: float = 60.0,
     ) -> None:
-        self._token = token
+        headers = {
+            "Authorization": f"token {token}",
+            "Content-Type": "application/json",
+        }
         self._timeout = timeout
         self._slow_timeout = slow_timeout
-        options: dict[str, Any] = {"max_clients": 1000}
-        if address.startswith("unix:"):
-            options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
-            address = "http://localhost"
-        self._base = address.rstrip("/") + prefix.rstrip("/") + "/api/spawner/"
-        self._client = SimpleAsyncHTTPClient(force_instance=True, **options)
+        self._prefix = prefix.rstrip("/") + "/api/spawner/"
+        self._http = Connection(address, lambda: headers)
 
     def close(self) -> None:
         """Close connections; calls in flight fail."""
-        self._client.close()
+        self._http.close()
 
     async def plan_start(self, placement: Placement) -> StartPlan:
         """How to start. Idempotent.
 
         The service may call off a running capture first, hence the long limit.
         """
-        return await self._call(
-            "plan-start", placement, StartPlan, timeout=self._slow_timeout
-        )
+        return await self._plan("plan-start", placement, StartPlan)
 
     async def placed(self, placement: Placement) -> None:
         """An init holds the place, or (no checkpoint) a cold start runs. Idempotent."""
-        await self._call("placed", placement)
+        await self._tell("placed", placement)
 
     async def cancelled(self, placement: Placement) -> None:
         """The start was called off; the checkpoint is kept. Idempotent."""
-        await self._call("cancelled", placement)
+        await self._tell("cancelled", placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
         """Whether a stop is real or the release of a saved session. Idempotent.
 
         The service may finish a running capture first, hence the long limit.
         """
-        return await self._call(
-            "plan-stop", placement, StopPlan, timeout=self._slow_timeout
-        )
+        return await self._plan("plan-stop", placement, StopPlan)
 
     async def release(self, placement: Placement) -> None:
         """End the saved tree; returns when it is dead. Idempotent."""
-        await self._call("release", placement, timeout=self._slow_timeout)
+        await self._tell("release", placement, limit=self._slow_timeout)
 
     async def stopped(self, placement: Placement) -> None:
         """A real stop has happened. Idempotent."""
-        await self._call("stopped", placement)
+        await self._tell("stopped", placement)
 
     async def forget(self, key: SessionKey) -> None:
         """The server was deleted for ever. Idempotent."""
-        await self._call("forget", key)
+        await self._tell("forget", key)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
         """Steps of the restore in hand, from event number ``after`` on, until its end.
@@ -118,87 +106,52 @@ class ServiceClient:
         Raises:
             Unreachable: the stream broke; call again with the number of events seen.
         """
-        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        buffer = bytearray()
-
-        def receive(chunk: bytes) -> None:
-            buffer.extend(chunk)
-            *whole, rest = bytes(buffer).split(b"\n")
-            buffer[:] = rest
-            for line in whole:
-                lines.put_nowait(line)
-            if len(buffer) > MAX_LINE:
-                error = "A line of the progress is too long."
-                raise BadRequest(Reason.INVALID, what=error)
-
-        path = f"progress/{key.path}?after={after}"
-        request = self._request(path, None, timeout=MAX_PROGRESS)
-        request.streaming_callback = receive
-        fetch = asyncio.ensure_future(self._fetch(request))
-
-        def end(done: asyncio.Future[bytes]) -> None:
-            done.cancelled() or done.exception()  # looked at, so asyncio is content
-            lines.put_nowait(None)
-
-        fetch.add_done_callback(end)
-        # A reader that stops early leaves the stream to its end: cancelling it makes
-        # tornado log an error of its own making.
-        while (line := await lines.get()) is not None:
-            if line.strip():
-                yield wire.decode(line, Event)
-        await fetch
+        path = f"{self._prefix}progress/{key.path}?after={after}"
+        try:
+            async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
+                if isinstance(line, Answer):
+                    raise _refusal(line, path)
+                if line.strip():
+                    yield _understood(line, Event, path)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
 
     # --- one call ------------------------------------------------------------------
 
-    async def _call(
-        self,
-        path: str,
-        body: Any,
-        kind: type[T] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - the HTTP client's own limit
-    ) -> T:
-        request = self._request(path, body, timeout=timeout or self._timeout)
-        answer = await self._fetch(request)
-        if kind is None:
-            return None  # type: ignore[return-value]
-        return wire.decode(answer, kind)
+    async def _plan(self, call: str, placement: Placement, kind: type[T]) -> T:
+        """A question whose answer may take the agent's time."""
+        body = await self._tell(call, placement, limit=self._slow_timeout)
+        return _understood(body, kind, call)
 
-    def _request(self, path: str, body: Any, *, timeout: float) -> HTTPRequest:
-        return HTTPRequest(
-            self._base + path,
-            method="GET" if body is None else "POST",
-            body=None if body is None else wire.encode(body),
-            headers={
-                "Authorization": f"token {self._token}",
-                "Content-Type": "application/json",
-            },
-            connect_timeout=self._timeout,
-            request_timeout=timeout,
-            follow_redirects=False,
-        )
-
-    async def _fetch(self, request: HTTPRequest) -> bytes:
+    async def _tell(
+        self, call: str, what: Placement | SessionKey, *, limit: float = 0.0
+    ) -> bytes:
         try:
-            answer = await self._client.fetch(request)
-        except HTTPTimeoutError as error:
-            raise _unreachable(request, error) from None
-        except HTTPClientError as error:
-            raise _refusal(request, error) from None
-        except (OSError, ValueError) as error:
-            raise _unreachable(request, error) from None
-        return bytes(answer.body or b"")
+            answer = await self._http.ask(
+                "POST",
+                self._prefix + call,
+                limit=limit or self._timeout,
+                body=wire.encode(what),
+            )
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+        if answer.status >= 300:
+            raise _refusal(answer, call)
+        return answer.body
 
 
-def _unreachable(request: HTTPRequest, error: Exception) -> Unreachable:
-    detail = f"{request.url}: {type(error).__name__}: {error}"
+def _unreachable(detail: str) -> Unreachable:
     return Unreachable(Reason.SERVICE_UNREACHABLE, detail=detail)
 
 
-def _refusal(request: HTTPRequest, error: HTTPClientError) -> ReclaimError:
-    """The service's answer as our error; one without words of ours is no answer."""
-    body = bytes(error.response.body or b"") if error.response else b""
+def _understood(data: bytes, kind: type[T], path: str) -> T:
+    """A value of ours; anything else is not our service, or one that is too new."""
     try:
-        failure = wire.decode(body, Failure)
-    except BadRequest:
-        return _unreachable(request, error)
-    return wire.error_of(failure, wire.kind_of_status(error.code))
+        return wire.decode(data, kind)
+    except BadRequest as error:
+        raise _unreachable(f"{path}: {error}") from None
+
+
+def _refusal(answer: Answer, path: str) -> ReclaimError:
+    """The service's answer as our error; one without words of ours is no answer."""
+    return answer.refusal() or _unreachable(f"{path}: status {answer.status}")
