@@ -95,7 +95,8 @@ def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
         page.get_by_label("Username").fill(name)
         page.get_by_label("Password").fill(stack.password)
         page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url("**/lab**", timeout=90_000, wait_until="commit")
+        at_last = re.compile(f"^{re.escape(stack.url)}/user/{name}/lab")
+        page.wait_for_url(at_last, timeout=90_000, wait_until="commit")
         return page
 
     yield sign_in
