@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 MANIFESTS = "manifests/"
 PACKS = "packs/"
+WRITING = "writing/"
 _SUFFIX = ".json"
 
 
 def manifest(checkpoint: str) -> str:
     """The object that makes a checkpoint exist."""
     return f"{MANIFESTS}{checkpoint}{_SUFFIX}"
+
+
+def intent(checkpoint: str) -> str:
+    """The object that says that its packs are being written."""
+    return f"{WRITING}{checkpoint}"
 
 
 def pack_prefix(checkpoint: str) -> str:
@@ -38,6 +44,8 @@ def id_of(name: str) -> str | None:
         name = name_of(name)
     if name.startswith(MANIFESTS) and name.endswith(_SUFFIX):
         return name[len(MANIFESTS) : -len(_SUFFIX)]
+    if name.startswith(WRITING):
+        return name[len(WRITING) :]
     if name.startswith(PACKS) and name.count("/") > 1:
         return name.split("/")[1]
     return None

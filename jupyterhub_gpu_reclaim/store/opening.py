@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.object_options import ObjectOptions
 from jupyterhub_gpu_reclaim.store.objects import ObjectsBackend
 from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
+from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,4 +66,7 @@ def open_backend(spec: Spec) -> Backend:
             patience = float(spec["patience"])
             objects = ObjectsBackend(ObjectOptions.from_spec(spec), patience=patience)
             return Retrying(objects, Patience(2 * patience))
+        case "tiers":
+            local, remote = open_backend(spec["local"]), open_backend(spec["remote"])
+            return Tiers(local, remote, Means(spec["means"]))
     raise BadRequest(Reason.INVALID, what="That is no description of a store.")

@@ -9,8 +9,10 @@ from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
+from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
 from tests.support.object_store import s3_server
 
+BACKENDS = ["folder", "memory", "s3", "retried", "tiers, local", "tiers, remote"]
 _numbers = itertools.count()
 
 
@@ -28,7 +30,7 @@ def spec_of_s3(s3):
     )
 
 
-@pytest.fixture(params=["folder", "memory", "s3", "retried"])
+@pytest.fixture(params=BACKENDS)
 def backend(request, tmp_path):
     match request.param:
         case "folder":
@@ -37,5 +39,8 @@ def backend(request, tmp_path):
             return MemoryBackend()
         case "s3":
             return open_backend(request.getfixturevalue("spec_of_s3"))
+        case "tiers, local" | "tiers, remote":
+            means = Means(request.param.split()[1])
+            return Tiers(FolderBackend(tmp_path / "node"), MemoryBackend(), means)
     patience = Patience(60.0, pause=lambda seconds: None)
     return Retrying(FailsEveryThird(MemoryBackend()), patience)
