@@ -16,7 +16,7 @@ folder = Path(os.environ["GPU_RECLAIM_DEMO"])
 settings = json.loads((folder / "settings.json").read_text())
 
 c = get_config()  # type: ignore[name-defined] # noqa: F821
-c.JupyterHub.bind_url = f"http://127.0.0.1:{settings['port']}"
+c.JupyterHub.bind_url = f"http://127.0.0.1:{settings['port']}{settings['base_url']}"
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{settings['hub_port']}"
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{settings['proxy_api_port']}"
 c.JupyterHub.db_url = f"sqlite:///{folder / 'jupyterhub.sqlite'}"

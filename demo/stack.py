@@ -53,7 +53,8 @@ class Stack:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.port = settings.pop("port", None) or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        base_url = settings.setdefault("base_url", "/")
+        self.url = f"http://127.0.0.1:{self.port}{base_url.rstrip('/')}"
         self.password = secrets.token_urlsafe(9)
         self.settings = {
             "port": self.port,
@@ -148,7 +149,8 @@ class Stack:
 
     def _hub_answers(self) -> bool:
         health = requests.get(
-            f"http://127.0.0.1:{self.settings['hub_port']}/hub/health", timeout=5
+            f"http://127.0.0.1:{self.settings['hub_port']}{self.settings['base_url']}hub/health",
+            timeout=5,
         )
         page = requests.get(f"{self.url}/services/gpu-reclaim/healthz", timeout=5)
         return health.ok and page.ok

@@ -54,10 +54,10 @@ class User:
     def login(self) -> None:
         """Fill in the Hub's login form."""
         page = self.http.get(f"{self.base}/hub/login", timeout=30)
-        xsrf = self.http.cookies.get("_xsrf", path="/hub/") or ""
+        xsrf = self._xsrf()
         page = self.http.post(
             f"{self.base}/hub/login",
-            params={"_xsrf": xsrf, "next": "/hub/home"},
+            params={"_xsrf": xsrf, "next": f"{urlparse(self.base).path}/hub/home"},
             data={
                 "username": self.name,
                 "password": self.password,
@@ -68,6 +68,10 @@ class User:
         if "/hub/login" in page.url or page.status_code >= 400:
             raise UserError(f"login: {page.status_code} at {page.url}")
         self.logins += 1
+
+    def _xsrf(self) -> str:
+        path = f"{urlparse(self.base).path}/hub/"
+        return self.http.cookies.get("_xsrf", path=path) or ""
 
     def visit(self, path: str, *, seconds: float = 120) -> requests.Response:
         """Open a page and stay until it is the page that was asked for.
@@ -103,7 +107,7 @@ class User:
 
     def hub(self, method: str, path: str, **kwargs: Any) -> requests.Response:
         """Call the Hub's API as the page's scripts do."""
-        xsrf = self.http.cookies.get("_xsrf", path="/hub/") or ""
+        xsrf = self._xsrf()
         kwargs.setdefault("timeout", 60)
         return self.http.request(
             method,
@@ -140,10 +144,12 @@ class Server:
         self.user = user
         tail = f"{quote(user.name)}/{quote(name)}".rstrip("/")
         self.prefix = f"/user/{tail}/"
+        #: As the browser sees it: its cookies are kept by path.
+        self.path = f"{urlparse(user.base).path}{self.prefix}"
 
     def api(self, method: str, path: str, **kwargs: Any) -> requests.Response:
         """Call the Jupyter server's REST API with this browser's cookies."""
-        xsrf = self.user.http.cookies.get("_xsrf", path=self.prefix) or ""
+        xsrf = self.user.http.cookies.get("_xsrf", path=self.path) or ""
         kwargs.setdefault("timeout", 60)
         return self.user.http.request(
             method,
@@ -181,7 +187,7 @@ class Server:
         """Open a websocket of this server with the browser's cookies."""
         url = f"{self.user.base}{self.prefix}{path}".replace("http", "ws", 1)
         cookies = self.user.http.cookies
-        jar = {c.name: c.value for c in cookies if self.prefix.startswith(c.path)}
+        jar = {c.name: c.value for c in cookies if self.path.startswith(c.path)}
         header = "; ".join(f"{name}={value}" for name, value in jar.items())
         return connect(
             url,
