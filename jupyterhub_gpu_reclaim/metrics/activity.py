@@ -66,6 +66,8 @@ class Sampler:
         self._clock = clock
         self._client: AsyncHTTPClient = jupyter.make_client()
         self._seconds = answer_seconds
+        #: What each server has answered; of those that were sampled last.
+        self._known: dict[jupyter.Address, dict[str, jupyter.Answer]] = {}
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -73,6 +75,8 @@ class Sampler:
 
     async def sample_all(self, watched: list[Watched]) -> list[Sample]:
         """One sample of each, all at once: a slow one delays none of the others."""
+        addresses = {one.address for one in watched if one.address is not None}
+        self._known = {one: self._known.get(one, {}) for one in addresses}
         return await asyncio.gather(*(self.sample(session) for session in watched))
 
     async def sample(self, watched: Watched) -> Sample:
@@ -119,25 +123,28 @@ class Sampler:
         self, address: jupyter.Address, problems: list[str], path: str, kind: type[T]
     ) -> T | None:
         try:
-            return await jupyter.ask(
-                self._client, address, path, kind, seconds=self._seconds
-            )
+            return await self._know(address, path, kind)
         except ReclaimError as error:
             problems.append(error.detail)
             return None
+
+    async def _know(self, address: jupyter.Address, path: str, kind: type[T]) -> T:
+        """Ask, or hear that it is as before."""
+        return await jupyter.ask(
+            self._client,
+            address,
+            path,
+            kind,
+            seconds=self._seconds,
+            known=self._known.get(address),
+        )
 
     async def _terminals(
         self, address: jupyter.Address, problems: list[str]
     ) -> list[jupyter.Terminal] | None:
         """A server without the terminals extension has none: that is known."""
         try:
-            return await jupyter.ask(
-                self._client,
-                address,
-                "api/terminals",
-                list[jupyter.Terminal],
-                seconds=self._seconds,
-            )
+            return await self._know(address, "api/terminals", list[jupyter.Terminal])
         except NotFound:
             return []
         except ReclaimError as error:
@@ -168,13 +175,8 @@ class Sampler:
     async def _last_saved(self, address: jupyter.Address, path: str) -> float | None:
         """When that notebook was saved; one that was never saved or moved has none."""
         try:
-            contents = await jupyter.ask(
-                self._client,
-                address,
-                f"api/contents/{path}",
-                jupyter.Contents,
-                seconds=self._seconds,
-            )
+            path = f"api/contents/{path}"
+            contents = await self._know(address, path, jupyter.Contents)
         except ReclaimError:
             return None
         return jupyter.timestamp(contents.last_modified)

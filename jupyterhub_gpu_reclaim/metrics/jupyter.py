@@ -2,8 +2,10 @@
 
 Called by ``activity`` for samples and by the agent around a restore. Every request
 goes to the loopback address, is bounded in time and size, and can be told not to
-count as activity. What a server answers is a user's word: it is decoded strictly,
-and what does not fit is an error that names the call.
+count as activity. Who asks again and again remembers the answers and asks only whether
+they have changed (RFC 9110, 13.1.2): a server under JupyterHub notes every answer in
+the user's own log, but not a "304 Not Modified". What a server answers is a user's
+word: it is decoded strictly, and what does not fit is an error that names the call.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 #: No answer that we read is larger.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
+#: Larger ones are not remembered.
+MAX_REMEMBERED_BYTES = 256 * 1024
 
 
 class Kernel(Value, frozen=True, kw_only=True):
@@ -83,6 +87,14 @@ class Address:
     token: str
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, and the name that the server has given to it."""
+
+    etag: str
+    body: bytes
+
+
 def make_client() -> AsyncHTTPClient:
     """A client of its own, with room for every session of a node at once."""
     return AsyncHTTPClient(
@@ -98,6 +110,7 @@ async def ask(
     *,
     seconds: float,
     track: bool = False,
+    known: dict[str, Answer] | None = None,
 ) -> T:
     """``GET <prefix><path>`` as that type.
 
@@ -108,6 +121,7 @@ async def ask(
         kind: what the answer must be.
         seconds: how long it may take.
         track: whether the server may take this for a sign of use.
+        known: the answers of that server so far, by path; changed here.
 
     Raises:
         NotFound: the server has no such thing.
@@ -117,21 +131,43 @@ async def ask(
     if path.startswith("api/contents/"):
         query = "content=0&" + query
     url = f"http://127.0.0.1:{address.port}{address.prefix}{quote(path)}?{query}"
+    before = known.get(path) if known is not None else None
+    headers = {"Authorization": f"token {address.token}"}
+    if before is not None:
+        headers["If-None-Match"] = before.etag
     request = HTTPRequest(
         url,
-        headers={"Authorization": f"token {address.token}"},
+        headers=headers,
         request_timeout=seconds,
         connect_timeout=seconds,
         follow_redirects=False,
     )
     try:
-        response = await client.fetch(request)
-        return wire.decode(response.body, kind)
+        answer = await _fetch(client, request, before)
+        decoded = wire.decode(answer.body, kind)
     except (HTTPError, OSError, ValueError, BadRequest) as error:
         detail = f"{path}: {error}"
         if isinstance(error, HTTPError) and error.code == 404:
             raise NotFound(Reason.INVALID, what="Not there.", detail=detail) from None
         raise Unreachable(Reason.SAMPLES_MISSING, detail=detail) from None
+    if known is not None:
+        known.pop(path, None)
+        if answer.etag and len(answer.body) <= MAX_REMEMBERED_BYTES:
+            known[path] = answer
+    return decoded
+
+
+async def _fetch(
+    client: AsyncHTTPClient, request: HTTPRequest, before: Answer | None
+) -> Answer:
+    """The answer, or the one before, which is still right."""
+    try:
+        response = await client.fetch(request)
+    except HTTPError as error:
+        if error.code == 304 and before is not None:
+            return before
+        raise
+    return Answer(response.headers.get("Etag", ""), bytes(response.body or b""))
 
 
 def timestamp(moment: datetime) -> float:

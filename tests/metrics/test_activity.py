@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
 from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.clock import SystemClock
@@ -62,6 +67,55 @@ def sample(*sessions: Watched, seconds: float = 5.0) -> list[Sample]:
             sampler.close()
 
     return asyncio.run(take())
+
+
+class Heard(RequestHandler):
+    """A server that notes how it has answered."""
+
+    said: ClassVar[list[tuple[str, int]]] = []
+    kernels: ClassVar[list[dict]] = []
+
+    def get(self, path):
+        body = {
+            "kernels": self.kernels,
+            "status": {"connections": 0},
+            "terminals": [],
+            "sessions": [],
+        }
+        self.finish(json.dumps(body[path]))
+
+    def on_finish(self):
+        self.said.append((self.path_args[0], self.get_status()))
+
+
+async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
+    """JupyterHub notes all but a 304 in the log of the user's session."""
+    Heard.said.clear()
+    kernel = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
+    Heard.kernels[:] = [kernel | {"execution_state": "idle"}]
+    server = HTTPServer(Application([("/api/(.*)", Heard)]))
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    address = Address(sockets[0].getsockname()[1], "/", "secret")
+    me = os.getpid()
+    one = Watched("i", SessionKey("ann"), me, me, [me], address)
+    sampler = Sampler(SystemClock())
+    states = []
+    for state in ("idle", "idle", "busy"):
+        Heard.kernels[:] = [kernel | {"execution_state": state}]
+        Heard.said.clear()
+        (taken,) = await sampler.sample_all([one])
+        states.append((taken.kernels[0].execution_state, sorted(set(Heard.said))))
+    sampler.close()
+    server.stop()
+    await server.close_all_connections()
+
+    asked = ("kernels", "sessions", "status", "terminals")
+    assert states == [
+        ("idle", [(path, 200) for path in asked]),
+        ("idle", [(path, 304) for path in asked]),
+        ("busy", [("kernels", 200), *((path, 304) for path in asked[1:])]),
+    ]
 
 
 def test_sample_of_a_server_with_a_kernel_is_complete(server):
@@ -197,3 +251,22 @@ def test_sample_of_a_session_that_has_ended_is_unknown(jupyter):
     assert taken.processes is None
     assert taken.kernels is None
     assert taken.problem
+
+
+def test_sample_of_an_idle_jupyter_server_is_not_modified(server):
+    """What Jupyter answers has a name, and the same name while nothing happens."""
+
+    async def take() -> list[Sample]:
+        sampler = Sampler(SystemClock())
+        try:
+            return [(await sampler.sample_all([watched(server)]))[0] for _ in range(2)]
+        finally:
+            sampler.close()
+
+    first, second = asyncio.run(take())
+    assert second.kernels == first.kernels
+    answer = server.client.get("api/kernels")
+    again = server.client.get(
+        "api/kernels", headers={"If-None-Match": answer.headers["Etag"]}
+    )
+    assert again.status_code == 304
