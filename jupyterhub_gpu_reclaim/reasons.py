@@ -380,6 +380,11 @@ class Reason(Enum):
         "Ask the administrator to put that key back.",
         True,
     )
+    SAVED_DROPPED = (
+        "saved_dropped",
+        "The saved session was deleted by the administrator's rules: {why}.",
+        "The next start is a new one.",
+    )
     STORE_FAILED = (
         "store_failed",
         "The store of saved sessions does not work: {why}.",

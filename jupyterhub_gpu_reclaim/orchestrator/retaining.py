@@ -1,0 +1,72 @@
+"""Does what the retention policy decides: marks what is kept no longer.
+
+Called by the controller's tick, before ``checkpoints.collect`` deletes what is marked.
+A session whose only checkpoint goes, where the administrator allows that, is told so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
+from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
+from jupyterhub_gpu_reclaim.policy.retention import Kept, Use, drop
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, SessionRow
+    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+    from jupyterhub_gpu_reclaim.policy.retention import Retention
+
+
+def retain(sessions: Sessions, retention: Retention) -> None:
+    """Mark what the administrator's limits do not keep.
+
+    Raises:
+        StoreError: the journal could not be written; what was marked is marked.
+    """
+    rows = {row.id: row for row in sessions.journal.checkpoints()}
+    standing = {row.key: row for row in sessions.journal.sessions()}
+    kept = [
+        _as_kept(row, standing.get(row.key))
+        for row in rows.values()
+        if row.keeping is not Keeping.DOOMED
+    ]
+    for each in drop(kept, retention, sessions.clock.now()):
+        row = rows[each.id]
+        doomed = checkpoints.kept(sessions, each.id, Keeping.DOOMED, seconds=0)
+        if row.keeping is Keeping.CURRENT:
+            sessions.apply(
+                row.key,
+                Happened.DISCARDED,
+                failure=wire.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why)),
+                checkpoints=doomed,
+                checkpoint="",
+                intent=Intent.NONE,
+            )
+        else:
+            line = sessions.audit_line(row.key, SERVICE, "retention", each.why)
+            sessions.journal.keep(doomed)
+            sessions.update(row.key, line)
+
+
+def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
+    """A checkpoint and whoever stands on it, as the policy sees them."""
+    size, suspended = 0, row.changed
+    if row.info is not None:
+        size, suspended = row.info.stored_bytes, row.info.created
+    return Kept(row.id, row.key, size, suspended, _use(row, session))
+
+
+def _use(row: CheckpointRow, session: SessionRow | None) -> Use:
+    if row.keeping is Keeping.ASIDE:
+        return Use.SPARE
+    if row.keeping is not Keeping.CURRENT or session is None:
+        return Use.BUSY
+    rests = session.phase is Phase.SUSPENDED and session.intent is Intent.NONE
+    return Use.CURRENT if rests and session.checkpoint == row.id else Use.BUSY

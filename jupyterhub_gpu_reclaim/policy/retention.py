@@ -1,0 +1,133 @@
+"""Which saved sessions are kept no longer: by number, age and quota.
+
+Called at every tick by ``orchestrator.checkpoints``, which does what is decided here.
+It decides only about what nobody is using: sizes are what each checkpoint has written,
+so that where two of a session share bytes, dropping the older may free less than told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim import words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.models import SessionKey
+
+
+class Use(Enum):
+    """What would be lost with a checkpoint."""
+
+    SPARE = auto()  #: its user has put it aside
+    CURRENT = auto()  #: its session is suspended in it, and it is all there is
+    BUSY = auto()  #: it is being brought back, or has just been: never dropped
+
+
+class Kept(NamedTuple):
+    """One checkpoint, as retention sees it."""
+
+    id: str
+    key: SessionKey
+    bytes: int
+    suspended: float  #: when, in seconds since the epoch
+    use: Use
+
+
+class Dropped(NamedTuple):
+    """One that is to be deleted, and why, as the end of a sentence."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """The administrator's limits; 0 is no limit."""
+
+    generations: int = 0  #: per session
+    seconds: float = 0.0
+    user_bytes: int = 0
+    total_bytes: int = 0
+    #: Whether the only checkpoint of a suspended session may be dropped.
+    takes_current: bool = False
+
+
+def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped]:
+    """What to delete, the least recently suspended first.
+
+    What its user has put aside goes before what a session is suspended in, and that
+    goes only where the administrator says so. A quota that cannot be kept without
+    taking what may not be taken is exceeded.
+    """
+    plan = _Plan(kept, retention)
+    plan.by_number()
+    plan.by_age(now)
+    for user in plan.users():
+        why = f"its user's quota of {words.size(retention.user_bytes)} is used up"
+        plan.by_size(retention.user_bytes, why, user)
+    why = f"the store's quota of {words.size(retention.total_bytes)} is used up"
+    plan.by_size(retention.total_bytes, why)
+    return plan.dropped
+
+
+class _Plan:
+    """What is left while the limits are applied one after the other."""
+
+    def __init__(self, kept: Iterable[Kept], retention: Retention) -> None:
+        self._left = sorted(kept, key=lambda each: (each.suspended, each.id))
+        self._retention = retention
+        self.dropped: list[Dropped] = []
+
+    def users(self) -> list[str]:
+        """Whose checkpoints there are."""
+        return sorted({each.key.user for each in self._left})
+
+    def by_number(self) -> None:
+        """Keep the newest of each session."""
+        number = self._retention.generations
+        if not number:
+            return
+        of = defaultdict(list)
+        for each in self._left:
+            of[each.key].append(each)
+        for all_of_one in of.values():
+            for each in all_of_one[:-number]:
+                self._drop(each, f"the newest {number} of a session are kept")
+
+    def by_age(self, now: float) -> None:
+        """Keep what is young."""
+        seconds = self._retention.seconds
+        if not seconds:
+            return
+        for each in [e for e in self._left if e.suspended < now - seconds]:
+            self._drop(each, f"saved sessions are kept for {words.duration(seconds)}")
+
+    def by_size(self, quota: int, why: str, user: str | None = None) -> None:
+        """Keep as much as fits."""
+        if not quota:
+            return
+        sizes: Counter[str | None] = Counter()
+        for each in self._left:
+            sizes[each.key.user] += each.bytes
+            sizes[None] += each.bytes
+        excess = sizes[user] - quota
+        for use in (Use.SPARE, Use.CURRENT):
+            for each in [e for e in self._left if e.use is use]:
+                if excess <= 0:
+                    return
+                if user in {None, each.key.user} and self._drop(each, why):
+                    excess -= each.bytes
+
+    def _drop(self, each: Kept, why: str) -> bool:
+        if each.use is Use.BUSY:
+            return False
+        if each.use is Use.CURRENT and not self._retention.takes_current:
+            return False
+        self._left.remove(each)
+        self.dropped.append(Dropped(each.id, why))
+        return True
