@@ -44,8 +44,8 @@ class Knows(Protocol):
     def objects(self, checkpoint: str) -> Sequence[Entry]:
         """What one needs to be read, without its manifest."""
 
-    def intent(self, checkpoint: str) -> bytes:
-        """What says to other processes that its packs are being written."""
+    def intent(self, checkpoint: str) -> tuple[str, bytes]:
+        """The object that says to other nodes that its packs are being written."""
 
 
 class Upload:
@@ -178,9 +178,8 @@ class Upload:
 
     def _announce(self, checkpoint: str) -> None:
         """Tell the sweeps of other nodes that these packs are no remains."""
-        name = layout.intent(checkpoint)
         remote = self._tiers.remote
-        data = self._repository.intent(checkpoint)
+        name, data = self._repository.intent(checkpoint)
         try:
             remote.publish(name, data)
         except ObjectExists:

@@ -56,7 +56,7 @@ class SmallRepository:
         return [Entry(*each) for each in self._body(checkpoint)["needs"]]
 
     def intent(self, checkpoint):
-        return b"intent of the upload"
+        return layout.intent(checkpoint), b"intent of the upload"
 
     def read(self, checkpoint):
         """All bytes of it, from wherever they stand."""
