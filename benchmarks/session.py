@@ -147,7 +147,7 @@ def _init_of(children: Path) -> int | None:
     return None
 
 
-def wait_for(condition: Callable[[], T], seconds: float = LIMIT) -> T:
+def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -27,8 +27,10 @@ from jupyterhub_gpu_reclaim.engine.images import Area
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-#: Below this CRIU is as fast, and each piece has a price; bytes.
-SMALLEST: Final = 1 << 20
+#: Below this a piece is not worth its price; bytes. Of a Python session with pandas and
+#: scikit-learn (173 MB) 48 % lie in runs of 1 MiB and more, 94 % in runs of 256 KiB,
+#: 95 % (107 pieces) in runs of this size, 96 % (310) in runs of one page.
+SMALLEST: Final = 64 << 10
 
 _KNOWN_FLAGS: Final = images.IN_PARENT | images.LAZY | images.PRESENT
 
