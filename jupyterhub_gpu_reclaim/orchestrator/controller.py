@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.orchestrator.people import People
 from jupyterhub_gpu_reclaim.orchestrator.placing import Placing
 from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
 from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
+from jupyterhub_gpu_reclaim.orchestrator.spawning import Parts
 from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
 from jupyterhub_gpu_reclaim.orchestrator.stops import Stops
 from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
@@ -91,7 +92,7 @@ class Controller(People):
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         super().__init__(sessions, agent, worker, queue, settings)
-        self._starts = Starts(
+        parts = Parts(
             sessions=sessions,
             agent=agent,
             suspender=suspender,
@@ -99,21 +100,9 @@ class Controller(People):
             look=queue.add,
             settings=settings,
         )
-        self._placing = Placing(
-            sessions=sessions,
-            agent=agent,
-            resumer=resumer,
-            look=queue.add,
-            settings=settings,
-        )
-        self._stops = Stops(
-            sessions=sessions,
-            agent=agent,
-            starts=self._starts,
-            resumer=resumer,
-            look=queue.add,
-            settings=settings,
-        )
+        self._starts = Starts(parts)
+        self._placing = Placing(parts)
+        self._stops = Stops(parts, self._starts)
         self._loops = Loops(
             sessions=sessions,
             agent=agent,

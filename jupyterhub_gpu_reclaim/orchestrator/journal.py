@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: How long SQLite waits for another program (a backup, say) that holds the file.
 BUSY_SECONDS = 10.0
+#: Lines of the audit that are deleted in one transaction.
+PRUNED_LINES = 500
 
 
 class Journal:
@@ -147,6 +149,18 @@ class Journal:
             )
             for row in self._read(query)
         ]
+
+    def prune_audit(self, before: float) -> bool:
+        """Delete lines that are older, oldest first; whether there may be more of them.
+
+        So many at a time as to stay short.
+        """
+        table = schema.audit
+        query = table.select().order_by(table.c.id).limit(PRUNED_LINES)
+        old = [row["id"] for row in self._read(query) if row["at"] < before]
+        if old:
+            self._write(table.delete().where(table.c.id.in_(old)))
+        return len(old) == PRUNED_LINES
 
     def _read(self, query: Any) -> list[dict[Any, Any]]:
         try:

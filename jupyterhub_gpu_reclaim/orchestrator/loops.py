@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 #: Ticks for which one list of what the store holds will do.
 STORE_TICKS = 6
+#: How often audit lines that are too old are looked for.
+PRUNE_SECONDS = 3600.0
 
 
 class Loops:
@@ -57,6 +59,7 @@ class Loops:
         self._worker = worker
         self._queue = queue
         self._settings = settings
+        self._prune_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -101,6 +104,13 @@ class Loops:
             if self._wants_a_look(row, act.do):
                 self._queue.add(key)
         await checkpoints.collect(self._sessions, self._agent)
+        self._prune_audit(now)
+
+    def _prune_audit(self, now: float) -> None:
+        if now >= self._prune_at:
+            before = now - self._settings.audit
+            more = self._sessions.journal.prune_audit(before)
+            self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
 
     def _wants_a_look(self, row: SessionRow, do: Do) -> bool:
         if self._queue.busy(row.key):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
     from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
-
-_LIVE = {Phase.RUNNING, Phase.WARNED}
 
 
 class People:
@@ -69,7 +67,7 @@ class People:
             NotFound: nobody has heard of it.
         """
         row = self._known(key)
-        if row.phase in _LIVE:
+        if row.phase in LIVE:
             self._worker.judge(row)
         return self._sessions.verdicts(key)
 
@@ -87,7 +85,7 @@ class People:
             Refused: ``wrong_phase``: it does not run.
         """
         row = self._known(key)
-        if row.phase in _LIVE:
+        if row.phase in LIVE:
             self._wish(row, Intent.SUSPEND, by)
         elif row.phase not in {Phase.SUSPENDING, Phase.RELEASING}:
             raise _wrong(row, Happened.SUSPEND)

@@ -58,7 +58,10 @@ class Next(NamedTuple):
     todo: Todo = Todo.NOTHING
 
 
-_LIVE = (Phase.RUNNING, Phase.WARNED)
+#: A session that runs and nobody works on.
+LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
+#: A session whose programs are, or are about to be, ended: it stands on a checkpoint.
+SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})
 
@@ -73,7 +76,7 @@ TABLE: dict[tuple[Phase, Happened], Next] = {
     (Phase.WARNED, Happened.STAYS): _RUNNING,
     **{
         (phase, Happened.SUSPEND): Next(Phase.SUSPENDING, Todo.CAPTURE)
-        for phase in _LIVE
+        for phase in LIVE
     },
     # capture, commit, release
     (Phase.SUSPENDING, Happened.CAPTURE_FAILED): _RUNNING,
@@ -92,10 +95,10 @@ TABLE: dict[tuple[Phase, Happened], Next] = {
     },
     **{
         (phase, happened): _STOPPED
-        for phase in (*_LIVE, Phase.SUSPENDING)
+        for phase in (*LIVE, Phase.SUSPENDING)
         for happened in (Happened.STOPPED, Happened.VANISHED)
     },
-    **{(phase, Happened.LOST): _SUSPENDED for phase in (*_LIVE, Phase.SUSPENDING)},
+    **{(phase, Happened.LOST): _SUSPENDED for phase in (*LIVE, Phase.SUSPENDING)},
     (Phase.RESUMING, Happened.STOPPED): _SUSPENDED,
     (Phase.SUSPENDED, Happened.STOPPED): _SUSPENDED,
     # the user's choice
@@ -104,11 +107,11 @@ TABLE: dict[tuple[Phase, Happened], Next] = {
     # what a reconciliation finds
     **{
         (phase, Happened.FOUND_RUNNING): _RUNNING
-        for phase in (*_LIVE, Phase.STOPPED, Phase.SUSPENDED, Phase.RESUMING)
+        for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED, Phase.RESUMING)
     },
     **{
         (phase, Happened.FOUND_CAPTURED): _RELEASING
-        for phase in (*_LIVE, Phase.STOPPED, Phase.SUSPENDED)
+        for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED)
     },
     (Phase.STOPPED, Happened.FOUND_SAVED): _SUSPENDED,
 }

@@ -12,39 +12,18 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Event, Phase, Placement, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.spawning import Spawning
 from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
-    from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
-    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
-    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
-
-_LIVE = {Phase.RUNNING, Phase.WARNED}
+    from collections.abc import AsyncIterator
 
 
-class Placing:
+class Placing(Spawning):
     """What the spawner tells and asks between its plan and a session that answers."""
-
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        resumer: Resumer,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._resumer = resumer
-        self._look = look
-        self._settings = settings
 
     def placed(self, placement: Placement) -> None:
         """See ``Controller.placed``."""
@@ -60,12 +39,12 @@ class Placing:
 
     def _started(self, row: SessionRow, placement: Placement) -> None:
         """A cold start; what was saved, if anything, is put aside."""
-        if row.phase in _LIVE and row.incarnation == placement.incarnation:
+        if row.phase in LIVE and row.incarnation == placement.incarnation:
             return
         kept = checkpoints.kept(
             self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
         )
-        stopped = row.phase in {*_LIVE, Phase.STOPPED}
+        stopped = row.phase in {*LIVE, Phase.STOPPED}
         self._sessions.apply(
             row.key,
             Happened.STARTED if stopped else Happened.FOUND_RUNNING,
@@ -93,7 +72,7 @@ class Placing:
             async for event in operation.read(after):
                 yield event
             return
-        if row.phase in _LIVE:
+        if row.phase in LIVE:
             yield Event(tree=await self._agent.tree(row.incarnation))
             return
         yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
@@ -113,12 +92,12 @@ class Placing:
             operation = sessions.operation(row.key)
             failed = operation is not None and operation.ended
             self._resumer.failed(row, row.failure if failed else None)
-        elif row.phase in _LIVE and row.checkpoint == placement.checkpoint != "":
+        elif row.phase in LIVE and row.checkpoint == placement.checkpoint != "":
             # It ran for a moment and never answered the Hub.
             sessions.apply(
                 row.key,
                 Happened.LOST,
                 checkpoints=checkpoints.kept(sessions, row.checkpoint, Keeping.CURRENT),
             )
-        elif row.phase in _LIVE:
+        elif row.phase in LIVE:
             sessions.apply(row.key, Happened.STOPPED, checkpoint="")

@@ -23,6 +23,8 @@ class Settings:
     grace: float = 600.0
     #: How long "start fresh" keeps what was saved.
     set_aside: float = 7 * 86400.0
+    #: How long the audit lines of a session are kept.
+    audit: float = 365 * 86400.0
     #: How long a state that makes no sense must last before anything is ended for it.
     orphan_grace: float = 120.0
     #: How long a saved tree stays frozen while the Hub does not take the stop; then

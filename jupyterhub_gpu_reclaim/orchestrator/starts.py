@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
@@ -24,46 +23,20 @@ from jupyterhub_gpu_reclaim.models import (
 )
 from jupyterhub_gpu_reclaim.orchestrator import finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.spawning import Spawning
 from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.reasons import Reason
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
-    from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
-    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
-    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
-    from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
-
 _log = logging.getLogger(__name__)
 
-_LIVE = {Phase.RUNNING, Phase.WARNED}
 #: How often a plan is made anew because the session moved meanwhile.
 _ATTEMPTS = 5
 
 
-class Starts:
+class Starts(Spawning):
     """The spawner's questions about starts."""
-
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        suspender: Suspender,
-        resumer: Resumer,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
-        self._suspender = suspender
-        self._resumer = resumer
-        self._look = look
-        self._settings = settings
 
     async def plan(self, placement: Placement) -> StartPlan:
         """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
@@ -195,7 +168,7 @@ class Starts:
         return self._nothing_runs(row, placement, facts)
 
     def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan:
-        if row.phase not in _LIVE or tree.incarnation != row.incarnation:
+        if row.phase not in LIVE or tree.incarnation != row.incarnation:
             finds.running(self._sessions, row, tree, self._settings)
         return StartPlan(action="adopt", incarnation=tree.incarnation)
 
@@ -211,7 +184,7 @@ class Starts:
         self, row: SessionRow, placement: Placement, facts: Facts
     ) -> StartPlan | None:
         kept = facts.checkpoint(row.checkpoint)
-        if row.phase in _LIVE:
+        if row.phase in LIVE:
             if kept is not None:
                 finds.lost(self._sessions, row, kept)
             else:

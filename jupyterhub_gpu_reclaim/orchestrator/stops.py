@@ -20,47 +20,28 @@ from jupyterhub_gpu_reclaim.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints, finds
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
+from jupyterhub_gpu_reclaim.orchestrator.spawning import Spawning
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
-    from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
-    from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
-    from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.spawning import Parts
     from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
 
 _log = logging.getLogger(__name__)
 
-_LIVE = {Phase.RUNNING, Phase.WARNED}
-_SAVED = {Phase.RELEASING, Phase.SUSPENDED}
 #: A stop this soon after the Hub looked whether the server answers may be due to that.
 CHECK_SECONDS = 300.0
 
 
-class Stops:
+class Stops(Spawning):
     """The spawner's questions about stops."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        agent: Agent,
-        starts: Starts,
-        resumer: Resumer,
-        look: Callable[[SessionKey], None],
-        settings: Settings,
-    ) -> None:
-        self._sessions = sessions
-        self._agent = agent
+    def __init__(self, parts: Parts, starts: Starts) -> None:
+        super().__init__(parts)
         self._starts = starts
-        self._resumer = resumer
-        self._look = look
-        self._settings = settings
 
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
@@ -72,16 +53,16 @@ class Stops:
         row = self._sessions.row(key)
         if not self._is(row, placement):
             return await self._unknown(row, placement)
-        if row.stop_asked is not None and row.phase in _LIVE:
+        if row.stop_asked is not None and row.phase in LIVE:
             await self._save_first(key)
             row = self._sessions.row(key)
         if row.phase is Phase.SUSPENDING:
             # It could be neither called off nor finished: nothing may be ended now.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
-        if row.phase in _LIVE and row.checkpoint:
+        if row.phase in LIVE and row.checkpoint:
             await self._look_for_loss(row)
             row = self._sessions.row(key)
-        if row.phase in _SAVED:
+        if row.phase in SAVED:
             return StopPlan(action="release", checkpoint=row.checkpoint)
         return StopPlan(action="stop")
 
@@ -155,7 +136,7 @@ class Stops:
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
         row = self._sessions.row(placement.key)
-        if not self._is(row, placement) or row.phase not in _SAVED:
+        if not self._is(row, placement) or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
             await self._agent.release(row.incarnation, row.checkpoint)
@@ -168,7 +149,7 @@ class Stops:
         if self._is(row, placement):
             if row.phase is Phase.RESUMING and self._came_back(row):
                 row = self._resumer.restored(row)
-            if row.phase in {*_LIVE, Phase.SUSPENDING}:
+            if row.phase in {*LIVE, Phase.SUSPENDING}:
                 self._stop(row)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, Happened.STOPPED, placed=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey, Tree
 from jupyterhub_gpu_reclaim.orchestrator import finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LIVE = {Phase.RUNNING, Phase.WARNED}
 _UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
 #: After this long, a stop that the Hub was asked for and has not done is forgotten.
 STOP_FORGOTTEN = 60.0
@@ -163,7 +162,7 @@ class Worker:
 
     async def _nothing(self, row: SessionRow, act: Act) -> float | None:
         del act
-        wished = row.phase in _LIVE and row.intent is not Intent.NONE
+        wished = row.phase in LIVE and row.intent is not Intent.NONE
         return self._settings.pace if wished or row.phase in _UNDER_WAY else None
 
     # --- suspend

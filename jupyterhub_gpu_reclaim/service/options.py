@@ -97,6 +97,13 @@ class Options(Configurable):
         " fresh. 0: deleted at once.",
     ).tag(config=True)
 
+    audit_days = Float(
+        _DEFAULTS.audit / _DAY,
+        min=1,
+        help="Days for which the journal keeps who did what to a session, and why it"
+        " was suspended. Older lines are deleted; they hold names of users.",
+    ).tag(config=True)
+
     keep_limit = Float(
         _DEFAULTS.keep_limit,
         min=0,
@@ -174,6 +181,7 @@ class Options(Configurable):
             warn_for=self.warn_for,
             grace=self.grace,
             set_aside=self.set_aside_days * _DAY,
+            audit=self.audit_days * _DAY,
             orphan_grace=self.orphan_grace,
             release_limit=self.release_limit,
             settle_limit=self.settle_limit,

@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.errors import Refused, StoreError
@@ -16,7 +17,7 @@ from jupyterhub_gpu_reclaim.models import (
     Phase,
     SessionKey,
 )
-from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.orchestrator.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
     CheckpointRow,
@@ -150,3 +151,13 @@ def test_journal_that_cannot_be_opened_is_our_error(tmp_path):
     with pytest.raises(StoreError) as caught:
         Journal(f"sqlite:///{tmp_path}/missing/journal.sqlite")
     assert "missing" not in caught.value.message
+
+
+def test_prune_audit_deletes_old_lines_in_small_portions(journal):
+    for at in range(PRUNED_LINES + 5):
+        journal.save(ROW, msgspec.structs.replace(AUDIT, at=float(at)))
+    assert journal.prune_audit(PRUNED_LINES + 2.0)
+    assert not journal.prune_audit(PRUNED_LINES + 2.0)
+    assert [line.at - PRUNED_LINES for line in journal.audit()] == [4.0, 3.0, 2.0]
+    assert not journal.prune_audit(0.0)
+    assert len(journal.audit()) == 3
