@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.agent import recovery
+from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
 from jupyterhub_gpu_reclaim.agent.listening import (
     CannotStartError,
     folder,
@@ -36,10 +37,12 @@ from jupyterhub_gpu_reclaim.agent.settings import AgentSettings
 from jupyterhub_gpu_reclaim.agent.tool import Tool
 from jupyterhub_gpu_reclaim.agent.watcher import Watcher
 from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.metrics import jupyter
 from jupyterhub_gpu_reclaim.metrics.activity import Sampler
+from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -88,10 +91,11 @@ class AgentApp(AgentSettings):
                 await server.close_all_connections()
                 sampler.close()
                 parts.client.close()
+                await asyncio.to_thread(parts.accelerator.close)
                 remove_socket(self)
 
     def _parts(self, state: Path) -> Parts:
-        clock = SystemClock()
+        clock, limits = SystemClock(), self.limits()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
@@ -103,8 +107,14 @@ class AgentApp(AgentSettings):
             ports=Reservations(state),
             client=jupyter.make_client(),
             clock=clock,
-            limits=self.limits(),
+            limits=limits,
             work=work,
+            accelerator=Accelerator(
+                Driver(),
+                Nvml(),
+                lock_seconds=limits.gpu_lock,
+                seconds=limits.dump,
+            ),
         )
 
 

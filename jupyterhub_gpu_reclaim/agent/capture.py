@@ -18,8 +18,9 @@ from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
-from jupyterhub_gpu_reclaim.engine import dump, preflight, quiesce
+from jupyterhub_gpu_reclaim.engine import cgroup, dump, preflight, quiesce
 from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
 from jupyterhub_gpu_reclaim.errors import (
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.agent.operations import Operation
-    from jupyterhub_gpu_reclaim.agent.parts import Parts
+    from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey
     from jupyterhub_gpu_reclaim.engine.processes import Snapshot
     from jupyterhub_gpu_reclaim.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter
@@ -52,8 +54,18 @@ _ABORT_SECONDS = 30.0
 
 def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> list[Finding]:
     """Everything that keeps a session from being saved now; touches nothing."""
-    found = preflight.examine(session.init_pid, snapshot, parts.tool.findings())
-    needed, free = trees.resident_bytes(snapshot), parts.store.free_bytes()
+    survey = parts.accelerator.survey(snapshot)
+    gpus = parts.accelerator.describe(survey)
+    moved = gpus.bytes() if gpus else 0
+    found = preflight.examine(
+        session.init_pid,
+        snapshot,
+        parts.tool.findings(),
+        needed_memory=moved,
+        gpu_savable=survey.savable,
+    )
+    found += parts.accelerator.findings(survey)
+    needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
     if free is not None and free < needed:
         found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
     return found
@@ -95,10 +107,17 @@ class Capture:
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
         snapshot, login = await self._look()
-        stopped = sorted(snapshot.stopped)
-        yield self._note(Stage.CAPTURING, stopped_before=stopped)
+        accelerator, init_pid = self._parts.accelerator, self._session.init_pid
+        survey = await self._thread("preflight", lambda: accelerator.survey(snapshot))
+        gpus = await self._thread("preflight", lambda: accelerator.describe(survey))
+        yield self._note(
+            Stage.CAPTURING,
+            stopped_before=sorted(snapshot.stopped),
+            gpus=gpus,
+            memory_limit=cgroup.find_memory_limit(init_pid) if gpus else LimitRecord(),
+        )
         try:
-            info = await self._save(snapshot, login)
+            info = await self._save(snapshot, login, survey)
             yield self._note(Stage.CAPTURED)
         # CancelledError is left out: it is the agent's own end, and recovery undoes
         # at the next start what is unfinished then.
@@ -138,13 +157,14 @@ class Capture:
             self._cancel.check()
             return snapshot, login
 
-    async def _save(self, snapshot: Snapshot, login: Login) -> CheckpointInfo:
+    async def _save(
+        self, snapshot: Snapshot, login: Login, survey: Survey
+    ) -> CheckpointInfo:
         """From the first thing that is touched to the commit."""
         opened = await surroundings.ask_server(self._parts.client, login)
         self._writer = writer = await self._thread("store", self._begin)
-        # An accelerator is emptied here: its processes must still run, and they are
-        # stopped from the next step on.
         frozen = self._parts.clock.monotonic()
+        await self._empty(survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
@@ -157,6 +177,7 @@ class Capture:
                     cut=cut,
                     opened=opened,
                     uid=login.uid,
+                    gpus=self._record.gpus,
                 ),
             )
             await in_thread(
@@ -193,6 +214,26 @@ class Capture:
             incarnation=self._session.incarnation,
             generation=self._generation,
         )
+
+    async def _empty(self, survey: Survey) -> None:
+        """Empty its GPUs; its processes must still run, and wait for them from now on.
+
+        The next step stops them.
+        """
+        gpus = self._record.gpus
+        if gpus is None:
+            return
+        total = gpus.bytes()
+        async with self._progress.step(
+            "gpu", "Saving the memory of its GPU", total=lambda: total
+        ):
+            await in_thread(
+                lambda: self._parts.accelerator.empty(
+                    survey, self._record.memory_limit, self._cancel
+                ),
+                step="gpu",
+                limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
+            )
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.
@@ -241,7 +282,11 @@ class Capture:
         """Remove what was written, let the tree go on; whether nothing is left."""
         clean = await self._discard()
         try:
-            await self._thread("thaw", lambda: let_go_on(self._session, self._record))
+            await in_thread(
+                lambda: let_go_on(self._parts, self._session, self._record),
+                step="thaw",
+                limit=thaw_limit(self._limits, self._record),
+            )
         except NotFound:
             _log.warning("%s has ended while it was saved", self._session.key)
         except ReclaimError as error:
@@ -275,13 +320,21 @@ class Capture:
         return await in_thread(work, step=step, limit=self._limits.check)
 
 
-def let_go_on(session: Placed, record: Record) -> None:
-    """Thaw the tree, but not those processes that their user had stopped.
+def let_go_on(parts: Parts, session: Placed, record: Record) -> None:
+    """Thaw the tree, but not those that their user had stopped; fill its GPUs.
 
     Raises:
         NotFound: the session has ended.
+        ReclaimError: it goes on, but for a GPU that it waits for (``gpu_memory``,
+            ``gpu_stuck``).
     """
     thaw(trees.look(session), record.stopped_before)
+    parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+
+
+def thaw_limit(limits: Limits, record: Record) -> float:
+    """How long :func:`let_go_on` may take, in seconds."""
+    return limits.check + (limits.restore if record.gpus else 0.0)
 
 
 def _rolled_back(error: Exception) -> ReclaimError:

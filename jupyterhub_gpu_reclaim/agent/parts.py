@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tornado.httpclient import AsyncHTTPClient
 
+    from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
     from jupyterhub_gpu_reclaim.agent.placements import Placements
     from jupyterhub_gpu_reclaim.agent.records import Records
     from jupyterhub_gpu_reclaim.agent.tool import Tool
@@ -37,6 +38,7 @@ class Limits:
     answer: float = 60.0  #: until a restored server answers
     end: float = 30.0  #: until killed processes are gone
     criu: float = 60.0  #: until a CRIU of an agent that died has undone its work
+    gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Parts:
     clock: Clock
     limits: Limits
     work: Path
+    accelerator: Accelerator
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.agent.gpu_world import Gpus  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.models import Failure, SessionKey, Step, Value
 
@@ -47,7 +49,8 @@ class Record(Value, frozen=True, kw_only=True):
 
     ``stopped_before`` are the processes that were stopped (by their user) when the
     tree was captured, by their pids in the session's own pid namespace, which a
-    restore keeps: they are not thawed.
+    restore keeps: they are not thawed. ``gpus`` are those that are emptied, and
+    ``memory_limit`` is lifted meanwhile.
     """
 
     format: int = 1
@@ -63,6 +66,8 @@ class Record(Value, frozen=True, kw_only=True):
     stopped_before: list[int] = msgspec.field(default_factory=list)
     steps: list[Step] = msgspec.field(default_factory=list)
     failure: Failure | None = None
+    gpus: Gpus | None = None
+    memory_limit: LimitRecord = LimitRecord()
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import capture, release, trees
 from jupyterhub_gpu_reclaim.agent.operations import Operation
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
-from jupyterhub_gpu_reclaim.engine import processes, procfs
+from jupyterhub_gpu_reclaim.engine import cgroup, processes, procfs
 from jupyterhub_gpu_reclaim.engine import restore as engine
 from jupyterhub_gpu_reclaim.engine.processes import Process
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
@@ -118,6 +118,7 @@ def _settle(parts: Parts, session: Session) -> None:
             processes.kill_tree(
                 session.init_pid, session.init_start, timeout=parts.limits.end
             )
+            cgroup.restore_memory_limit(record.memory_limit)
             _fail(parts, record)
         case Stage.CONTINUING:
             _settle_continuing(parts, session, record)
@@ -137,7 +138,7 @@ def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
             parts.records.save(record.at(Stage.CAPTURED, record.steps))
         _log.info("%s is saved as %s", session.key, record.checkpoint)
         return
-    capture.let_go_on(session, record)
+    capture.let_go_on(parts, session, record)
     _fail(parts, record)
 
 
@@ -153,6 +154,7 @@ def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
     if tree.root is None:
         _fail(parts, record)
         return
+    parts.accelerator.fill(record.gpus, record.memory_limit, tree)
     engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
     parts.records.save(record.at(Stage.RESTORED, record.steps))
     _log.info("%s goes on from %s", session.key, record.checkpoint)
@@ -181,7 +183,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
         parts.records.save(record)
         _log.warning("%s was found saved as %s", session.key, record.checkpoint)
         return
-    capture.let_go_on(session, record)
+    capture.let_go_on(parts, session, record)
     _log.warning("%s was found stopped and goes on: no checkpoint", session.key)
 
 

@@ -106,7 +106,9 @@ async def thaw(
 
     progress = Progress(operation, parts.clock)
     async with progress.step("thaw", "Letting it go on"):
-        await in_thread(work, step="thaw", limit=parts.limits.check)
+        await in_thread(
+            work, step="thaw", limit=parts.limits.check + parts.limits.restore
+        )
     record = parts.records.find(session.incarnation)
     yield Event(tree=trees.tree_of(session, record, None))
 
@@ -116,9 +118,11 @@ def undo_capture(parts: Parts, session: Session, record: Record) -> None:
 
     Raises:
         StoreError: the checkpoint could not be dropped; the tree stays stopped.
+        ReclaimError: others use the memory of its GPU now (``gpu_memory``); likewise.
     """
+    parts.accelerator.await_room(record.gpus)
     parts.store.delete(record.checkpoint)
-    capture.let_go_on(session, record)
+    capture.let_go_on(parts, session, record)
     parts.ports.release(record.checkpoint)
     parts.records.delete(session.incarnation)
 

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.agent.world import World, compare_machines, this_mac
 from jupyterhub_gpu_reclaim.engine import cgroup, files, ports, processes, sockets
 from jupyterhub_gpu_reclaim.engine import restore as engine
 from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.errors import (
     NotFound,
@@ -84,11 +85,17 @@ class Restore:
             async with self._progress.step("check", "Checking the machine"):
                 there, image = await self._check()
             info = there.checkpoint.info
+            gpus = there.world.gpus
+            limit = cgroup.find_memory_limit(self._session.init_pid)
             yield self._note(
                 Stage.RESTORING,
                 generation=info.generation,
                 stopped_before=there.world.stopped,
+                gpus=gpus,
+                memory_limit=limit if gpus else LimitRecord(),
             )
+            # What its GPUs held comes back as memory of its processes first.
+            cgroup.lift_memory_limit(self._record.memory_limit)
             result = await self._restore(there, image)
             self._cancel.check()
             yield self._note(Stage.CONTINUING)
@@ -114,7 +121,7 @@ class Restore:
             lambda: saved.Saved(self._parts.store.open(self._record.checkpoint)),
         )
         found, image = await self._thread(
-            "check", lambda: _compare(self._session, there)
+            "check", lambda: _compare(self._parts, self._session, there)
         )
         saved.refuse_fatal(found, RestoreFailed)
         return there, image
@@ -183,7 +190,7 @@ class Restore:
     async def _go_on(self, there: saved.Saved, result: engine.RestoreResult) -> None:
         """Let it run, and wait until its server answers."""
         address, world = there.address(), there.world
-        # An accelerator is filled again here, before its processes go on.
+        await self._fill_gpus(result)
         async with self._progress.step("answer", "Waiting for the server"):
             if address is None:
                 await self._thread("continue", lambda: _proceed(result, world))
@@ -199,6 +206,23 @@ class Restore:
                 finally:
                     if not await waking:
                         _log.info("%s a kernel answers late", self._session.key)
+
+    async def _fill_gpus(self, result: engine.RestoreResult) -> None:
+        """Its GPUs' memory, before anybody but the processes that have it goes on."""
+        record = self._record
+        if record.gpus is None:
+            return
+        total = record.gpus.bytes()
+        async with self._progress.step(
+            "gpu", "Bringing the memory of its GPU back", total=lambda: total
+        ):
+            await in_thread(
+                lambda: self._parts.accelerator.fill(
+                    record.gpus, record.memory_limit, result.tree
+                ),
+                step="gpu",
+                limit=self._limits.restore + self._limits.check,
+            )
 
     async def _await_answer(self, address: jupyter.Address) -> None:
         """Ask until it answers; the server's own time limit on connecting paces it.
@@ -244,6 +268,7 @@ class Restore:
                 step="clear",
                 limit=self._limits.end * 2,
             )
+            cgroup.restore_memory_limit(self._record.memory_limit)
         except NotFound:
             return True
         except ReclaimError as error:
@@ -262,14 +287,19 @@ class Restore:
         return await in_thread(work, step=step, limit=self._limits.check)
 
 
-def _compare(session: Placed, there: saved.Saved) -> tuple[list[Finding], bytes]:
+def _compare(
+    parts: Parts, session: Placed, there: saved.Saved
+) -> tuple[list[Finding], bytes]:
     """What speaks against bringing it back here; and files.img fit for this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
+    found += parts.accelerator.compare(world.gpus)
     limit = cgroup.memory_limit(init_pid)
-    if limit is not None and world.memory > limit:
+    # What its GPUs held does not stay in its processes.
+    needed = world.memory - (world.gpus.bytes() if world.gpus else 0)
+    if limit is not None and needed > limit:
         found.append(
-            finding(Reason.MEMORY_LIMIT, needed=size(world.memory), limit=size(limit))
+            finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
     compared = files.compare(world.files, Path(f"/proc/{init_pid}/root"))
     found += compared.findings

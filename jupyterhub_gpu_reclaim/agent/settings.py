@@ -149,6 +149,16 @@ class AgentSettings(Application):
         """,
     ).tag(config=True)
 
+    gpu_lock_seconds = Seconds(
+        30.0,
+        min=0.1,
+        help="""Seconds that a GPU may take to finish the work that it has in hand.
+
+        A session whose GPU takes longer is not saved, and goes on. Longer saves
+        sessions in the middle of large kernels; their notebooks wait meanwhile.
+        """,
+    ).tag(config=True)
+
     archive_seconds = Seconds(
         600.0,
         min=1.0,
@@ -226,4 +236,5 @@ class AgentSettings(Application):
             restore=self.restore_seconds,
             answer=self.answer_seconds,
             end=self.end_seconds,
+            gpu_lock=self.gpu_lock_seconds,
         )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tornado.httpclient import AsyncHTTPClient
 
+    from jupyterhub_gpu_reclaim.agent.gpu_world import Gpus
     from jupyterhub_gpu_reclaim.agent.login import Login
     from jupyterhub_gpu_reclaim.agent.operations import Cancel
     from jupyterhub_gpu_reclaim.agent.placements import Session
@@ -76,6 +77,7 @@ def describe(
     cut: list[int],
     opened: Opened,
     uid: int,
+    gpus: Gpus | None,
 ) -> World:
     """The world of a tree that has just been stopped.
 
@@ -102,6 +104,7 @@ def describe(
         kernels=opened.kernels,
         terminals=opened.terminals,
         memory=trees.resident_bytes(snapshot),
+        gpus=gpus,
     )
 
 

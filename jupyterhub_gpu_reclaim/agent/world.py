@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.engine.files import Opened  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.agent.gpu_world import Gpus  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.engine.files import Opened  # noqa: TC001 likewise
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.models import Value
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -51,7 +52,7 @@ class World(Value, frozen=True, kw_only=True):
     Process ids are those of the session's own pid namespace; ``cut`` are the inodes
     of the sockets that were closed because they led outside; ``archives`` are the
     private file systems by their folder; ``kernels`` and ``terminals`` are what its
-    server had open; ``memory`` is what it held, in bytes.
+    server had open; ``memory`` is what it held, in bytes, with that of its ``gpus``.
     """
 
     format: int = 1
@@ -69,6 +70,7 @@ class World(Value, frozen=True, kw_only=True):
     kernels: list[str] = msgspec.field(default_factory=list)
     terminals: list[str] = msgspec.field(default_factory=list)
     memory: int = 0
+    gpus: Gpus | None = None
 
 
 def this_machine() -> Machine:

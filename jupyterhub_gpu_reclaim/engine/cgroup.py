@@ -11,7 +11,6 @@ for a controller gets the hierarchy that has it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -114,20 +113,30 @@ def join(pid: int, other: int) -> None:
             _write(group.folder / "cgroup.procs", str(pid))
 
 
-def lift_memory_limit(pid: int) -> LimitRecord:
-    """Take the limit off the group of a process; the record puts it back.
+def find_memory_limit(pid: int) -> LimitRecord:
+    """The limit of the group of a process, as :func:`lift_memory_limit` takes it.
 
-    Write the record down before anything else happens: :func:`restore_memory_limit`
-    takes it also in another process, after a crash. Limits of groups further up belong
-    to others and stay.
+    Limits of groups further up belong to others and are left alone.
     """
     group = _with(pid, "memory")
     limit = _limit(group.folder, group.version) if group else None
     if group is None or limit is None:
         return LimitRecord()
-    file = group.folder / _limit_name(group.version)
-    _write(file, "max" if group.version == 2 else "-1")
-    return LimitRecord(file=str(file), bytes=limit)
+    return LimitRecord(file=str(group.folder / _limit_name(group.version)), bytes=limit)
+
+
+def lift_memory_limit(record: LimitRecord) -> None:
+    """Take a limit off; the record puts it back. Idempotent.
+
+    Write the record down first: :func:`restore_memory_limit` takes it also in another
+    process, after a crash.
+
+    Raises:
+        Refused: the kernel refuses (``internal``).
+    """
+    if record.file:
+        file = Path(record.file)
+        _write(file, "max" if file.name == "memory.max" else "-1")
 
 
 def restore_memory_limit(record: LimitRecord) -> bool:
@@ -149,16 +158,6 @@ def restore_memory_limit(record: LimitRecord) -> bool:
             return False
         raise _refused(file, error) from None
     return True
-
-
-@contextlib.contextmanager
-def without_memory_limit(pid: int) -> Iterator[LimitRecord]:
-    """No memory limit on the group of a process inside the block."""
-    record = lift_memory_limit(pid)
-    try:
-        yield record
-    finally:
-        restore_memory_limit(record)
 
 
 def create(

@@ -43,6 +43,7 @@ from jupyterhub_gpu_reclaim.engine.attempt import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.engine.criu import CAP_SYS_RESOURCE, has_capability
 from jupyterhub_gpu_reclaim.engine.devices import refused_devices
 from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.gpu_processes import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.engine.processes import DEAD
 from jupyterhub_gpu_reclaim.engine.sock_diag import unix_streams
 from jupyterhub_gpu_reclaim.engine.socket_kinds import unsupported_kind
@@ -50,7 +51,7 @@ from jupyterhub_gpu_reclaim.engine.sockets import tree_inodes
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.models import Finding
@@ -85,6 +86,7 @@ class _View(NamedTuple):
     descriptors: list[procfs.Descriptor]
     mappings: list[procfs.Mapping]
     ghost_limit: int
+    gpu_savable: bool
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names the process as the session knows it."""
@@ -98,6 +100,7 @@ def examine(
     criu_findings: Iterable[Finding] = (),
     *,
     needed_memory: int = 0,
+    gpu_savable: Collection[int] = (),
     ghost_limit: int = GHOST_LIMIT_BYTES,
 ) -> list[Finding]:
     """Everything that keeps a session from being saved now; empty is good.
@@ -107,6 +110,7 @@ def examine(
         snapshot: its tree.
         criu_findings: what the check of CRIU on this machine found.
         needed_memory: bytes that the capture will need beside what is in use.
+        gpu_savable: host pids of processes whose GPU is emptied before.
         ghost_limit: bytes that CRIU may copy of one deleted file.
     """
     root = snapshot.root
@@ -125,6 +129,7 @@ def examine(
             list(procfs.descriptors(process.pid)),
             list(procfs.mappings(process.pid)),
             ghost_limit,
+            process.pid in gpu_savable,
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _unix_outside(init_pid, alive)
@@ -169,6 +174,8 @@ def _namespaces(view: _View) -> Iterator[Finding]:
 def _devices(view: _View) -> Iterator[Finding]:
     held = refused_devices(view.process.pid, view.descriptors, view.mappings)
     for device in held:
+        if view.gpu_savable and device.startswith(GPU_DEVICES):
+            continue
         yield view.found(Reason.DEVICE_OPEN, device=device)
 
 

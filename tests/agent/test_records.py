@@ -13,6 +13,13 @@ FROZEN = (
     b'"stopped_before":[305],"steps":[{"step":"dump","title":"Saving the memory",'
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
+#: What has been added since: a session without a GPU has none of it.
+ADDED = b',"gpus":null,"memory_limit":{"file":"","bytes":0}}'
+WITH_GPU = (
+    b',"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
+    b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
+    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9}}'
+)
 
 
 @pytest.fixture
@@ -51,8 +58,16 @@ def test_record_of_format_1_is_understood(records, tmp_path):
     assert records.find("inc-1") == record()
 
 
-def test_record_of_format_1_is_written_unchanged():
-    assert msgspec.json.encode(record()) == FROZEN
+def test_record_of_format_1_is_written_with_what_was_added():
+    assert msgspec.json.encode(record()) == FROZEN[:-1] + ADDED
+
+
+def test_record_with_a_gpu_is_understood_and_written_unchanged(records, tmp_path):
+    (tmp_path / "records" / "inc-1.json").write_bytes(FROZEN[:-1] + WITH_GPU)
+    found = records.find("inc-1")
+    assert found.gpus.needed([302]) == {"ab": 5}
+    assert found.memory_limit.bytes == 9
+    assert msgspec.json.encode(found) == FROZEN[:-1] + WITH_GPU
 
 
 def test_save_replaces_and_closes_to_others(records, tmp_path):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.agent import recovery, trees
+from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
 from jupyterhub_gpu_reclaim.agent.operations import Operations
 from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
 from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
@@ -16,10 +17,12 @@ from jupyterhub_gpu_reclaim.agent.recovery import _CRIU_WORDS
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
 from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.support import gpu
 from tests.support.agent import goes_on, wait_for
 
 #: One of its programs is a CRIU that does not end, as far as recovery can tell.
@@ -46,6 +49,7 @@ def parts(folder):
         clock=clock,
         limits=Limits(criu=2.0),
         work=folder,
+        accelerator=Accelerator(gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1),
     )
 
 

@@ -98,25 +98,15 @@ def test_lift_memory_limit_is_put_back_by_another_process_from_its_record(
     groups, sleeper
 ):
     put(sleeper, groups)
-    record = cgroup.lift_memory_limit(sleeper)
+    record = cgroup.find_memory_limit(sleeper)
     assert record.bytes == 64 * MIB
+    for _ in range(2):
+        cgroup.lift_memory_limit(record)
     assert cgroup.memory_limit(sleeper) is None
-    assert cgroup.lift_memory_limit(sleeper) == LimitRecord()  # nothing more to lift
+    assert cgroup.find_memory_limit(sleeper) == LimitRecord()  # nothing more to lift
+    cgroup.lift_memory_limit(LimitRecord())
     for _ in range(2):
         assert cgroup.restore_memory_limit(record)
-    assert cgroup.memory_limit(sleeper) == 64 * MIB
-
-
-def test_without_memory_limit_it_is_back_after_an_error(groups, sleeper):
-    put(sleeper, groups)
-
-    def work():
-        with cgroup.without_memory_limit(sleeper):
-            assert cgroup.memory_limit(sleeper) is None
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        work()
     assert cgroup.memory_limit(sleeper) == 64 * MIB
 
 

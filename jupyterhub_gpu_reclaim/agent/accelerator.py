@@ -1,0 +1,249 @@
+"""Empties a session's GPUs before it is saved, and fills them when it goes on.
+
+Called by ``capture`` (before anything is stopped), ``restore`` (before the rest of the
+tree goes on) and wherever a capture is taken back. What it takes to undo it is in
+the operation's record before it begins, and the driver knows how far it came; so every
+call may be repeated after a crash. It knows nothing of the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.agent.gpu_world import (
+    GpuCard,
+    Gpus,
+    GpuUse,
+    compare,
+    pairs,
+    plan_moves,
+)
+from jupyterhub_gpu_reclaim.engine import (
+    cgroup,
+    cuda,
+    gpu_processes,
+    processes,
+    stale_mappings,
+)
+from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError, State
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, RolledBack
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.engine.cancel import Cancel
+    from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
+    from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
+    from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey
+    from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.metrics.nvml import CardUse, Nvml
+    from jupyterhub_gpu_reclaim.models import Finding
+
+_log = logging.getLogger(__name__)
+
+#: Memory that others use is waited for so long before a session is given up on.
+_ROOM_SECONDS = 60.0
+_ROOM_PAUSE = 0.5
+
+
+class Accelerator:
+    """The GPUs of this machine.
+
+    Args:
+        driver: moves their memory.
+        nvml: tells how much of it is free.
+        lock_seconds: that a GPU may take to finish what it has in hand.
+        seconds: that moving a session's memory may take.
+        room_seconds: that memory which others use is waited for.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        nvml: Nvml,
+        *,
+        lock_seconds: float,
+        seconds: float,
+        room_seconds: float = _ROOM_SECONDS,
+    ) -> None:
+        self._driver = driver
+        self._nvml = nvml
+        self._lock_seconds = lock_seconds
+        self._seconds = seconds
+        self._room_seconds = room_seconds
+
+    def survey(self, snapshot: Snapshot) -> Survey:
+        """Which of its processes hold a GPU; touches nothing.
+
+        Raises:
+            Refused: the driver does not answer.
+        """
+        try:
+            return gpu_processes.survey(self._driver, snapshot)
+        except DriverError as error:
+            raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+
+    def findings(self, survey: Survey) -> Iterator[Finding]:
+        """What keeps its GPUs from being saved now; touches nothing."""
+        for process in survey.stopped:
+            yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
+        if survey.users:
+            for card in self._nvml.look(time.time()) or []:
+                if card.divided:
+                    yield finding(Reason.GPU_MIG, card=card.name)
+
+    def describe(self, survey: Survey) -> Gpus | None:
+        """What the session has of GPUs; None where it has nothing."""
+        if not survey.users:
+            return None
+        inner = {user.process.pid: user.process.ns_pid for user in survey.users}
+        uses = [
+            GpuUse(pid=inner[use.pid], uuid=card.uuid, bytes=use.memory or 0)
+            for card in self._nvml.look(time.time()) or []
+            for use in card.processes or []
+            if use.pid in inner
+        ]
+        return Gpus(
+            driver=cuda.driver_version(),
+            cards=self._cards(),
+            users=sorted(inner.values()),
+            uses=uses,
+        )
+
+    def empty(
+        self, survey: Survey, limit: LimitRecord, cancel: Cancel | None = None
+    ) -> None:
+        """Move its GPU memory into its processes', so that nothing holds a GPU.
+
+        Args:
+            survey: of the session.
+            limit: on its memory, which is lifted for that.
+            cancel: calls it off.
+
+        Raises:
+            ReclaimError: it could not be; :meth:`fill` takes back what was done.
+        """
+        cgroup.lift_memory_limit(limit)
+        users = [user.process for user in survey.users]
+        cuda.empty(
+            self._driver,
+            users,
+            lock_seconds=self._lock_seconds,
+            seconds=self._seconds,
+            cancel=cancel,
+        )
+        for child in survey.stale:
+            try:
+                stale_mappings.give_up(child.process)
+            except ReclaimError as error:
+                raise RolledBack(
+                    error.reason, detail=error.detail, **error.facts
+                ) from error
+
+    def compare(self, gpus: Gpus | None) -> list[Finding]:
+        """Why a saved session's GPUs cannot be filled here; touches nothing."""
+        if gpus is None:
+            return []
+        if not self._driver.present():
+            return list(compare(gpus, "", [], {}))
+        free = _free(self._nvml.look(time.time()))
+        return list(compare(gpus, cuda.driver_version(), self._cards(), free))
+
+    def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
+        """Give a session its GPU memory back and let its GPUs go on. Idempotent.
+
+        Its users are let go on for that, whether or not they were stopped: a stopped
+        process does nothing for the driver. The rest of the tree stays as it is.
+
+        Args:
+            gpus: what :meth:`describe` said of it; None where it has none.
+            limit: on its memory, to be put back.
+            snapshot: its tree now.
+
+        Raises:
+            ReclaimError: there is no room now (``gpu_memory``), or the driver cannot
+                (``gpu_stuck``).
+        """
+        if gpus is None:
+            return
+        users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
+        processes.resume(users)
+        emptied = [p for p in users if self._is_emptied(p)]
+        moves = plan_moves(gpus.cards, self._cards(), self._room()) or {}
+        self._await_room(gpus, {process.ns_pid for process in emptied}, moves)
+        cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+        if not cgroup.restore_memory_limit(limit):
+            _log.warning("- %s stays lifted: more is in use", limit.file)
+
+    def await_room(self, gpus: Gpus | None) -> None:
+        """Wait until a session that was emptied here could be filled here.
+
+        Raises:
+            ReclaimError: others use that memory, and go on to (``gpu_memory``).
+        """
+        if gpus is not None:
+            self._await_room(gpus, set(gpus.users), {})
+
+    def close(self) -> None:
+        """End what was started."""
+        self._driver.close()
+        self._nvml.close()
+
+    def _is_emptied(self, process: Process) -> bool:
+        try:
+            return self._driver.state(process.pid) is State.CHECKPOINTED
+        except DriverError as error:
+            raise ReclaimError(
+                Reason.GPU_STUCK,
+                pid=process.ns_pid,
+                name=process.name,
+                detail=str(error),
+            ) from error
+
+    def _await_room(self, gpus: Gpus, emptied: set[int], moves: dict[str, str]) -> None:
+        """A driver that runs out of memory in the middle loses the process for good.
+
+        Raises:
+            ReclaimError: others use the memory for longer than we wait.
+        """
+        needed = gpus.needed(emptied)
+        deadline = time.monotonic() + self._room_seconds
+        while True:
+            free = self._room()
+            short = [
+                (uuid, room, count)
+                for uuid, count in needed.items()
+                if (room := free.get(moves.get(uuid, uuid))) is not None
+                and room < count
+            ]
+            if not short:
+                return
+            if time.monotonic() > deadline:
+                uuid, room, count = short[0]
+                names = {card.uuid: card.name for card in gpus.cards}
+                raise ReclaimError(
+                    Reason.GPU_MEMORY,
+                    card=names.get(uuid, uuid),
+                    needed=size(count),
+                    free=size(room),
+                )
+            time.sleep(_ROOM_PAUSE)  # memory comes free without a word
+
+    def _room(self) -> dict[str, int | None]:
+        return _free(self._nvml.look(time.time()))
+
+    def _cards(self) -> list[GpuCard]:
+        try:
+            cards = self._driver.cards()
+        except DriverError as error:
+            raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+        return [GpuCard(uuid=card.uuid, name=card.name) for card in cards]
+
+
+def _free(cards: list[CardUse] | None) -> dict[str, int | None]:
+    return {card.uuid: card.free for card in cards or []}

@@ -1,0 +1,184 @@
+"""GPUs of a session: which cards it may come back on, and when there is no room."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from jupyterhub_gpu_reclaim.agent import gpu_world
+from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
+from jupyterhub_gpu_reclaim.agent.gpu_world import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
+from jupyterhub_gpu_reclaim.engine.cuda_driver import State
+from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey, User
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.metrics.nvml import CardUse, ProcessUse
+from tests.support import gpu
+from tests.support.agent import wait_for
+
+A, B, C = (GpuCard(uuid=letter * 32, name="H200") for letter in "abc")
+OTHER = GpuCard(uuid="d" * 32, name="A100")
+NO_LIMIT = LimitRecord()
+
+
+def gpus(*cards: GpuCard, driver: str = "580.1", size: int = 100) -> Gpus:
+    uses = [GpuUse(pid=302, uuid=cards[0].uuid, bytes=size)]
+    return Gpus(driver=driver, cards=list(cards), users=[302], uses=uses)
+
+
+def codes(there: Gpus, here, free, driver: str = "580.1") -> list[str]:
+    return [one.code for one in gpu_world.compare(there, driver, here, free)]
+
+
+def test_the_same_cards_are_no_move():
+    moves = gpu_world.plan_moves([A, B], [B, A], {})
+    assert gpu_world.pairs(moves) == []
+
+
+def test_another_card_of_the_model_takes_the_place_and_all_are_named():
+    moves = gpu_world.plan_moves([A, B], [B, C], {})
+    assert sorted(gpu_world.pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
+
+
+def test_the_emptiest_card_is_chosen():
+    free = {A.uuid: 5, C.uuid: 9}
+    assert gpu_world.plan_moves([B], [A, C], free) == {B.uuid: C.uuid}
+
+
+def test_too_few_cards_of_the_model_are_a_mismatch_that_names_both():
+    (found,) = gpu_world.compare(gpus(A, B), "580.1", [A, OTHER], {})
+    assert found.code == "gpu_mismatch"
+    assert (
+        found.message == "The session needs 2 x H200; here there is 1 x A100, 1 x H200."
+    )
+    assert codes(gpus(A), [], {}) == ["gpu_mismatch"]
+
+
+def test_another_driver_is_a_mismatch():
+    assert codes(gpus(A), [A], {A.uuid: 200}, "590.2") == ["gpu_driver_mismatch"]
+
+
+def test_a_card_without_room_is_named_and_one_that_does_not_tell_is_tried():
+    assert codes(gpus(A), [A], {A.uuid: 99}) == ["gpu_memory"]
+    assert codes(gpus(A), [A], {A.uuid: 100}) == []
+    assert codes(gpus(A), [A], {A.uuid: None}) == []
+
+
+class Cards:
+    """What the management library says, as a test wants it."""
+
+    def __init__(self, *cards: CardUse) -> None:
+        self.cards = list(cards)
+
+    def look(self, since: float) -> list[CardUse]:
+        return self.cards
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "100"]) as popen:
+        tree = processes.snapshot(os.getpid())
+        mine = tuple(p for p in tree.processes if p.pid == popen.pid)
+        yield processes.Snapshot(tree.init, mine)
+        popen.kill()
+
+
+def make(driver, free: int = 1000, *, pid: int = 0, divided: bool = False):
+    use = [ProcessUse(pid=pid, memory=100)] if pid else []
+    card = CardUse(
+        uuid=gpu.CARD.uuid,
+        name=gpu.CARD.name,
+        free=free,
+        divided=divided,
+        processes=use,
+    )
+    return Accelerator(
+        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=0.05
+    )
+
+
+def test_a_session_is_described_emptied_and_filled_though_it_was_stopped(sleeper):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    accelerator = make(driver, pid=process.pid)
+    survey = Survey(users=(User(process, State.RUNNING),))
+    described = accelerator.describe(survey)
+    assert described.bytes() == 100
+    assert described.users == [process.ns_pid]
+
+    accelerator.empty(survey, NO_LIMIT)
+    assert driver.states == {process.pid: State.CHECKPOINTED}
+    os.kill(process.pid, signal.SIGSTOP)
+    accelerator.fill(described, NO_LIMIT, sleeper)
+
+    assert driver.states == {process.pid: State.RUNNING}
+    wait_for(lambda: not processes.snapshot_init(process.pid).stopped)
+
+
+def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    accelerator = make(driver, pid=process.pid)
+    survey = Survey(users=(User(process, State.RUNNING),))
+    described = accelerator.describe(survey)
+    accelerator.empty(survey, NO_LIMIT)
+    crowded = make(driver, free=99)
+
+    for call in (
+        lambda: crowded.fill(described, NO_LIMIT, sleeper),
+        lambda: crowded.await_room(described),
+    ):
+        with pytest.raises(ReclaimError) as caught:
+            call()
+        assert caught.value.reason.value == "gpu_memory"
+    assert driver.states == {process.pid: State.CHECKPOINTED}
+    # Once there is room, the same again does it.
+    accelerator.fill(described, NO_LIMIT, sleeper)
+    assert driver.states == {process.pid: State.RUNNING}
+
+
+def test_fill_of_what_was_never_emptied_needs_no_room(sleeper):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    survey = Survey(users=(User(process, State.RUNNING),))
+    described = make(driver, pid=process.pid).describe(survey)
+    make(driver, free=0).fill(described, NO_LIMIT, sleeper)
+    assert driver.calls == []
+
+
+def test_a_session_without_a_gpu_needs_nothing(sleeper):
+    accelerator = make(gpu.AbsentDriver())
+    assert accelerator.describe(Survey()) is None
+    assert accelerator.compare(None) == []
+    accelerator.fill(None, NO_LIMIT, sleeper)
+    accelerator.await_room(None)
+
+
+def test_a_machine_without_a_driver_takes_no_gpu_session():
+    (found,) = make(gpu.AbsentDriver()).compare(gpus(A))
+    assert found.code == "gpu_mismatch"
+
+
+def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
+    (process,) = sleeper.processes
+    accelerator = make(gpu.WellDriver(process.pid), divided=True)
+    survey = Survey(users=(User(process, State.RUNNING),), stopped=(process,))
+    assert [one.code for one in accelerator.findings(survey)] == [
+        "gpu_stopped",
+        "gpu_mig",
+    ]
+
+
+def test_a_silent_driver_refuses_before_anything_is_touched(tmp_path):
+    holder = gpu.Holder()
+    try:
+        with pytest.raises(Refused) as caught:
+            make(gpu.SilentDriver()).survey(holder.snapshot())
+        assert caught.value.reason.value == "gpu_driver_silent"
+    finally:
+        holder.close()
