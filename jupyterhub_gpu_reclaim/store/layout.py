@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MANIFESTS = "manifests/"
 PACKS = "packs/"
-WRITING = "writing/"
+INTENTS = "writing/"
 _SUFFIX = ".json"
 
 
@@ -25,7 +25,7 @@ def manifest(checkpoint: str) -> str:
 
 def intent(checkpoint: str) -> str:
     """The object that says that its packs are being written."""
-    return f"{WRITING}{checkpoint}"
+    return f"{INTENTS}{checkpoint}"
 
 
 def pack_prefix(checkpoint: str) -> str:
@@ -44,8 +44,8 @@ def id_of(name: str) -> str | None:
         name = name_of(name)
     if name.startswith(MANIFESTS) and name.endswith(_SUFFIX):
         return name[len(MANIFESTS) : -len(_SUFFIX)]
-    if name.startswith(WRITING):
-        return name[len(WRITING) :]
+    if name.startswith(INTENTS):
+        return name[len(INTENTS) :]
     if name.startswith(PACKS) and name.count("/") > 1:
         return name.split("/")[1]
     return None

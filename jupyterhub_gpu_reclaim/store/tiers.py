@@ -77,7 +77,7 @@ class Tiers:
         A crash between the two leaves it in the store, where it is found. A writer's
         intent is for the other nodes, which see the store only: it goes to both.
         """
-        if self.means is Means.REMOTE or name.startswith(layout.WRITING):
+        if self.means is Means.REMOTE or name.startswith(layout.INTENTS):
             copy_missing(self.local, self.remote, needs)
             self.remote.publish(name, data)
         try:

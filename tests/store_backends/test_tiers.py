@@ -74,8 +74,8 @@ def test_local_commit_stands_on_the_node_and_then_in_the_store(world):
     assert upload.round()
     assert world.is_whole_in_store("a")
     assert upload.due() == []
-    assert world.store.list(layout.WRITING) == []
-    assert world.node.list(layout.WRITING) == []
+    assert world.store.list(layout.INTENTS) == []
+    assert world.node.list(layout.INTENTS) == []
 
 
 def test_remote_commit_stands_in_the_store_first():
@@ -88,7 +88,7 @@ def test_remote_commit_stands_in_the_store_first():
     assert world.is_whole_in_store("b")
     assert world.remote.sent.count("packs/a/0") == 1
     assert world.remote.broken == []
-    assert world.store.list(layout.WRITING) == []
+    assert world.store.list(layout.INTENTS) == []
 
 
 def test_remote_commit_after_local_ones_brings_what_it_needs(world):
@@ -174,7 +174,7 @@ def test_checkpoint_deleted_while_it_is_uploaded_does_not_come_back(world):
     upload.round()
     assert repository.list() == []
     assert world.store.list(layout.MANIFESTS) == []
-    assert world.store.list(layout.WRITING) == []
+    assert world.store.list(layout.INTENTS) == []
     assert not stands(tiers, layout.manifest("a"))
 
 
