@@ -38,15 +38,46 @@ class Resumer:
         self._agent = agent
         self._hub = hub
         self._settings = settings
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self, row: SessionRow) -> None:
         """Ask the Hub for the start that somebody wished by button; may be repeated.
 
-        The Hub's spawner then asks ``plan_start``, which takes the wish as fulfilled.
+        The Hub's spawner then asks ``plan_start``, which takes the wish as fulfilled:
+        this returns as soon as it has. The Hub answers only when the session runs, or
+        after ten seconds (its ``slow_spawn_timeout``), and there is work to be done
+        for that.
         """
+        asking = asyncio.create_task(self._ask(row))
+        self._asking.add(asking)
+        asking.add_done_callback(self._answered)
+        begun = asyncio.create_task(
+            self._sessions.until(
+                row.key,
+                lambda now: now.phase is not Phase.SUSPENDED,
+                self._settings.operation_limit,
+            )
+        )
+        try:
+            await asyncio.wait({asking, begun}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        finally:
+            begun.cancel()
+
+    def _answered(self, asking: asyncio.Task[None]) -> None:
+        self._asking.discard(asking)
+        asking.cancelled() or asking.exception()  # looked at, so asyncio is content
+
+    async def _ask(self, row: SessionRow) -> None:
         try:
             await self._hub.start(row.key)
         except Refused as error:
+            if self._sessions.row(row.key).intent is not Intent.RESUME:
+                return  # it was begun; how that went, the agent has told
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return

@@ -64,7 +64,7 @@ class World:
 
     def clients(self) -> tuple[AgentClient, HubClient]:
         agent = AgentClient(self._addresses[0], TOKEN, quick=2, slow=5, silence=5)
-        hub = HubClient(self._addresses[1], "hub-token", quick=0.5, slow=0.5)
+        hub = HubClient(self._addresses[1], "hub-token", quick=0.5, slow=20.0)
         self._clients += [agent, hub]
         return agent, hub
 

@@ -40,6 +40,8 @@ from jupyterhub_gpu_reclaim.models import (
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 TOKEN = "agent-token"
+#: How long the Hub waits for a server before it answers (``slow_spawn_timeout``).
+SLOW = 10.0
 STEPS = ("preflight", "dump", "commit")
 
 
@@ -462,7 +464,7 @@ class _User(_HubHandler):
 
 
 class _Server(_HubHandler):
-    def post(self, user: str, server: str | None = None) -> None:
+    async def post(self, user: str, server: str | None = None) -> None:
         key = SessionKey(user, server or "")
         self.hub.orders.append(f"start {key}")
         assert not self.request.body
@@ -470,20 +472,22 @@ class _Server(_HubHandler):
         if state == "running":
             self.fail(400, f"{key} is already running")
         elif state == "stopped":
-            self.hub.spawn(self.hub.start(key))
-            self.set_status(202)
+            started = self.hub.spawn(self.hub.start(key))
+            _, pending = await asyncio.wait({started}, timeout=SLOW)
+            self.set_status(202 if pending else 201)
         else:
             self.fail(400, f"{key} is pending {state}")
 
-    def delete(self, user: str, server: str | None = None) -> None:
+    async def delete(self, user: str, server: str | None = None) -> None:
         key = SessionKey(user, server or "")
         self.hub.orders.append(f"stop {key}")
         state = self.hub.states.get(key, "stopped")
         if self.hub.refuses_stop:
             self.fail(500, "broken")
         elif state == "running":
-            self.hub.spawn(self.hub.stop(key))
-            self.set_status(202)
+            stopped = self.hub.spawn(self.hub.stop(key))
+            _, pending = await asyncio.wait({stopped}, timeout=SLOW)
+            self.set_status(202 if pending else 204)
         else:
             self.set_status(204)
 
