@@ -36,6 +36,11 @@ CAP_SYS_RESOURCE = 24
 #: What CRIU's loader must not take from the session's file system, and GnuTLS (which
 #: CRIU links and we never use) must not read there.
 ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
+#: What glibc's loader reads of the session's file system, whatever it is told: the
+#: libraries named there would be loaded into CRIU, which is root. The second, of the
+#: same length, cannot be made by anybody: a process' number has no letters.
+PRELOAD = b"/etc/ld.so.preload"
+NO_PRELOAD = b"/proc/no-preload/x"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,17 @@ class Criu:
         libraries = ":".join(str(path) for path in self.libraries)
         start = [str(self.loader), "--library-path", libraries, str(self.binary)]
         return [*start, *arguments]
+
+    def blind_loader(self) -> bytes:
+        """Its loader, made blind for ``/etc/ld.so.preload``.
+
+        Raises:
+            Refused: it is not the loader that we know, or cannot be read.
+        """
+        try:
+            return blinded(self.loader.read_bytes())
+        except OSError as error:
+            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
 
     def version(self) -> tuple[int, ...]:
         """Its version, e.g. (4, 1, 1).
@@ -126,6 +142,17 @@ def first_error(log: str) -> str:
             words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
             return words.rstrip(".") or "no reason given"
     return "no reason given"
+
+
+def blinded(loader: bytes) -> bytes:
+    """A loader that does not look for ``/etc/ld.so.preload``; harmless twice.
+
+    Raises:
+        Refused: it is not the loader that we know.
+    """
+    if loader.count(PRELOAD) + loader.count(NO_PRELOAD) != 1:
+        raise Refused(Reason.CRIU_UNUSABLE, why="its loader is not as expected")
+    return loader.replace(PRELOAD, NO_PRELOAD)
 
 
 def _minimum(release: str) -> tuple[int, ...]:

@@ -40,11 +40,6 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MANIFEST = "MANIFEST.json"
 #: Seconds for one command of apt: an index of 10 MB, packages of 9 MB.
 APT_PATIENCE = 600.0
-#: glibc's loader reads the first path whatever it is told, and runs what stands in it
-#: as the agent, in a file system that is the session's. The second, of the same
-#: length, cannot be made by anybody: a process' number has no letters.
-PRELOAD = b"/etc/ld.so.preload"
-NO_PRELOAD = b"/proc/no-preload/x"
 
 
 @dataclass(frozen=True)
@@ -177,20 +172,9 @@ def _gather(unpacked: Path, made: Path) -> None:
         if file.is_file():
             shutil.copy2(file, made / "lib" / file.name)
     for file in loaders:
-        _close_preload(made / "lib" / file.name)
+        loader = made / "lib" / file.name
+        loader.write_bytes(criu_module.blinded(loader.read_bytes()))
     made.chmod(0o755)
-
-
-def _close_preload(loader: Path) -> None:
-    """Make the loader blind for the session's ``/etc/ld.so.preload``.
-
-    Raises:
-        Refused: it is not the loader that we know.
-    """
-    data = loader.read_bytes()
-    if data.count(PRELOAD) != 1:
-        raise _refused("Debian's loader is not as expected")
-    loader.write_bytes(data.replace(PRELOAD, NO_PRELOAD))
 
 
 def _digest(file: Path) -> str:

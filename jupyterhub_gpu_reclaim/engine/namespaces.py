@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.ready import readable
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 HELPER = Path(__file__).with_name("enter.py")
 #: The helper's own work, up to the program's start, takes some 50 ms.
 START_PATIENCE = 30.0
+#: <linux/memfd.h>
+MFD_EXEC = 0x10
 
 
 class Inside:
@@ -144,6 +146,7 @@ def run_inside(
 
     Raises:
         NotFound: there is no such init.
+        Refused: CRIU cannot be started such that the session has no say in it.
         ReclaimError: the namespaces could not be entered.
     """
     with ExitStack() as stack:
@@ -162,7 +165,8 @@ def run_inside(
         stack.callback(os.close, pidfd)
         read_end, report = os.pipe()
         stack.callback(os.close, report)
-        loader, binary = path_at(criu.loader), path_at(criu.binary)
+        loader = path_of(_loader(criu, stack))
+        binary = path_at(criu.binary)
         libraries = ":".join(path_at(folder) for folder in criu.libraries)
         # The session's file system is its user's: take no library from there.
         start = [loader, "--inhibit-cache", "--library-path", libraries, binary]
@@ -182,6 +186,36 @@ def run_inside(
         inside.close()
         raise
     return inside
+
+
+def _loader(criu: Criu, stack: ExitStack) -> int:
+    """A descriptor of a loader that takes no order from the session's file system.
+
+    The system's own does (``/etc/ld.so.preload``), so a copy in memory is run.
+
+    Raises:
+        Refused: it is not the loader that we know, or may not be run from memory.
+    """
+    if criu.private:  # made so by ``criu install``
+        descriptor = os.open(criu.loader, os.O_PATH)
+        stack.callback(os.close, descriptor)
+        return descriptor
+    data = criu.blind_loader()
+    descriptor = _memfd()
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as copy:
+        copy.write(data)
+    return descriptor
+
+
+def _memfd() -> int:
+    try:
+        return os.memfd_create("loader", os.MFD_CLOEXEC | MFD_EXEC)
+    except PermissionError:
+        why = "vm.memfd_noexec forbids to run the system's CRIU; install a private one"
+        raise Refused(Reason.CRIU_UNUSABLE, why=why) from None
+    except OSError:  # before Linux 6.3, which has no such flag and needs none
+        return os.memfd_create("loader", os.MFD_CLOEXEC)
 
 
 def _helper(pass_fds: list[int]) -> subprocess.Popen[bytes]:

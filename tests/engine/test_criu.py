@@ -145,9 +145,15 @@ def test_installed_loader_does_not_know_the_sessions_preload(criu):
     if not (criu.binary.parent / criu_install.MANIFEST).is_file():
         pytest.skip("this copy was not made by criu install")
     data = criu.loader.read_bytes()
-    assert criu_install.PRELOAD not in data
-    assert criu_install.NO_PRELOAD in data
-    assert len(criu_install.PRELOAD) == len(criu_install.NO_PRELOAD)
+    assert module.PRELOAD not in data
+    assert module.NO_PRELOAD in data
+    assert module.blinded(data) == data
+
+
+def test_loader_of_another_kind_is_refused():
+    assert len(module.PRELOAD) == len(module.NO_PRELOAD)
+    with pytest.raises(Refused, match="not as expected"):
+        module.blinded(b"musl has no such file")
 
 
 def test_path_missing_is_a_sentence(tmp_path, no_system_criu, capsys):

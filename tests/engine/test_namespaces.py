@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -111,3 +112,14 @@ def test_session_cannot_lend_its_environment_or_path(run):
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         assert pipe.read() == "/nowhere/nowhere"
+
+
+def test_session_cannot_preload_its_libraries(run, places):
+    """Whoever opens a pipe that nobody writes to waits for ever."""
+    init = str(places.made[0].init_pid)
+    make = "mount -t tmpfs none /etc && mkfifo /etc/ld.so.preload"
+    subprocess.run(["nsenter", "-t", init, "-m", "sh", "-c", make], check=True)
+    inside = run("exit 7")
+    status = inside.wait(time.monotonic() + 5)
+    inside.signal(9)
+    assert status == 7
