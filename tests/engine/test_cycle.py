@@ -13,6 +13,7 @@ import pytest
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
+from tests.engine.test_stream import Taken
 
 COUNTER = """
 import sys, time
@@ -187,6 +188,18 @@ def test_restored_session_ends_on_sigterm(places, engine):
     world = engine.cycle(places.world(), places)
     os.kill(world.place.init_pid, signal.SIGTERM)
     assert world.place.wait() == 128 + signal.SIGTERM
+
+
+def test_cycle_memory_taken_from_the_pipe_by_the_sink_itself(places, engine):
+    world = places.world()
+    world("ballast = os.urandom(8 << 20); right = ballast[::509]")
+    image = engine.image()
+    result = engine.dump(world.place, lambda name: Taken(image, name))
+    assert result.files == {name: len(data) for name, data in image.items()}
+    world.place.kill()
+    place = places.hold()
+    proceed(engine.restore(place, image, result), result.stopped)
+    assert world.at(place)("bytes(bytearray(ballast))[::509] == right") is True
 
 
 def test_clock_does_not_count_the_suspension(places, engine):

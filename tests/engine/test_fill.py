@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine import images, pages, processes
 from jupyterhub_gpu_reclaim.engine.cancel import Cancel
 from jupyterhub_gpu_reclaim.engine.ready import readable
 from jupyterhub_gpu_reclaim.engine.restore import proceed
@@ -87,6 +87,11 @@ def test_memory_of_every_kind_comes_back(places, engine):
     for _ in range(2):
         place, tree, image, result = restored(world, engine, places)
         assert tree.missing.pieces == {}
+        server = place.tree.server.ns_pid
+        kept, name = rseq_of(image, server), f"pages-{number_of(image, server)}.img"
+        assert kept
+        for one in pages.make_plan(image).pieces[name]:
+            assert not one.address <= kept < one.address + one.length
         assert image.copied > 24 * MIB
         proceed(tree, result.stopped)
         world = world.at(place)
@@ -101,6 +106,17 @@ def test_memory_of_every_kind_comes_back(places, engine):
     ]
     assert any(" lo" in line for line in flags)
     assert any(" dc" in line and " hg" in line for line in flags)
+
+
+def rseq_of(image, pid) -> int:
+    """Where the kernel says to that process' first thread on which processor it is."""
+    (payload,) = images.split(image[f"core-{pid}.img"], images.CORE_MAGIC)
+    core = images.parse("core_entry", payload)
+    return core.thread_core.rseq_entry.rseq_abi_pointer
+
+
+def number_of(image, pid) -> int:
+    return images.read_pagemap(image[f"pagemap-{pid}.img"])[0]
 
 
 FORK = """
