@@ -34,6 +34,13 @@ CRIU_FOLDERS = (
     str(criu_module.FOLDER),
 )
 AGENT = "from jupyterhub_gpu_reclaim.agent.app import main; main()"
+#: As the launcher does it; Node of Debian 13, which JupyterLab runs, opens io_uring.
+SERVER = """
+from jupyterhub_gpu_reclaim.spawner.launcher import deny_io_uring
+from jupyter_server.serverapp import main
+deny_io_uring()
+main()
+"""
 #: Long enough for a busy machine; whoever waits longer has failed.
 PATIENCE = 60
 
@@ -260,7 +267,7 @@ class Jupyter:
     TOKEN = "s3cret-of-ann-0123456789"
     PREFIX = "/user/ann/"
 
-    def __init__(self, folder: Path, places, *options: str) -> None:
+    def __init__(self, folder: Path, places, *options: str, env=()) -> None:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = one.getsockname()[1]
@@ -269,6 +276,7 @@ class Jupyter:
         self.home = home
         self.url = f"http://127.0.0.1:{self.port}{self.PREFIX}"
         env = {
+            **dict(env),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(home),
             "JUPYTERHUB_API_TOKEN": self.TOKEN,
@@ -278,7 +286,7 @@ class Jupyter:
         }
         self.place = places(
             "start",
-            *(sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"),
+            *(sys.executable, "-c", SERVER, "--allow-root", "--no-browser"),
             f"--ServerApp.token={self.TOKEN}",
             f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0",
