@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.orchestrator import checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.acts import Do
 from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
+from jupyterhub_gpu_reclaim.orchestrator.retaining import retain
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Loops:
             act = settle(row, facts, now, settings)
             if self._wants_a_look(row, act.do):
                 self._queue.add(key)
+        retain(self._sessions, settings.retention)
         await checkpoints.collect(self._sessions, self._agent)
         self._prune_audit(now)
 

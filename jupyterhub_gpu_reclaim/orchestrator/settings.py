@@ -6,7 +6,9 @@ to the controller; never read from anywhere else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Settings:
     set_aside: float = 7 * 86400.0
     #: How long the audit lines of a session are kept.
     audit: float = 365 * 86400.0
+    #: What else is not kept, and in whose favour.
+    retention: Retention = field(default_factory=Retention)
     #: How long a state that makes no sense must last before anything is ended for it.
     orphan_grace: float = 120.0
     #: How long a saved tree stays frozen while the Hub does not take the stop; then

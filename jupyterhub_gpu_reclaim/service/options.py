@@ -11,10 +11,12 @@ from traitlets import Bool, Float, Int, Unicode
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.context import Limits
 
 _DEFAULTS = Settings()
 _DAY = 86400.0
+_GB = 10**9
 
 
 class Options(Configurable):
@@ -104,6 +106,43 @@ class Options(Configurable):
         " was suspended. Older lines are deleted; they hold names of users.",
     ).tag(config=True)
 
+    keep_generations = Int(
+        0,
+        min=0,
+        help="How many saved states of one session are kept, the newest first; what"
+        " its users have put aside counts. 0: any number.",
+    ).tag(config=True)
+
+    keep_days = Float(
+        0.0,
+        min=0,
+        help="Days after which what somebody has put aside is deleted, even if"
+        " `set_aside_days` is longer; with `retention_takes_suspended`, suspended"
+        " sessions too. 0: no limit.",
+    ).tag(config=True)
+
+    user_quota_gb = Float(
+        0.0,
+        min=0,
+        help="Gigabytes (10^9 bytes) that the saved sessions of one user may take in"
+        " the store. Above it the least recently suspended are deleted, first of those"
+        " that were put aside. A suspend is never refused for it. 0: no limit.",
+    ).tag(config=True)
+
+    total_quota_gb = Float(
+        0.0,
+        min=0,
+        help="The same for all users together. 0: no limit.",
+    ).tag(config=True)
+
+    retention_takes_suspended = Bool(
+        False,
+        help="Whether `keep_days` and the quotas may delete the only saved state of a"
+        " suspended session, that is, somebody's work; the user is told why, and the"
+        " next start is a new one. False: what is suspended is kept, whatever a quota"
+        " says.",
+    ).tag(config=True)
+
     keep_limit = Float(
         _DEFAULTS.keep_limit,
         min=0,
@@ -182,6 +221,13 @@ class Options(Configurable):
             grace=self.grace,
             set_aside=self.set_aside_days * _DAY,
             audit=self.audit_days * _DAY,
+            retention=Retention(
+                generations=self.keep_generations,
+                seconds=self.keep_days * _DAY,
+                user_bytes=int(self.user_quota_gb * _GB),
+                total_bytes=int(self.total_quota_gb * _GB),
+                takes_current=self.retention_takes_suspended,
+            ),
             orphan_grace=self.orphan_grace,
             release_limit=self.release_limit,
             settle_limit=self.settle_limit,
