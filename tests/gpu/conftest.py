@@ -1,0 +1,162 @@
+"""Sessions with a real card, through the real agent, CRIU and store.
+
+``pytest -m gpu`` runs them, on a machine with an NVIDIA card (driver 570 or later) and
+the frameworks that its users have; what a machine lacks is skipped by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
+from tests.engine.conftest import REPL
+from tests.support.agent import Agent, Jupyter, Place, criu_folder, wait_for
+
+PATIENCE = 90
+#: Frameworks find the driver by it, and cuBLAS is deterministic with it.
+ENVIRONMENT = {
+    "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    here = Path(__file__).parent
+    wanted = "gpu" in (config.option.markexpr or "")
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU; -m gpu runs it")
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.gpu)
+            if not wanted:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def driver():
+    made = Driver()
+    if not made.present():
+        pytest.skip("there is no GPU, or its driver is older than 570")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def folder():
+    path = Path(tempfile.mkdtemp(prefix="gra-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def agent(folder, driver):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the agent enters namespaces")
+    made = Agent(folder, criu_folder())
+    made.start("--AgentApp.gpu_lock_seconds=1")
+    yield made
+    made.kill()
+    print(made.log.read_text())
+
+
+@pytest.fixture
+def places(folder):
+    made = []
+
+    def make(mode: str, *command: str, env=None) -> Place:
+        made.append(Place(folder, mode, *command, env=env))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.kill()
+
+
+class Session:
+    """A program in a session that runs what it is told."""
+
+    def __init__(self, agent: Agent, places) -> None:
+        self._agent, self._places = agent, places
+        self._generation = 0
+        env = {**os.environ, **ENVIRONMENT}
+        self.place = places("start", sys.executable, "-c", REPL, env=env)
+        wait_for(lambda: "\n" in self._said(), PATIENCE)
+        self._port = int(self._said().split("port ")[1].split()[0])
+        self.seconds: dict[str, float] = {}
+
+    def _said(self) -> str:
+        return self.place.output.read_text()
+
+    def __call__(self, code: str):
+        """The value of the last line; everything before is run."""
+        address = ("127.0.0.1", self._port)
+        with (
+            socket.create_connection(address, timeout=PATIENCE) as client,
+            client.makefile("rw") as lines,
+        ):
+            lines.write(repr(code) + "\n")
+            lines.flush()
+            kind, answer = ast.literal_eval(lines.readline())
+            assert kind == "ok", answer
+            return answer
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.place.tree.processes]
+
+    def capture(self) -> dict:
+        """The last event of a capture; the tree stands, if it succeeded."""
+        self._generation += 1
+        name = f"{self.place.incarnation[:8]}-{self._generation}"
+        events = self._agent.capture(self.place, name, self._generation)
+        self._keep(events)
+        return events[-1]
+
+    def thaw(self) -> None:
+        path = f"/v1/sessions/{self.place.incarnation}/thaw"
+        assert self._agent.post(path).status_code == 200
+
+    def cycle(self) -> None:
+        """Save it, end it, bring it back in another place."""
+        info = self.capture().get("checkpoint")
+        assert info, self._agent.log.read_text()[-3000:]
+        path = f"/v1/sessions/{self.place.incarnation}/release"
+        answer = self._agent.post(path, {"checkpoint": info["id"]})
+        assert answer.status_code == 200, answer.text
+        self.place = self._places("hold")
+        events = self._agent.restore(self.place, info["id"])
+        assert events[-1].get("tree"), events[-1]
+        self._keep(events)
+        self._agent.delete(f"/v1/checkpoints/{info['id']}")
+
+    def _keep(self, events: list[dict]) -> None:
+        for event in events:
+            step = event.get("step")
+            if step and step["state"] == "done":
+                self.seconds[step["step"]] = step["seconds"]
+
+
+@pytest.fixture
+def session(agent, places):
+    return lambda: Session(agent, places)
+
+
+@pytest.fixture
+def jupyter(folder, places):
+    made = []
+
+    def make() -> Jupyter:
+        made.append(Jupyter(folder, places, env=ENVIRONMENT))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.client.close()
