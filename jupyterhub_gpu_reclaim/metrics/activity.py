@@ -68,6 +68,8 @@ class Sampler:
         self._seconds = answer_seconds
         #: What each server has answered; of those that were sampled last.
         self._known: dict[jupyter.Address, dict[str, jupyter.Answer]] = {}
+        #: Looks at processes that have not ended yet, by incarnation.
+        self._looks: dict[str, asyncio.Future[tree.TreeUsage]] = {}
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -96,16 +98,27 @@ class Sampler:
     async def _measure(
         self, watched: Watched, problems: list[str]
     ) -> tree.TreeUsage | None:
-        try:
-            return await asyncio.wait_for(
-                asyncio.to_thread(
-                    tree.measure, watched.init_pid, watched.root_pid, watched.pids
-                ),
-                self._seconds,
+        if watched.incarnation in self._looks:
+            # A process can keep whoever asks for its memory waiting, thread by thread.
+            problems.append("its processes: the last look at them has not ended")
+            return None
+        look = asyncio.ensure_future(
+            asyncio.to_thread(
+                tree.measure, watched.init_pid, watched.root_pid, watched.pids
             )
+        )
+        self._looks[watched.incarnation] = look
+        look.add_done_callback(lambda done: self._looked(watched, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(look), self._seconds)
         except (OSError, ValueError, IndexError) as error:
             problems.append(f"its processes: {type(error).__name__}")
             return None
+
+    def _looked(self, watched: Watched, done: asyncio.Future[tree.TreeUsage]) -> None:
+        del self._looks[watched.incarnation]
+        if not done.cancelled():
+            done.exception()  # told above, if anybody still waited
 
     async def _ask_server(
         self, address: jupyter.Address, problems: list[str]

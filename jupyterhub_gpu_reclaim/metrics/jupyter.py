@@ -10,6 +10,7 @@ word: it is decoded strictly, and what does not fit is an error that names the c
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -161,8 +162,11 @@ async def _fetch(
     client: AsyncHTTPClient, request: HTTPRequest, before: Answer | None
 ) -> Answer:
     """The answer, or the one before, which is still right."""
+    fetched = asyncio.ensure_future(client.fetch(request))
+    fetched.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        response = await client.fetch(request)
+        # Not cancelled with us: tornado logs what becomes of it as an error.
+        response = await asyncio.shield(fetched)
     except HTTPError as error:
         if error.code == 304 and before is not None:
             return before

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -179,18 +180,18 @@ def test_terminal_typed_into_is_seen_and_output_is_not(server):
     assert printed.terminals[0].last_input <= last_typed
 
 
-def test_sample_of_a_server_that_hangs_is_unknown_and_delays_nobody(server):
+def test_sample_of_a_server_that_hangs_is_unknown_and_delays_nobody(server, caplog):
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(16)
         begun = time.monotonic()
-        hung, fine = sample(
-            watched(server, deaf.getsockname()[1]), watched(server), seconds=1.0
-        )
+        other = watched(server, deaf.getsockname()[1], incarnation="other")
+        hung, fine = sample(other, watched(server), seconds=1.0)
     assert time.monotonic() - begun < 5
     assert (hung.kernels, hung.terminals, hung.connections) == (None, None, None)
     assert "api/kernels" in hung.problem
     assert hung.processes
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
     assert fine.problem == ""
 
 
@@ -270,3 +271,27 @@ def test_sample_of_an_idle_jupyter_server_is_not_modified(server):
         "api/kernels", headers={"If-None-Match": answer.headers["Etag"]}
     )
     assert again.status_code == 304
+
+
+async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
+    """A process may keep its readers waiting; the next sample does not join them."""
+    begun, let_go = [], threading.Event()
+
+    def hang(*pids):
+        begun.append(pids)
+        let_go.wait(30)
+        raise ProcessLookupError
+
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.metrics.tree.measure", hang)
+    sampler = Sampler(SystemClock(), answer_seconds=0.1)
+    me = os.getpid()
+    one = Watched("i", SessionKey("ann"), me, me, [me], None)
+    problems = [(await sampler.sample(one)).problem for _ in range(3)]
+    assert len(begun) == 1
+    assert "TimeoutError" in problems[0]
+    assert "has not ended" in problems[1]
+    let_go.set()
+    while "has not ended" in (await sampler.sample(one)).problem:
+        await asyncio.sleep(0.01)
+    assert len(begun) == 2
+    sampler.close()
