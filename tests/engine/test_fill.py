@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -199,12 +200,10 @@ class ImageThatKills(Image):
 
     def copy(self, name, pieces, stop):
         super().copy(name, pieces, stop)
-        os.kill(pieces[0].pid, signal.SIGKILL)
-        processes.wait_gone([self.victim(pieces[0].pid)], 20)
-
-    def victim(self, pid):
-        start = processes.start_time(pid)
-        return processes.Process(pid, pid, 0, "", "T", start or 0, 0)
+        pid = pieces[0].pid
+        victim = processes.Process(pid, pid, 0, "", "T", processes.start_time(pid), 0)
+        os.kill(pid, signal.SIGKILL)
+        assert processes.wait_gone([victim], time.monotonic() + 20) == []
 
 
 def fails(world, engine, places, kind, **options) -> ReclaimError:
