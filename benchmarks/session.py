@@ -43,6 +43,7 @@ from jupyterhub_gpu_reclaim.engine.namespaces import run_inside
 from jupyterhub_gpu_reclaim.engine.restore import fill, proceed, restore
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -383,7 +384,8 @@ def measure(make: Make, size: int, where: str, runs: int) -> Measured:
 
 
 def open_store(folder: Path) -> Repository:
-    return Repository(FolderBackend(folder / "store"), clock=SystemClock())
+    keys = KeyRing({"benchmark": bytes(32)})
+    return Repository(FolderBackend(folder / "store"), clock=SystemClock(), keys=keys)
 
 
 def main() -> None:

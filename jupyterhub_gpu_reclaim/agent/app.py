@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -44,10 +45,14 @@ from jupyterhub_gpu_reclaim.metrics import jupyter
 from jupyterhub_gpu_reclaim.metrics.activity import Sampler
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.keys import load_keys, make_key_file
+from jupyterhub_gpu_reclaim.store.pool import Pool
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.clock import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +99,13 @@ class AgentApp(AgentSettings):
                 await asyncio.to_thread(parts.accelerator.close)
                 remove_socket(self)
 
+    def _store(self, state: Path, clock: Clock) -> Repository:
+        # Beside the state folder: who loses that still has the saved sessions.
+        key = state.with_name("master.key")
+        make_key_file(key, secrets.token_hex(4))
+        backend = FolderBackend(folder(Path(self.store_dir)))
+        return Repository(backend, clock=clock, keys=load_keys(file=key), pool=Pool())
+
     def _parts(self, state: Path) -> Parts:
         clock, limits = SystemClock(), self.limits()
         work = folder(state / "work")
@@ -102,7 +114,7 @@ class AgentApp(AgentSettings):
         return Parts(
             placements=LocalPlacements(self.realm),
             records=Records(folder(state / "records")),
-            store=Repository(FolderBackend(folder(Path(self.store_dir))), clock=clock),
+            store=self._store(state, clock),
             tool=Tool(Path(self.criu_dir), clock),
             ports=Reservations(state),
             client=jupyter.make_client(),

@@ -1,24 +1,52 @@
 """A committed checkpoint that is read: names, sizes, bytes that have been checked.
 
 Made by the repository, called by the agent's restore from several threads at once. It
-hands out nothing whose digest it has not seen to be right.
+hands out nothing whose tag it has not seen to be right.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.store import codec
-from jupyterhub_gpu_reclaim.store.manifest import Body, ChunkRef, FileEntry, damaged
+from jupyterhub_gpu_reclaim.store import filling
+from jupyterhub_gpu_reclaim.store.crew import CopyCrew
+from jupyterhub_gpu_reclaim.store.filling import Piece
+from jupyterhub_gpu_reclaim.store.index import chunks_of, damaged
+from jupyterhub_gpu_reclaim.store.packs import BlockOpener
+from jupyterhub_gpu_reclaim.store.reader import Blocks
+from jupyterhub_gpu_reclaim.store.runs import ZERO_BYTES, ZEROS, Run, rest_of, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.filling import Cancel
+    from jupyterhub_gpu_reclaim.store.index import Index
+    from jupyterhub_gpu_reclaim.store.manifest import Body
+    from jupyterhub_gpu_reclaim.store.pool import Pool
 
-_ZEROS = bytes(codec.MAX_CHUNK_BYTES)
+__all__ = ["Checkpoint", "Piece", "Problem"]
+
+#: Blocks that are opened ahead of the reader, and kept behind: 256 KiB each, mostly.
+_AHEAD = 8
+_KEPT = 64
+_READERS = 2
+_ZEROS = bytes(ZERO_BYTES)
+
+
+class Problem(NamedTuple):
+    """Something of a checkpoint that is not what was written."""
+
+    file: str  #: a file that has it
+    object: str  #: where it stands in the backend
+    why: str
 
 
 class Checkpoint:
@@ -27,13 +55,26 @@ class Checkpoint:
     Args:
         backend: where they stand.
         body: of its manifest.
-        files: of its index.
+        index: that belongs to it.
+        pool: workers that copy; None: our own threads do.
     """
 
-    def __init__(self, backend: Backend, body: Body, files: list[FileEntry]) -> None:
+    def __init__(
+        self, backend: Backend, body: Body, index: Index, pool: Pool | None
+    ) -> None:
         self._backend = backend
         self._body = body
-        self._files = {file.name: file for file in files}
+        self._index = index
+        self._pool = pool
+        self._chunk = body.chunk_bytes
+        self._blocks = Blocks(
+            backend, index.blocks, body.packs, body.origins, body.chunk_bytes
+        )
+        self._files: dict[str, tuple[int, int]] = {}
+        first = 0
+        for name, length in index.files:
+            self._files[name] = first, length
+            first += chunks_of(length, self._chunk)
 
     @property
     def info(self) -> CheckpointInfo:
@@ -53,7 +94,7 @@ class Checkpoint:
         Raises:
             StoreError: it has no such file.
         """
-        return self._file(name).length
+        return self._file(name)[1]
 
     def read(self, name: str) -> bytes:
         """A whole file; for small ones.
@@ -63,32 +104,159 @@ class Checkpoint:
         """
         return b"".join(self.stream(name))
 
-    def stream(self, name: str) -> Iterator[Buffer]:
-        """A file, chunk by chunk, each checked before it is handed out.
+    def stream(
+        self, name: str, *, skip: Iterable[tuple[int, int]] = ()
+    ) -> Iterator[Buffer]:
+        """A file, run by run, each checked before it is handed out.
+
+        Args:
+            name: of the file.
+            skip: ranges (offset, length) that are left out.
 
         Raises:
-            StoreError: it has no such file (at once), or a chunk is damaged (when its
+            StoreError: it has no such file (at once), or a block is damaged (when its
                 turn comes: what came before it was right).
         """
-        return self._chunks(self._file(name))
+        first, length = self._file(name)
+        ranges = rest_of(length, skip)
+        return self._stream(
+            name,
+            chain.from_iterable(
+                runs(self._index, first, self._chunk, offset, count).rows()
+                for offset, count in ranges
+            ),
+        )
 
-    def _chunks(self, file: FileEntry) -> Iterator[Buffer]:
-        for number, chunk in enumerate(file.chunks):
-            if chunk.kind is codec.Kind.ZERO:
-                yield memoryview(_ZEROS)[: chunk.length]
-            else:
-                yield self._chunk(file, number, chunk)
+    def copy_to(
+        self,
+        name: str,
+        pieces: Iterable[tuple[int, int, int, int]],
+        *,
+        cancel: Cancel | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Write parts of a file into the memory of stopped processes.
 
-    def _chunk(self, file: FileEntry, number: int, chunk: ChunkRef) -> bytes:
-        pack = self._body.packs[chunk.pack].name
-        data = self._backend.read(pack, chunk.offset, chunk.stored)
+        The memory must be fresh: zeros are not written. Workers do it, where there are
+        any; nothing is written that was not authenticated before.
+
+        Args:
+            name: of the file.
+            pieces: see :class:`Piece`; any tuples of that shape.
+            cancel: asked now and then; once it is set it ends.
+            progress: told now and then how many bytes are done since the last time.
+
+        Returns:
+            How many bytes the pieces have.
+
+        Raises:
+            StoreError: it has no such file, a block is damaged, a process is gone or
+                its memory is not there, or ``CANCELLED``. Some may have been written.
+        """
+        first, length = self._file(name)
+        wanted = [Piece(*piece) for piece in pieces]
+        for piece in wanted:
+            if min(piece) < 0 or piece.offset + piece.length > length:
+                raise damaged(f"{name} has no such part")
+        plan = filling.plan(self._index, first, self._chunk, wanted)
+        source = filling.Source(self._backend, self._body, self._index.blocks)
+        self._copy(source, plan, cancel, progress)
+        return sum(piece.length for piece in wanted)
+
+    def _copy(
+        self,
+        source: filling.Source,
+        plan: filling.Plan,
+        cancel: Cancel | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        spec = self._backend.spec()
+        hands: filling.Hands
+        if self._pool is None or spec is None or len(plan.tickets) == 1:
+            hands = filling.Threads(source, plan)
+        else:
+            hands = CopyCrew(self._pool, source, spec, plan)
+        filling.oversee(hands, plan, cancel, progress)
+
+    def verify(
+        self, progress: Callable[[int, int], None] | None = None
+    ) -> list[Problem]:
+        """Read everything; what is not what was written, in the order of the packs.
+
+        Args:
+            progress: told blocks done and blocks in all.
+
+        Raises:
+            StoreError: the store does not work, which says nothing of the checkpoint.
+        """
+        problems = []
+        opener = BlockOpener(self._backend)
+        total = len(self._index.blocks)
+        for block in range(total):
+            try:
+                self._blocks.plain(block, opener)
+            except StoreError as error:
+                if error.reason is not damaged("").reason:
+                    raise
+                pack = self._body.packs[int(self._index.blocks["pack"][block])]
+                where = self._body.pack_name(pack)
+                why = str(error.facts["why"])
+                problems += [Problem(file, where, why) for file in self._users(block)]
+            if progress is not None:
+                progress(block + 1, total)
+        return problems
+
+    def _users(self, block: int) -> list[str]:
+        """The files that need a block."""
+        low, high = self._index.bases[block], self._index.bases[block + 1]
+        at = np.flatnonzero((self._index.refs > low) & (self._index.refs <= high))
+        return [
+            name
+            for name, (first, length) in self._files.items()
+            if ((at >= first) & (at < first + chunks_of(length, self._chunk))).any()
+        ]
+
+    def _stream(self, name: str, wanted: Iterator[Run]) -> Iterator[Buffer]:
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="store-read") as readers:
+            kept: OrderedDict[int, Future[Buffer]] = OrderedDict()
+            queue: list[Run] = []
+            try:
+                while True:
+                    while len(queue) < _AHEAD and (run := next(wanted, None)):
+                        queue.append(run)
+                        if run.block != ZEROS and run.block not in kept:
+                            kept[run.block] = readers.submit(
+                                self._blocks.plain, run.block
+                            )
+                        if run.block != ZEROS:
+                            kept.move_to_end(run.block)
+                    if not queue:
+                        return
+                    yield self._bytes(name, queue.pop(0), kept)
+                    while len(kept) > _KEPT:
+                        kept.popitem(last=False)
+            finally:
+                for future in kept.values():
+                    future.cancel()
+
+    def _bytes(
+        self, name: str, run: Run, kept: dict[int, Future[Buffer]]
+    ) -> memoryview:
+        if run.block == ZEROS:
+            return memoryview(_ZEROS)[: run.length]
         try:
-            return codec.decode(chunk.kind, data, chunk.length, chunk.digest)
+            plain = kept[run.block].result()
         except StoreError as error:
-            why = f"chunk {number} of {file.name} in {pack}: {error.facts['why']}"
-            raise damaged(why) from None
+            if "why" in error.facts:
+                error = StoreError(
+                    error.reason,
+                    detail=error.detail,
+                    why=f"{error.facts['why']} ({name})",
+                )
+            raise error from None
+        return memoryview(plain)[run.start : run.start + run.length]
 
-    def _file(self, name: str) -> FileEntry:
+    def _file(self, name: str) -> tuple[int, int]:
         if name not in self._files:
             raise damaged(f"it has no file {name}")
         return self._files[name]

@@ -1,106 +1,101 @@
-"""How one chunk is stored: as a zero marker, raw, or as an LZ4 block.
+"""How one block is stored: raw, as an LZ4 block, or by zstd.
 
-Called by the writer and the reader of a checkpoint. Pure: bytes in, bytes out. Whether
-a chunk will compress is found out from samples of it, because compressing what will
-not shrink is what costs most (FACTS §2).
+Called by the lanes that write and by the reader. Pure: bytes in, bytes out; nothing is
+encrypted or authenticated here, so only bytes that were may come to :func:`unpack`.
+Whether a block will shrink is found out from samples of it, because compressing what
+will not is what costs most.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, cast
 
 import lz4.block
-from blake3 import blake3
-
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
+import zstandard
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Buffer
 
-#: Longest chunk that a reader accepts, so that a damaged index cannot fill the memory.
-MAX_CHUNK_BYTES = 16 * 1024 * 1024
+#: Longest block of plain bytes that a reader accepts.
+MAX_BLOCK_BYTES = 1 << 20
 
 _PROBE_BYTES = 4096
 _PROBES = 4
 #: Smaller than this share of the plain size is worth the time to decompress it.
 _WORTH = 15 / 16
+#: Faster than zlib's fastest and smaller than its best; see docs/explanation/store.md.
+_ZSTD_LEVEL = 1
 
 
 class Kind(IntEnum):
-    """How a chunk is stored; the numbers stand in the index."""
+    """How a block is stored; the numbers stand in the index."""
 
-    ZERO = 0
     RAW = 1
     LZ4 = 2
+    ZSTD = 3
 
 
-class Encoded(NamedTuple):
-    """A chunk as it will be stored."""
+class Compression(StrEnum):
+    """What a store is told to do with blocks that shrink."""
 
-    kind: Kind
-    data: Buffer  #: empty for a zero chunk; may be the plain view itself
-    digest: str  #: BLAKE3 of the plain bytes in hex; empty for a zero chunk
-
-
-def encode(plain: memoryview) -> Encoded:
-    """Find out how to store a chunk, and do it.
-
-    Args:
-        plain: contiguous bytes; a raw chunk's ``data`` is this very view.
-    """
-    if is_zero(plain):
-        return Encoded(Kind.ZERO, b"", "")
-    digest = blake3(plain).hexdigest()
-    if _may_shrink(plain):
-        packed: bytes = lz4.block.compress(plain, store_size=False)
-        if len(packed) < len(plain) * _WORTH:
-            return Encoded(Kind.LZ4, packed, digest)
-    return Encoded(Kind.RAW, plain, digest)
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
 
 
-def decode(kind: Kind, data: bytes, length: int, digest: str) -> bytes:
-    """The plain bytes of a chunk that is not zero, checked.
+class Garbled(Exception):
+    """These bytes are no block of that kind and length."""
+
+
+def pack(plain: memoryview, compression: Compression) -> tuple[Kind, Buffer]:
+    """The kind and the bytes to store; for a raw block that very view."""
+    if compression is Compression.NONE or not _may_shrink(plain):
+        return Kind.RAW, plain
+    if compression is Compression.ZSTD:
+        kind, packed = Kind.ZSTD, zstandard.compress(plain, _ZSTD_LEVEL)
+    else:
+        kind, packed = Kind.LZ4, lz4.block.compress(plain, store_size=False)
+    if len(packed) < len(plain) * _WORTH:
+        return kind, packed
+    return Kind.RAW, plain
+
+
+def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
+    """The plain bytes of a block.
 
     Args:
         kind: as it was stored.
-        data: the stored bytes.
-        length: of the plain bytes.
-        digest: BLAKE3 of the plain bytes, in hex.
+        data: the stored bytes, authenticated; for a raw block returned as they are.
+        length: of the plain bytes, at most :data:`MAX_BLOCK_BYTES`.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``; nothing of it may be used.
+        Garbled: they are not that.
     """
-    plain = data
-    if kind is Kind.LZ4:
-        try:
-            plain = lz4.block.decompress(data, uncompressed_size=length)
-        except lz4.block.LZ4BlockError as error:
-            raise _damaged(str(error)) from None
+    plain: Buffer = data
+    try:
+        if kind is Kind.LZ4:
+            plain = cast(
+                "bytearray",
+                lz4.block.decompress(
+                    data, uncompressed_size=length, return_bytearray=True
+                ),
+            )
+        elif kind is Kind.ZSTD:
+            plain = _unpack_zstd(data, length)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError) as error:
+        raise Garbled(str(error)) from None
     if len(plain) != length:
-        raise _damaged(f"{len(plain)} bytes instead of {length}")
-    if blake3(plain).hexdigest() != digest:
-        raise _damaged("digest differs")
+        raise Garbled(f"{len(plain)} bytes instead of {length}")
     return plain
 
 
-def is_zero(view: memoryview) -> bool:
-    """Whether all bytes are zero; the first bytes answer for most that are not."""
-    head = bytes(view[:64])
-    return not any(head) and not any(bytes(view[-64:])) and _all_zero(view)
-
-
-def _all_zero(view: memoryview) -> bool:
-    # Comparing two bytes objects is a memcmp, comparing views goes item by item.
-    return bytes(view) == _zeros(len(view))
-
-
-def _zeros(length: int) -> bytes:
-    return _ZEROS if length == len(_ZEROS) else bytes(length)
-
-
-_ZEROS = bytes(256 * 1024)
+def _unpack_zstd(data: Buffer, length: int) -> bytes:
+    # The frame's own size is what the library allocates: look at it first.
+    size = zstandard.frame_content_size(data)
+    if size != length:
+        raise Garbled(f"{size} bytes instead of {length}")
+    return zstandard.decompress(data)
 
 
 def _may_shrink(plain: memoryview) -> bool:
@@ -113,7 +108,3 @@ def _may_shrink(plain: memoryview) -> bool:
         < _PROBE_BYTES * _WORTH
         for at in range(0, _PROBES * stride, stride)
     )
-
-
-def _damaged(why: str) -> StoreError:
-    return StoreError(Reason.CHECKPOINT_DAMAGED, why=why)

@@ -1,7 +1,8 @@
 """Remembers what the manifests of committed checkpoints say, for they never change.
 
 Kept by the repository, called from several threads at once. It reads nothing itself,
-and whether a checkpoint still exists is not known here.
+and whether a checkpoint still exists is not known here. A manifest under a new master
+key says the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.store.manifest import Body
 
 
 class Infos:
@@ -21,23 +22,21 @@ class Infos:
     def __init__(self) -> None:
         #: Held for moments only, never while something is read.
         self._lock = threading.Lock()
-        self._known: dict[str, CheckpointInfo] = {}
+        self._known: dict[str, Body] = {}
         self._drops = 0
 
-    def get(
-        self, checkpoint: str, read: Callable[[], CheckpointInfo]
-    ) -> CheckpointInfo:
+    def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
         """What is remembered of it, else what ``read`` says, which may raise."""
         with self._lock:
             known, drops = self._known.get(checkpoint), self._drops
         if known is not None:
             return known
-        info = read()
+        body = read()
         with self._lock:
             # What was read beside a removal may be of what was removed.
             if drops == self._drops:
-                self._known[checkpoint] = info
-        return info
+                self._known[checkpoint] = body
+        return body
 
     def drop(self, checkpoint: str) -> None:
         """Forget it; called *after* it was removed."""

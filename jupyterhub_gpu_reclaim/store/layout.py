@@ -1,36 +1,48 @@
-"""Which object is called what, and how all of a checkpoint's are removed.
+"""Which object is called what, and which sizes there are.
 
-Called by the writer and the repository. Ids have been checked before they come here.
+Called by everything in the store that names an object. Pure; what stands in objects is
+not known here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
 
-from jupyterhub_gpu_reclaim.store.backend import ASIDE, name_of
-
-if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.backend import Backend
+from jupyterhub_gpu_reclaim.store.backend import name_of
 
 MANIFESTS = "manifests/"
 PACKS = "packs/"
 INTENTS = "writing/"
-_SUFFIX = ".json"
+
+#: What a chunk may have.
+CHUNK_SIZES = tuple(4096 << shift for shift in range(7))
+
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def is_id(checkpoint: str) -> bool:
+    """Whether a checkpoint may be called that."""
+    return _ID.fullmatch(checkpoint) is not None
 
 
 def manifest(checkpoint: str) -> str:
     """The object that makes a checkpoint exist."""
-    return f"{MANIFESTS}{checkpoint}{_SUFFIX}"
+    return f"{MANIFESTS}{checkpoint}"
 
 
 def intent(checkpoint: str) -> str:
-    """The object that says that its packs are being written."""
+    """The object that says that a checkpoint is being written."""
     return f"{INTENTS}{checkpoint}"
 
 
 def pack_prefix(checkpoint: str) -> str:
-    """Where a checkpoint's packs and index stand."""
+    """Where a checkpoint's own packs and index stand."""
     return f"{PACKS}{checkpoint}/"
+
+
+def pack(checkpoint: str, number: int) -> str:
+    """One of a checkpoint's own packs."""
+    return f"{pack_prefix(checkpoint)}{number:08x}"
 
 
 def index(checkpoint: str) -> str:
@@ -40,31 +52,12 @@ def index(checkpoint: str) -> str:
 
 def id_of(name: str) -> str | None:
     """Whose object that is; None for what is not ours."""
-    if name.startswith(ASIDE):
-        name = name_of(name)
-    if name.startswith(MANIFESTS) and name.endswith(_SUFFIX):
-        return name[len(MANIFESTS) : -len(_SUFFIX)]
-    if name.startswith(INTENTS):
-        return name[len(INTENTS) :]
-    if name.startswith(PACKS) and name.count("/") > 1:
-        return name.split("/")[1]
-    return None
-
-
-def remove(backend: Backend, checkpoint: str) -> int:
-    """Remove all of a checkpoint, manifest first; idempotent.
-
-    Returns:
-        Bytes that were freed, without the manifest's.
-
-    Raises:
-        StoreError: something could not be removed. Once the manifest is gone the
-            rest is remains, which a sweep removes.
-    """
-    backend.delete(manifest(checkpoint))
-    freed = 0
-    unfinished = [e for e in backend.list(ASIDE) if id_of(e.name) == checkpoint]
-    for entry in unfinished + backend.list(pack_prefix(checkpoint)):
-        backend.delete(entry.name)
-        freed += entry.length
-    return freed
+    name = name_of(name)
+    for prefix in (MANIFESTS, INTENTS):
+        if name.startswith(prefix):
+            found = name.removeprefix(prefix)
+            break
+    else:
+        parts = name.split("/")
+        found = parts[1] if name.startswith(PACKS) and len(parts) > 2 else ""
+    return found if is_id(found) else None

@@ -1,161 +1,174 @@
-"""What a checkpoint consists of, as JSON that is checked when it is read.
+"""What makes a checkpoint exist: its manifest, sealed under a wrapped key.
 
-Called by the writer and the repository. Pure: values to bytes and back; the bytes'
-meaning stands in ``FORMAT.md``. Everything that is read may be damaged or hostile.
+Called by the writer and the repository. Pure but for the key service that unwraps; the
+bytes' meaning stands in ``FORMAT.md``. Everything that is read may be hostile: only the
+head is parsed before it is known to be ours.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
-from blake3 import blake3
 
-from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.models import CheckpointInfo, Value
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.codec import MAX_CHUNK_BYTES, Kind
+from jupyterhub_gpu_reclaim.store import binding, crypto, layout
+from jupyterhub_gpu_reclaim.store.backend import Entry
+from jupyterhub_gpu_reclaim.store.binding import MAGIC, Origin
+from jupyterhub_gpu_reclaim.store.index import damaged
 
-FORMAT = 0
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.keys import Wrapper
 
-T = TypeVar("T")
+#: Far above any manifest of ours; a hostile one must not fill the memory.
+MAX_BYTES = 64 * 1024 * 1024
+MAX_WRAPPED = 4096
+_MAX_KEY_NAME = 64
+_KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
-_MAX_NAME = 255
 
 
-class ObjectRef(Value, frozen=True, kw_only=True):
-    """An object of the backend, with what it must hold."""
+class PackRef(msgspec.Struct, frozen=True, array_like=True):
+    """A pack that the checkpoint needs."""
 
-    name: str
+    origin: _Count  #: place in the list of origins
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     length: _Count
-    digest: str  #: BLAKE3 of all its bytes, in hex
 
 
-class ChunkRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where one chunk of a file stands; an array in JSON, for there are many."""
+class IndexRef(Value, frozen=True, kw_only=True):
+    """The index, as it must be."""
 
-    kind: Kind
-    pack: _Count  #: number in the manifest's list of packs
-    offset: _Count
-    stored: _Count  #: bytes in the pack
-    length: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK_BYTES)]  #: plain bytes
-    digest: str  #: BLAKE3 of the plain bytes, in hex; empty for zeros
-
-
-class FileEntry(Value, frozen=True, kw_only=True):
-    """One file of a checkpoint."""
-
-    name: str
     length: _Count
-    chunks: list[ChunkRef]
+    segments: _Count
 
 
 class Body(Value, frozen=True, kw_only=True):
-    """What the manifest's digest vouches for."""
+    """What only who holds the key can read or write."""
 
     info: CheckpointInfo
-    packs: list[ObjectRef]
-    index: ObjectRef
+    chunk_bytes: int
+    id_key: bytes
+    origins: list[Origin]  #: the checkpoint itself first
+    packs: list[PackRef]
+    index: IndexRef
+
+    def __repr__(self) -> str:
+        return f"Body({self.info.id})"
+
+    def pack_name(self, pack: PackRef) -> str:
+        """The object that this pack is."""
+        return layout.pack(self.origins[pack.origin].id, pack.number)
+
+    def objects(self) -> list[Entry]:
+        """Every object that is needed to read the checkpoint, but the manifest."""
+        packs = [Entry(self.pack_name(pack), pack.length) for pack in self.packs]
+        return [*packs, Entry(layout.index(self.info.id), self.index.length)]
 
 
-class _Envelope(Value, frozen=True, kw_only=True):
-    format: int
-    digest: str
-    body: msgspec.Raw
+class Sealed(NamedTuple):
+    """A manifest's parts, not opened."""
+
+    key: str  #: name of the master key
+    wrapped: bytes
+    body: bytes
 
 
-def is_name(name: str) -> bool:
-    """Whether a file may be called that: it cannot leave its folder."""
-    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
+def encode(body: Body, keys: Wrapper) -> bytes:
+    """The manifest's bytes.
+
+    Raises:
+        StoreError: the data key cannot be wrapped now.
+    """
+    origin = body.origins[0]
+    sealer = crypto.Sealer(binding.manifest_key(origin.data_key, origin.id))
+    sealed = sealer.seal(0, msgspec.json.encode(body), binding.manifest(origin.id))
+    return _join(origin.data_key, origin.id, sealed, keys)
 
 
-def encode_manifest(body: Body) -> bytes:
-    """The manifest's bytes, ended by a newline for whoever looks at it."""
-    inner = msgspec.json.encode(body)
-    envelope = _Envelope(
-        format=FORMAT, digest=blake3(inner).hexdigest(), body=msgspec.Raw(inner)
-    )
-    return msgspec.json.encode(envelope) + b"\n"
-
-
-def decode_manifest(data: bytes, checkpoint: str) -> Body:
+def decode(data: bytes, checkpoint: str, keys: Wrapper) -> Body:
     """The manifest of that checkpoint.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, of a newer format,
-            or of another checkpoint.
+        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, of a newer format, or
+            of another checkpoint; ``KEY_MISSING``.
     """
-    envelope = _decode(data, _Envelope, "the manifest")
-    if envelope.format != FORMAT:
-        raise damaged(f"its format {envelope.format} is not known to this version")
-    if blake3(bytes(envelope.body)).hexdigest() != envelope.digest:
-        raise damaged("the manifest's digest differs")
-    body = _decode(bytes(envelope.body), Body, "the manifest")
-    if body.info.id != checkpoint:
-        raise damaged("the manifest is of another checkpoint")
-    for ref in (*body.packs, body.index):
-        if not is_name(ref.name):
-            raise damaged("the manifest names an object that cannot be")
+    sealed = split(data)
+    return _open(
+        sealed, keys.unwrap(sealed.key, sealed.wrapped, checkpoint), checkpoint
+    )
+
+
+def rewrap(data: bytes, checkpoint: str, keys: Wrapper) -> bytes:
+    """The same manifest under the newest master key; the body's bytes stay.
+
+    Raises:
+        StoreError: see :func:`decode`.
+    """
+    sealed = split(data)
+    data_key = keys.unwrap(sealed.key, sealed.wrapped, checkpoint)
+    _open(sealed, data_key, checkpoint)
+    return _join(data_key, checkpoint, sealed.body, keys)
+
+
+def split(data: bytes) -> Sealed:
+    """A manifest's parts; nothing of them has been authenticated.
+
+    Raises:
+        StoreError: ``CHECKPOINT_DAMAGED``, it is no manifest of this format.
+    """
+    view = memoryview(data)
+    if bytes(view[:7]) != MAGIC[:7]:
+        raise damaged("the manifest is none of ours")
+    if bytes(view[7:8]) != MAGIC[7:]:
+        number = view[7] if len(view) > 7 else "?"
+        raise damaged(f"its format {number} is not known to this version")
+    at, parts = len(MAGIC), []
+    for limit in (_MAX_KEY_NAME, MAX_WRAPPED):
+        length = int.from_bytes(view[at : at + 2], "little")
+        part = bytes(view[at + 2 : at + 2 + length])
+        if not 0 < length <= limit or len(part) != length:
+            raise damaged("the manifest's head cannot be read")
+        parts.append(part)
+        at += 2 + length
+    if not _KEY_NAME.fullmatch(parts[0]):
+        raise damaged("the manifest's head cannot be read")
+    return Sealed(parts[0].decode("ascii"), parts[1], bytes(view[at:]))
+
+
+def _join(data_key: bytes, checkpoint: str, body: bytes, keys: Wrapper) -> bytes:
+    name, wrapped = keys.wrap(data_key, checkpoint)
+    head = b"".join(
+        len(part).to_bytes(2, "little") + part for part in (name.encode(), wrapped)
+    )
+    return MAGIC + head + body
+
+
+def _open(sealed: Sealed, data_key: bytes, checkpoint: str) -> Body:
+    sealer = crypto.Sealer(binding.manifest_key(data_key, checkpoint))
+    try:
+        plain = sealer.open(0, sealed.body, binding.manifest(checkpoint))
+    except crypto.Forged:
+        raise damaged("the manifest is not what was written") from None
+    try:
+        body = msgspec.json.decode(plain, type=Body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise damaged(f"the manifest cannot be read ({error})") from None
+    _check(body, checkpoint)
     return body
 
 
-def encode_index(files: list[FileEntry]) -> bytes:
-    """The index's bytes."""
-    return msgspec.json.encode(files)
-
-
-def decode_index(data: bytes, body: Body) -> list[FileEntry]:
-    """The files of a checkpoint, whose every chunk lies within its packs.
-
-    Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
-    """
-    check_object(data, body.index)
-    files = _decode(data, list[FileEntry], "the index")
-    names = {file.name for file in files}
-    if len(names) != len(files) or not all(map(is_name, names)):
-        raise damaged("the index has names that cannot be")
-    for file in files:
-        if sum(chunk.length for chunk in file.chunks) != file.length:
-            raise damaged(f"the index has not all of {file.name}")
-        if not all(_fits(chunk, body.packs) for chunk in file.chunks):
-            raise damaged(f"the index has a chunk of {file.name} that cannot be")
-    return files
-
-
-def check_object(data: bytes, ref: ObjectRef) -> None:
-    """See that an object that was read whole is what was written.
-
-    Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``.
-    """
-    if len(data) != ref.length:
-        raise damaged(f"{ref.name} has {len(data)} bytes instead of {ref.length}")
-    if blake3(data).hexdigest() != ref.digest:
-        raise damaged(f"the digest of {ref.name} differs")
-
-
-def damaged(why: str) -> StoreError:
-    """The error for a checkpoint that is not what was written."""
-    return StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
-
-
-def _fits(chunk: ChunkRef, packs: list[ObjectRef]) -> bool:
-    if chunk.kind is Kind.ZERO:
-        return not (chunk.pack or chunk.offset or chunk.stored or chunk.digest)
-    if chunk.pack >= len(packs):
-        return False
-    if chunk.kind is Kind.RAW and chunk.stored != chunk.length:
-        return False
-    if chunk.kind is Kind.LZ4 and chunk.stored >= chunk.length:
-        return False
-    return chunk.offset + chunk.stored <= packs[chunk.pack].length
-
-
-def _decode(data: bytes, kind: type[T], what: str) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise damaged(f"{what} cannot be read ({error})") from None
+def _check(body: Body, checkpoint: str) -> None:
+    origins = body.origins
+    if not origins or {body.info.id, origins[0].id} != {checkpoint}:
+        raise damaged("the manifest is of another checkpoint")
+    if any(origin.key != body.info.key for origin in origins):
+        raise damaged("the manifest needs something of another session")
+    if not all(layout.is_id(origin.id) for origin in origins):
+        raise damaged("the manifest names an object that cannot be")
+    size = body.chunk_bytes
+    if size not in layout.CHUNK_SIZES or any(
+        pack.origin >= len(origins) for pack in body.packs
+    ):
+        raise damaged("the manifest has a number that cannot be")

@@ -1,180 +1,210 @@
-"""The packs of one checkpoint while it is written: few objects that hold many chunks.
+"""The packs of one lane while they are written: objects that hold encrypted blocks.
 
-Called by the writer, from as many threads as write files. A thread takes an idle pack,
-appends, and gives it back, so that there are no more packs than threads and no thread
-waits for another's write. A pack that is full is synced and read back in the
-background, which spares the commit most of its time.
+Called by a lane, from one thread at a time. A pack that is full is synced and read back
+in the background, which spares the commit most of its time.
 """
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import TYPE_CHECKING
-
-from blake3 import blake3
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.manifest import ObjectRef
+from jupyterhub_gpu_reclaim.store import binding, crypto, layout
+from jupyterhub_gpu_reclaim.store.codec import MAX_BLOCK_BYTES, Kind
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer, ObjectWriter
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.binding import Origin
 
 #: Large enough for few objects, small enough to be settled while the next one fills.
 PACK_BYTES = 128 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
+#: A lane's packs are numbered from its own number times this.
+LANE_PACKS = 1 << 16
+
+
+class BlockRow(NamedTuple):
+    """One block that was written."""
+
+    pack: int  #: number of the pack
+    number: int  #: in the pack
+    offset: int
+    stored: int  #: bytes in the pack, with the tag
+    chunks: int
+    kind: int
 
 
 class Packs:
-    """Packs that are being filled.
+    """Packs that are being filled, one after the other.
 
     Args:
         backend: where they stand.
-        prefix: of their names; ends in ``/``.
+        origin: whose they are.
+        lane: tells them from those of other lanes.
         pack_bytes: a pack that has that many is full.
+        read_back: whether a pack is read and opened after it was synced.
     """
 
-    def __init__(self, backend: Backend, prefix: str, *, pack_bytes: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        origin: Origin,
+        *,
+        lane: int,
+        pack_bytes: int,
+        read_back: bool,
+    ) -> None:
         self._backend = backend
-        self._prefix = prefix
+        self._origin = origin
+        self._next = lane * LANE_PACKS
         self._limit = pack_bytes
-        self._lock = threading.Lock()
-        self._closed = False
-        self._count = 0
-        self._idle: list[_Pack] = []
-        self._settling: list[tuple[_Pack, Future[ObjectRef]]] = []
+        self._read_back = read_back
+        self._out = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
+        self._open: _Pack | None = None
+        self._settling: list[tuple[_Pack, Future[None]]] = []
         self._settler = ThreadPoolExecutor(1, thread_name_prefix="store-packs")
+        self._failed = False
+        #: Every block so far.
+        self.rows: list[BlockRow] = []
 
-    def append(self, data: Buffer) -> tuple[int, int]:
-        """Store bytes in some pack.
+    def append(self, kind: Kind, chunks: int, data: Buffer) -> int:
+        """Encrypt and write one block.
 
         Returns:
-            The pack's number and the offset in it.
+            Bytes written.
 
         Raises:
-            StoreError: no room, or no store; that pack is given up.
+            StoreError: no room, or no store; nothing can be finished any more.
         """
-        pack = self._take()
+        pack = self._open or self._begin()
+        number, stored = len(pack.rows), len(data) + crypto.TAG_BYTES
+        out = self._out[:stored]
+        pack.sealer.seal_into(
+            number, data, binding.block(number, kind, chunks, len(data)), out
+        )
         try:
-            offset = pack.append(data)
+            pack.writer.write(out)
         except BaseException:
-            pack.writer.abandon()
+            self._failed = True
             raise
-        self._give(pack)
-        return pack.number, offset
+        row = BlockRow(pack.number, number, pack.length, stored, chunks, kind)
+        pack.rows.append(row)
+        self.rows.append(row)
+        pack.length += stored
+        if pack.length >= self._limit:
+            self._settle(pack)
+        return stored
 
-    def finish(self, timeout: float) -> list[ObjectRef]:
-        """Sync and read back what is left; no thread may be appending.
+    def finish(self, timeout: float) -> list[tuple[int, int]]:
+        """Sync and read back what is left.
 
         Args:
             timeout: seconds to wait for the disk.
 
         Returns:
-            All packs in the order of their numbers.
+            Number and length of every pack.
 
         Raises:
             StoreError: a pack is not durable, or reads back differently.
         """
-        with self._lock:
-            self._closed = True
-            for pack in self._idle:
-                self._settle(pack)
-            self._idle.clear()
-            settling = list(self._settling)
+        if self._open is not None:
+            self._settle(self._open)
         self._settler.shutdown(wait=False)
-        futures = [future for _, future in settling]
+        futures = [future for _, future in self._settling]
         if wait_for(futures, timeout).not_done:
             raise StoreError(Reason.TIMED_OUT, step="commit", seconds=timeout)
-        settling.sort(key=lambda each: each[0].number)
-        refs = [future.result() for _, future in settling]
-        if [pack.number for pack, _ in settling] != list(range(self._count)):
+        for future in futures:
+            future.result()
+        if self._failed:
             raise StoreError(Reason.STORE_FAILED, why="a pack was given up")
-        return refs
+        return [(pack.number, pack.length) for pack, _ in self._settling]
 
     def abandon(self) -> None:
-        """Let go of everything and make nothing new; idempotent, never waits.
-
-        Packs in the hands of a thread are let go of by that thread.
-        """
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            settling = list(self._settling)
-        self._settler.shutdown(wait=False, cancel_futures=True)
-        for pack in idle:
+        """Let go of everything; idempotent, never waits."""
+        self._failed = True
+        pack, self._open = self._open, None
+        if pack is not None:
             pack.writer.abandon()
-        for pack, future in settling:
+        self._settler.shutdown(wait=False, cancel_futures=True)
+        for pack, future in self._settling:
             if future.cancelled():
                 pack.writer.abandon()
 
-    def _take(self) -> _Pack:
-        with self._lock:
-            if self._closed:
-                raise StoreError(Reason.CANCELLED)
-            if self._idle:
-                return self._idle.pop()
-            # Made under the lock: after `abandon` no object may appear any more.
-            name = f"{self._prefix}{self._count:06d}"
-            pack = _Pack(self._count, name, self._backend.create(name))
-            self._count += 1
-            return pack
-
-    def _give(self, pack: _Pack) -> None:
-        with self._lock:
-            if self._closed:
-                pack.writer.abandon()
-            elif pack.length >= self._limit:
-                self._settle(pack)
-            else:
-                self._idle.append(pack)
+    def _begin(self) -> _Pack:
+        if self._next % LANE_PACKS == LANE_PACKS - 1:
+            raise StoreError(Reason.STORE_FAILED, why="a checkpoint has too many packs")
+        self._open = pack = _Pack(self._backend, self._origin, self._next)
+        self._next += 1
+        return pack
 
     def _settle(self, pack: _Pack) -> None:
-        future = self._settler.submit(pack.settle, self._backend)
+        self._open = None
+        future = self._settler.submit(pack.settle, read_back=self._read_back)
         self._settling.append((pack, future))
 
 
 class _Pack:
-    """One object that is being filled, by one thread at a time."""
+    """One object that is being filled."""
 
-    def __init__(self, number: int, name: str, writer: ObjectWriter) -> None:
+    def __init__(self, backend: Backend, origin: Origin, number: int) -> None:
+        self._backend = backend
         self.number = number
-        self.name = name
-        self.writer = writer
+        self.name = layout.pack(origin.id, number)
+        self.sealer = crypto.Sealer(origin.pack_key(number))
+        self.rows: list[BlockRow] = []
         self.length = 0
-        self._hash = blake3()
+        self.writer = backend.create(self.name)
 
-    def append(self, data: Buffer) -> int:
-        offset = self.length
-        self.writer.write(data)
-        self._hash.update(data)
-        self.length += len(data)
-        return offset
-
-    def settle(self, backend: Backend) -> ObjectRef:
-        """Make it durable, read it back once, and vouch for it."""
+    def settle(self, *, read_back: bool) -> None:
+        """Make it durable, and see that every block of it opens."""
         try:
             self.writer.finish()
         finally:
             self.writer.abandon()
-        ref = ObjectRef(
-            name=self.name, length=self.length, digest=self._hash.hexdigest()
-        )
-        read_back(backend, ref)
-        return ref
+        if not read_back:
+            return
+        blocks = BlockOpener(self._backend)
+        for row in self.rows:
+            try:
+                blocks.open(self.name, self.sealer, row)
+            except crypto.Forged:
+                raise StoreError(
+                    Reason.STORE_FAILED, why=f"{self.name} reads back differently"
+                ) from None
+        if self._backend.length(self.name) != self.length:
+            raise StoreError(
+                Reason.STORE_FAILED, why=f"{self.name} reads back differently"
+            )
 
 
-def read_back(backend: Backend, ref: ObjectRef) -> None:
-    """See that an object that was just written stands there as it was written.
+class BlockOpener:
+    """Reads and opens blocks into buffers of its own; for one thread.
 
-    Raises:
-        StoreError: ``STORE_FAILED``, it does not; or it cannot be read.
+    Args:
+        backend: where they stand.
     """
-    found = blake3()
-    offset = 0
-    while data := backend.read(ref.name, offset, _READ_BYTES):
-        found.update(data)
-        offset += len(data)
-    if offset != ref.length or found.hexdigest() != ref.digest:
-        raise StoreError(Reason.STORE_FAILED, why=f"{ref.name} reads back differently")
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._sealed = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
+        self._plain = memoryview(bytearray(MAX_BLOCK_BYTES))
+
+    def open(self, name: str, sealer: crypto.Sealer, row: BlockRow) -> memoryview:
+        """The stored bytes, decrypted; valid until the next call.
+
+        Raises:
+            Forged: they are not what was written there.
+            StoreError: the backend does not work.
+        """
+        if not crypto.TAG_BYTES <= row.stored <= len(self._sealed):
+            raise crypto.Forged
+        sealed = self._sealed[: row.stored]
+        if self._backend.read_into(name, row.offset, sealed) != row.stored:
+            raise crypto.Forged
+        length = row.stored - crypto.TAG_BYTES
+        plain = self._plain[:length]
+        bound = binding.block(row.number, Kind(row.kind), row.chunks, length)
+        sealer.open_into(row.number, sealed, bound, plain)
+        return plain

@@ -1,49 +1,55 @@
 """The store as the agent sees it: begin, open, list, delete and sweep checkpoints.
 
-Called by the agent, from several threads at once. One process owns a store: writers of
-another process are not seen, and its sweep would take their work for remains.
+Called by the agent and the command line, from several threads at once. Other processes
+may work on the same store: their intents say what they need (``FORMAT.md``). Which
+checkpoints are worth keeping is not decided here.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.backend import ASIDE, ObjectMissing
+from jupyterhub_gpu_reclaim.store import crypto, intents, known, lanes, layout, manifest
+from jupyterhub_gpu_reclaim.store import index as indexes
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
+from jupyterhub_gpu_reclaim.store.binding import Origin
 from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+from jupyterhub_gpu_reclaim.store.codec import Compression
+from jupyterhub_gpu_reclaim.store.crew import CaptureCrew
+from jupyterhub_gpu_reclaim.store.garbage import Garbage
+from jupyterhub_gpu_reclaim.store.index import damaged
 from jupyterhub_gpu_reclaim.store.infos import Infos
-from jupyterhub_gpu_reclaim.store.manifest import (
-    Body,
-    damaged,
-    decode_index,
-    decode_manifest,
-)
+from jupyterhub_gpu_reclaim.store.lane import Recipe
+from jupyterhub_gpu_reclaim.store.merge import Earlier
 from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter, Draft
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
-    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.checkpoint import Problem
+    from jupyterhub_gpu_reclaim.store.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.manifest import Body
+    from jupyterhub_gpu_reclaim.store.pool import Pool
 
 log = logging.getLogger(__name__)
 
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-#: Far above any manifest of ours; a damaged length must not fill the memory.
-_MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+#: One page: what a session changes is found exactly; docs/explanation/store.md.
+CHUNK_BYTES = 4096
 
 
 class SweepResult(NamedTuple):
     """What a sweep has removed."""
 
-    removed: list[str]  #: ids of writers that never committed
+    removed: list[str]  #: checkpoints that do not exist, whose remains these were
     freed_bytes: int
 
 
@@ -52,19 +58,40 @@ class Repository:
 
     Args:
         backend: where the objects stand.
-        clock: for the time of a commit.
-        pack_bytes: size of the objects that hold the chunks.
+        clock: for the time of a commit and the age of intents.
+        keys: wrap and unwrap the data keys.
+        pool: workers; None: everything is done by our own threads.
+        pack_bytes: size of the objects that hold the blocks.
+        chunk_bytes: size of the chunks of a session's first generation.
+        compression: of blocks that shrink.
+        read_back: whether every pack is read and opened before the commit. Without it
+            a disk that writes wrongly is found out at the restore only.
     """
 
     def __init__(
-        self, backend: Backend, *, clock: Clock, pack_bytes: int = PACK_BYTES
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        keys: Wrapper,
+        pool: Pool | None = None,
+        pack_bytes: int = PACK_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
+        compression: str = Compression.LZ4,
+        read_back: bool = True,
     ) -> None:
         self._backend = backend
         self._clock = clock
+        self._keys = keys
+        self._pool = pool
         self._pack_bytes = pack_bytes
+        self._chunk_bytes = chunk_bytes
+        self._compression = Compression(compression)
+        self._read_back = read_back
         self._lock = threading.Lock()
         self._writing: set[str] = set()
         self._infos = Infos()
+        self._garbage = Garbage(backend, clock, self._try_body)
 
     def begin(
         self,
@@ -76,13 +103,15 @@ class Repository:
     ) -> CheckpointWriter:
         """Begin a checkpoint; remains of an earlier attempt at it are removed.
 
+        Chunks of the last generation of the same session will be referenced.
+
         Raises:
             BadRequest: no checkpoint may be called that.
             StoreError: ``CHECKPOINT_EXISTS``, it is committed already (a damaged one
-                too); or the store does not work.
+                too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        if not _ID.fullmatch(id):
+        if not layout.is_id(id):
             raise BadRequest(Reason.INVALID, what=f"No checkpoint is called {id!r}.")
         with self._lock:
             self._refuse_if_writing(id)
@@ -90,16 +119,21 @@ class Repository:
         try:
             self._refuse_if_committed(id)
             self._remove(id)
-            draft = Draft(
-                id=id, key=key, incarnation=incarnation, generation=generation
-            )
-            return CheckpointWriter(
-                self._backend,
-                draft,
-                self._clock,
-                self._ended,
+            self._refuse_if_needed(id)
+            begun = self._clock.now()
+            earlier = self._lean(id, key, begun)
+            recipe = Recipe(
+                origin=Origin(
+                    id=id, key=key, generation=generation, data_key=crypto.new_key()
+                ),
+                id_key=earlier.body.id_key if earlier else crypto.new_key(),
+                chunk_bytes=earlier.body.chunk_bytes if earlier else self._chunk_bytes,
                 pack_bytes=self._pack_bytes,
+                compression=self._compression,
+                read_back=self._read_back,
             )
+            draft = Draft(recipe=recipe, incarnation=incarnation, begun=begun)
+            return self._writer(draft, earlier)
         except BaseException:
             self._ended(id)
             raise
@@ -110,7 +144,7 @@ class Repository:
         Raises:
             StoreError: the store does not answer, so nothing is known.
         """
-        if not _ID.fullmatch(checkpoint):
+        if not layout.is_id(checkpoint):
             return False
         try:
             self._backend.length(layout.manifest(checkpoint))
@@ -123,116 +157,230 @@ class Repository:
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, or the store does not work.
+            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
+                work.
         """
         body = self._body(checkpoint)
-        for pack in body.packs:
-            length = self._backend.length(pack.name)
-            if length != pack.length:
-                raise damaged(
-                    f"{pack.name} has {length} bytes instead of {pack.length}"
-                )
-        data = self._backend.read(body.index.name, 0, body.index.length + 1)
-        return Checkpoint(self._backend, body, decode_index(data, body))
+        return Checkpoint(self._backend, body, self._index(body), self._pool)
 
     def info(self, checkpoint: str) -> CheckpointInfo:
         """What is known of a committed checkpoint; cheap.
 
-        That it exists is looked at each time; its manifest is read once, and what
-        becomes of that later is for ``open`` to see.
-
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, or the store does not work.
+            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
+                work.
         """
         if not self.exists(checkpoint):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return self._info(checkpoint)
+        return self._known_body(checkpoint).info
 
-    def list(self) -> list[CheckpointInfo]:
-        """Committed checkpoints by age, oldest first.
+    def objects(self, checkpoint: str) -> list[Entry]:
+        """Every object but the manifest that is needed to read a checkpoint.
 
-        One whose manifest is damaged is logged and left out: ``exists`` and ``info``
-        tell of it, and no sweep removes it.
+        Packs of earlier generations are among them.
 
         Raises:
-            StoreError: the store does not work, so nothing is known.
+            NotFound: ``CHECKPOINT_MISSING``.
+            StoreError: see :meth:`info`.
         """
-        infos = []
-        for entry in self._backend.list(layout.MANIFESTS):
-            id_ = layout.id_of(entry.name)
-            try:
-                infos.append(self._info(id_ or ""))
-            except NotFound:
-                continue  # deleted in between, or nothing of ours
-            except StoreError as error:
-                if error.reason is not Reason.CHECKPOINT_DAMAGED:
-                    raise
-                log.warning("- checkpoint %s is left out: %s", id_, error)
-        return sorted(infos, key=lambda info: (info.created, info.id))
+        if not self.exists(checkpoint):
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return self._known_body(checkpoint).objects()
+
+    def intent(self, checkpoint: str) -> tuple[str, bytes]:
+        """An intent for a committed checkpoint, while it is copied to another store.
+
+        Returns:
+            Its object's name and bytes; it keeps all that :meth:`objects` names there.
+
+        Raises:
+            NotFound: ``CHECKPOINT_MISSING``.
+            StoreError: see :meth:`info`.
+        """
+        origins = self._known_body(checkpoint).origins
+        leans_on = frozenset(origin.id for origin in origins)
+        intent = intents.Intent(checkpoint, self._clock.now(), leans_on)
+        return layout.intent(checkpoint), intents.encode(intent)
+
+    def verify(
+        self, checkpoint: str, *, progress: Callable[[int, int], None] | None = None
+    ) -> list[Problem]:
+        """Read all of a checkpoint; see :meth:`Checkpoint.verify`.
+
+        Raises:
+            NotFound: ``CHECKPOINT_MISSING``.
+            StoreError: it cannot even be opened, or the store does not work.
+        """
+        return self.open(checkpoint).verify(progress)
+
+    def rekey(self, checkpoint: str | None = None) -> int:
+        """Wrap under the newest master key what is wrapped under others.
+
+        No data is written again. A crash leaves each manifest as it was or rewrapped.
+
+        Args:
+            checkpoint: only this one; None: all.
+
+        Returns:
+            How many were rewrapped.
+
+        Raises:
+            NotFound: ``CHECKPOINT_MISSING``.
+            StoreError: one cannot be read, or the store does not work; what was
+                rewrapped is.
+        """
+        if checkpoint is not None:
+            ids = [checkpoint]
+        else:
+            ids = [id_ for id_, _ in self._manifests()]
+        return sum(self._rewrap(id_) for id_ in ids)
 
     def delete(self, checkpoint: str) -> None:
         """Remove a checkpoint; idempotent: not there is fine.
+
+        Packs that a later generation needs stay until that is deleted.
 
         Raises:
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
             StoreError: it could not be removed whole; call again.
         """
-        if not _ID.fullmatch(checkpoint):
+        if not layout.is_id(checkpoint):
             return
         with self._lock:
             self._refuse_if_writing(checkpoint)
             self._remove(checkpoint)
 
     def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
-        """Remove what writers that died have left; committed ones are not touched.
+        """Remove what nobody needs; committed checkpoints are not touched.
 
         Args:
-            keep_writing: ids that somebody else than this object still writes.
+            keep_writing: ids that are known to be written, beside those with intents.
 
         Raises:
             StoreError: the store does not work; what was removed is removed.
         """
         with self._lock:
-            # No writer begins meanwhile, and every one that has begun is known.
-            names = [
-                entry.name
-                for prefix in (layout.PACKS, ASIDE)
-                for entry in self._backend.list(prefix)
-            ]
-            ids = {id_ for name in names if (id_ := layout.id_of(name))}
-            removed = []
-            freed = 0
-            for id_ in sorted(ids - self._writing - keep_writing):
-                if _ID.fullmatch(id_) and not self.exists(id_):
-                    freed += self._remove(id_)
-                    removed.append(id_)
+            # No writer of ours begins meanwhile.
+            removed, freed = self._garbage.sweep(self._writing | keep_writing)
         return SweepResult(removed, freed)
 
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
         return self._backend.free_bytes()
 
-    def _info(self, checkpoint: str) -> CheckpointInfo:
-        return self._infos.get(checkpoint, lambda: self._body(checkpoint).info)
+    def _writer(self, draft: Draft, earlier: Earlier | None) -> CheckpointWriter:
+        table = None
+        if earlier is not None:
+            packs = [pack.length for pack in earlier.body.packs]
+            table = known.of_index(earlier.index, packs)
+        crew, spec = None, self._backend.spec()
+        if self._pool is not None and spec is not None:
+            crew = CaptureCrew(
+                self._pool, spec, draft.recipe, table, first_lane=lanes.OWN
+            )
+        return CheckpointWriter(
+            self._backend,
+            draft,
+            lanes=lanes.Lanes(self._backend, draft.recipe, table, crew),
+            earlier=earlier,
+            keys=self._keys,
+            clock=self._clock,
+            ended=self._ended,
+            discard=self._remove,
+        )
 
-    def _remove(self, checkpoint: str) -> int:
+    def _lean(self, checkpoint: str, key: SessionKey, begun: float) -> Earlier | None:
+        """Publish the intent, then read the last generation, if it can be read."""
+        candidates = [body for body in self._bodies() if body.info.key == key]
+        last = max(
+            candidates,
+            key=lambda body: (body.info.generation, body.info.created),
+            default=None,
+        )
+        leans_on = frozenset(origin.id for origin in last.origins) if last else ()
+        intent = intents.Intent(checkpoint, begun, frozenset(leans_on))
+        intents.publish(self._backend, intent)
+        # Only now it is sure that nobody removes its packs, if it still exists.
+        if last is None or not self.exists(last.info.id):
+            return None
         try:
-            return layout.remove(self._backend, checkpoint)
-        finally:
-            self._infos.drop(checkpoint)
+            return Earlier(last, self._index(last))
+        except StoreError as error:
+            log.warning("%s %s is not built upon: %s", key, last.info.id, error)
+            return None
+
+    def _index(self, body: Body) -> indexes.Index:
+        """The index of a checkpoint whose every object is there."""
+        for name, wanted in body.objects():
+            length = self._backend.length(name)
+            if length != wanted:
+                raise damaged(f"{name} has {length} bytes instead of {wanted}")
+        name = layout.index(body.info.id)
+        return indexes.decode(
+            self._backend.read(name, 0, body.index.length + 1),
+            body.index.segments,
+            body.origins[0].index_key(),
+            chunk_bytes=body.chunk_bytes,
+            packs=[pack.length for pack in body.packs],
+        )
+
+    def _manifests(self) -> list[tuple[str, str]]:
+        """Id and object of all that exist."""
+        names = [entry.name for entry in self._backend.list(layout.MANIFESTS)]
+        return [(id_, name) for name in names if (id_ := layout.id_of(name))]
+
+    def _bodies(self) -> list[Body]:
+        found = [self._try_body(id_) for id_, _ in self._manifests()]
+        return [body for body in found if body is not None]
+
+    def _try_body(self, checkpoint: str) -> Body | None:
+        """What a manifest says; None when it cannot be read now, or is gone."""
+        try:
+            return self._known_body(checkpoint)
+        except NotFound:
+            return None  # deleted in between
+        except StoreError as error:
+            if error.reason not in (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING):
+                raise
+            log.warning("- checkpoint %s is left out: %s", checkpoint, error)
+            return None
+
+    def _known_body(self, checkpoint: str) -> Body:
+        return self._infos.get(checkpoint, lambda: self._body(checkpoint))
 
     def _body(self, checkpoint: str) -> Body:
+        return manifest.decode(self._read_manifest(checkpoint), checkpoint, self._keys)
+
+    def _read_manifest(self, checkpoint: str) -> bytes:
         missing = NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        if not _ID.fullmatch(checkpoint):
+        if not layout.is_id(checkpoint):
             raise missing
         try:
-            data = self._backend.read(
-                layout.manifest(checkpoint), 0, _MAX_MANIFEST_BYTES
+            return self._backend.read(
+                layout.manifest(checkpoint), 0, manifest.MAX_BYTES
             )
         except ObjectMissing:
             raise missing from None
-        return decode_manifest(data, checkpoint)
+
+    def _rewrap(self, checkpoint: str) -> bool:
+        data = self._read_manifest(checkpoint)
+        new = manifest.rewrap(data, checkpoint, self._keys)
+        if manifest.split(new).key == manifest.split(data).key:
+            return False
+        with self._lock:
+            # Not beside a delete of ours: it would come back.
+            try:
+                self._backend.replace(layout.manifest(checkpoint), new)
+            except ObjectMissing:
+                return False
+        return True
+
+    def _remove(self, checkpoint: str) -> None:
+        try:
+            self._garbage.remove(checkpoint)
+        finally:
+            self._infos.drop(checkpoint)
 
     def _refuse_if_writing(self, checkpoint: str) -> None:
         if checkpoint in self._writing:
@@ -242,8 +390,26 @@ class Repository:
         if self.exists(checkpoint):
             raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
 
+    def _refuse_if_needed(self, checkpoint: str) -> None:
+        if self._backend.list(layout.pack_prefix(checkpoint)):
+            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
+
     def _ended(self, checkpoint: str) -> None:
         # A commit that failed late had a manifest for a moment.
         self._infos.drop(checkpoint)
+        try:
+            self._backend.delete(layout.intent(checkpoint))
+        except StoreError as error:
+            log.warning("- the intent of %s stays for a day: %s", checkpoint, error)
         with self._lock:
             self._writing.discard(checkpoint)
+
+    def list(self) -> list[CheckpointInfo]:
+        """All committed checkpoints, oldest first; unreadable ones are logged.
+
+        Raises:
+            StoreError: the store does not work.
+        """
+        # At the end of the class: what comes after means this by `list`.
+        infos = [body.info for body in self._bodies()]
+        return sorted(infos, key=lambda info: (info.created, info.id))

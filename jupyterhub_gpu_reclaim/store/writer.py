@@ -2,7 +2,7 @@
 
 Made by the repository, called by the agent's capture from several threads at once. It
 publishes the manifest last, and only when everything that it names has been synced and
-read back (law 1).
+read back (law 1; ``FORMAT.md``, order of writing).
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from blake3 import blake3
-
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, StoreError
-from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey, Step, Value
+from jupyterhub_gpu_reclaim.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import layout
+from jupyterhub_gpu_reclaim.store import index as indexes
+from jupyterhub_gpu_reclaim.store import intents, layout, manifest
 from jupyterhub_gpu_reclaim.store.file_writer import FileWriter
-from jupyterhub_gpu_reclaim.store.manifest import (
-    Body,
-    FileEntry,
-    ObjectRef,
-    encode_index,
-    encode_manifest,
-    is_name,
-)
-from jupyterhub_gpu_reclaim.store.packs import Packs, read_back
+from jupyterhub_gpu_reclaim.store.manifest import Body, IndexRef
+from jupyterhub_gpu_reclaim.store.merge import merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.clock import Clock
-    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.binding import Origin
+    from jupyterhub_gpu_reclaim.store.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.lane import Recipe
+    from jupyterhub_gpu_reclaim.store.lanes import Lanes
+    from jupyterhub_gpu_reclaim.store.merge import Earlier, Merged
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +37,14 @@ log = logging.getLogger(__name__)
 class Draft(Value, frozen=True, kw_only=True):
     """What is known of a checkpoint before it is written."""
 
-    id: str
-    key: SessionKey
+    recipe: Recipe
     incarnation: str
-    generation: int
+    begun: float  #: when the intent was published
+
+    @property
+    def origin(self) -> Origin:
+        """Whose checkpoint it is."""
+        return self.recipe.origin
 
 
 class CheckpointWriter:
@@ -51,28 +52,36 @@ class CheckpointWriter:
 
     Args:
         backend: where to.
-        draft: whose checkpoint it is.
+        draft: whose checkpoint it is; its intent stands already.
+        lanes: take the bytes.
+        earlier: the generation whose chunks may be referenced.
+        keys: wrap the data key.
         clock: for the time of the commit.
         ended: called once, when it is committed or gone.
-        pack_bytes: a pack that has that many is full.
+        discard: removes everything that was written.
     """
 
     def __init__(
         self,
         backend: Backend,
         draft: Draft,
+        *,
+        lanes: Lanes,
+        earlier: Earlier | None,
+        keys: Wrapper,
         clock: Clock,
         ended: Callable[[str], None],
-        *,
-        pack_bytes: int,
+        discard: Callable[[str], None],
     ) -> None:
         self._backend = backend
         self._draft = draft
+        self._id = draft.origin.id
+        self._lanes = lanes
+        self._earlier = earlier
+        self._keys = keys
         self._clock = clock
         self._ended = ended
-        self._packs = Packs(
-            backend, layout.pack_prefix(draft.id), pack_bytes=pack_bytes
-        )
+        self._remove = discard
         self._files: dict[str, FileWriter] = {}
         #: Guards the counters and the files; held for moments only.
         self._lock = threading.Lock()
@@ -82,18 +91,16 @@ class CheckpointWriter:
         self._called_off = False
         self._committed: CheckpointInfo | None = None
         self._gone = False
-        self._logical = 0
-        self._stored = 0
 
     @property
     def logical_bytes(self) -> int:
         """Plain bytes taken so far."""
-        return self._logical
+        return self._lanes.logical
 
     @property
     def stored_bytes(self) -> int:
         """Bytes written for them so far."""
-        return self._stored
+        return self._lanes.stored
 
     def file(self, name: str) -> FileWriter:
         """Begin a file; several may be open at once, each for one thread.
@@ -105,13 +112,19 @@ class CheckpointWriter:
             BadRequest: no such name may be.
             StoreError: the checkpoint has ended.
         """
-        if not is_name(name):
+        if not indexes.is_name(name):
             raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
         with self._lock:
             self._check_open()
             if name in self._files:
                 raise BadRequest(Reason.INVALID, what=f"{name} is there already.")
-            file = self._files[name] = FileWriter(self, self._packs, name)
+            file = self._files[name] = FileWriter(
+                self,
+                self._lanes,
+                len(self._files),
+                name,
+                self._draft.recipe.chunk_bytes,
+            )
             return file
 
     def add(self, name: str, data: bytes) -> None:
@@ -153,7 +166,7 @@ class CheckpointWriter:
                 self._try_discard()
                 raise
             self._committed = info
-        self._ended(self._draft.id)
+        self._ended(self._id)
         return info
 
     def abort(self) -> bool:
@@ -166,6 +179,8 @@ class CheckpointWriter:
             StoreError: it could not be removed; call again, or ``delete`` it.
         """
         self._called_off = True
+        if not self._committed:
+            self._lanes.call_off()
         with self._ending:
             if self._committed:
                 return False
@@ -176,12 +191,6 @@ class CheckpointWriter:
         """Remember that a part could not be written, so that none can be committed."""
         with self._lock:
             self._failure = self._failure or error
-
-    def count(self, logical: int, stored: int) -> None:
-        """Add to the counters."""
-        with self._lock:
-            self._logical += logical
-            self._stored += stored
 
     def _check_open(self) -> None:
         if isinstance(self._failure, ReclaimError):
@@ -199,50 +208,78 @@ class CheckpointWriter:
         if self._called_off or self._gone:
             raise StoreError(Reason.CANCELLED)
         if self._committed:
-            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._draft.id)
+            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._id)
 
     def _publish(
         self, steps: list[Step], frozen_seconds: float, timeout: float
     ) -> CheckpointInfo:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
-        packs = self._packs.finish(timeout)
-        index = self._write_index(files)
+        recipe = self._draft.recipe
+        reports = self._lanes.finish(timeout)
+        merged = merge(files, recipe.chunk_bytes, reports, self._earlier)
+        index = self._write_index(merged)
+        own = sum(length for report in reports for _, length in report.packs)
         info = CheckpointInfo(
-            id=self._draft.id,
-            key=self._draft.key,
+            id=self._id,
+            key=recipe.origin.key,
             incarnation=self._draft.incarnation,
-            generation=self._draft.generation,
+            generation=recipe.origin.generation,
             created=self._clock.now(),
-            logical_bytes=self._logical,
-            stored_bytes=sum(each.length for each in (*packs, index)),
+            logical_bytes=sum(length for _, length in files),
+            stored_bytes=own + index.length,
+            deduplicated_bytes=self._lanes.known_bytes,
             frozen_seconds=frozen_seconds,
             steps=steps,
         )
-        manifest = encode_manifest(Body(info=info, packs=packs, index=index))
-        name = layout.manifest(info.id)
-        if self._called_off:
-            raise StoreError(Reason.CANCELLED)
-        self._backend.publish(name, manifest)
-        if self._backend.read(name, 0, len(manifest) + 1) != manifest:
-            raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
+        body = Body(
+            info=info,
+            chunk_bytes=recipe.chunk_bytes,
+            id_key=recipe.id_key,
+            origins=[recipe.origin, *self._needed(merged)],
+            packs=merged.packs,
+            index=index,
+        )
+        self._make_exist(body)
         return info
 
-    def _write_index(self, files: list[FileEntry]) -> ObjectRef:
-        data = encode_index(files)
-        ref = ObjectRef(
-            name=layout.index(self._draft.id),
-            length=len(data),
-            digest=blake3(data).hexdigest(),
-        )
-        writer = self._backend.create(ref.name)
+    def _needed(self, merged: Merged) -> list[Origin]:
+        if self._earlier is None:
+            return []
+        return [self._earlier.body.origins[place] for place in merged.origins]
+
+    def _make_exist(self, body: Body) -> None:
+        data = manifest.encode(body, self._keys)
+        objects = body.objects()
+        self._check_there(objects)
+        if self._called_off:
+            raise StoreError(Reason.CANCELLED)
+        if self._clock.now() > self._draft.begun + intents.FRESH_SECONDS / 2:
+            # Another process may have taken its packs for remains.
+            raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
+        name = layout.manifest(self._id)
+        self._backend.publish(name, data, needs=objects)
+        if self._backend.read(name, 0, len(data) + 1) != data:
+            raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
+        self._check_there(objects)
+
+    def _check_there(self, objects: list[Entry]) -> None:
+        for name, length in objects:
+            if self._backend.length(name) != length:
+                raise StoreError(Reason.STORE_FAILED, why=f"{name} has changed")
+
+    def _write_index(self, merged: Merged) -> IndexRef:
+        data, segments = indexes.encode(merged.index, self._draft.origin.index_key())
+        name = layout.index(self._id)
+        writer = self._backend.create(name)
         try:
             writer.write(data)
             writer.finish()
         finally:
             writer.abandon()
-        read_back(self._backend, ref)
-        return ref
+        if self._backend.read(name, 0, len(data) + 1) != data:
+            raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
+        return IndexRef(length=len(data), segments=segments)
 
     def _try_discard(self) -> None:
         """Clean up behind a failure that is being reported already."""
@@ -250,13 +287,16 @@ class CheckpointWriter:
             self._discard()
         except StoreError as error:
             log.warning(
-                "%s remains of %s are left: %s", self._draft.key, self._draft.id, error
+                "%s remains of %s are left: %s",
+                self._draft.origin.key,
+                self._id,
+                error,
             )
 
     def _discard(self) -> None:
         if self._gone:
             return
-        self._packs.abandon()
-        layout.remove(self._backend, self._draft.id)
+        self._lanes.abandon()
+        self._remove(self._id)
         self._gone = True
-        self._ended(self._draft.id)
+        self._ended(self._id)

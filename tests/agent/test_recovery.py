@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.store.doubles import KEYS
 from tests.support import gpu
 from tests.support.agent import goes_on, wait_for
 
@@ -42,7 +43,7 @@ def parts(folder):
     return Parts(
         placements=LocalPlacements(folder.name),
         records=Records(folder / "records"),
-        store=Repository(FolderBackend(folder / "store"), clock=clock),
+        store=Repository(FolderBackend(folder / "store"), clock=clock, keys=KEYS),
         tool=None,
         ports=Reservations(folder / "ports", sysctl=folder / "ports" / "sysctl"),
         client=None,

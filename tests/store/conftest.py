@@ -1,11 +1,17 @@
 """A repository on a folder, and a session to write into it."""
 
+import ctypes
+import os
+
 import pytest
 
 from jupyterhub_gpu_reclaim.clock import ManualClock
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.store.doubles import KEYS
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
@@ -20,7 +26,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def repository(root, clock):
-    return Repository(FolderBackend(root), clock=clock)
+    return Repository(FolderBackend(root), clock=clock, keys=KEYS)
 
 
 @pytest.fixture
@@ -34,3 +40,14 @@ def begin(repository):
         )
 
     return begin
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = libc.mount(b"tmpfs", str(path).encode(), b"tmpfs", 0, b"size=4m,mode=700")
+    if done != 0:
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    yield path
+    assert libc.umount2(str(path).encode(), 2) == 0

@@ -6,7 +6,12 @@ import shutil
 import pytest
 
 from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.store.doubles import KEYS
 
 CONTENTS = {
     "random": os.urandom(300_000),
@@ -29,7 +34,7 @@ def read_all(repository):
 
 
 @pytest.mark.parametrize(
-    "name", ["packs/c1/000000", "packs/c1/index", "manifests/c1.json"]
+    "name", ["packs/c1/00000000", "packs/c1/index", "manifests/c1"]
 )
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
 def test_flipped_bit_anywhere_is_damaged(committed, repository, root, name, share):
@@ -40,12 +45,13 @@ def test_flipped_bit_anywhere_is_damaged(committed, repository, root, name, shar
     path.write_bytes(data)
     with pytest.raises(StoreError) as caught:
         read_all(repository)
-    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+    # A flip in the master key's name asks for a key that is not here.
+    assert caught.value.reason in (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING)
     assert "Traceback" not in caught.value.message
     assert str(root) not in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["packs/c1/000000", "packs/c1/index"])
+@pytest.mark.parametrize("name", ["packs/c1/00000000", "packs/c1/index"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
 def test_cut_object_is_damaged_at_open(committed, repository, root, name, share):
     path = root / name
@@ -58,7 +64,7 @@ def test_cut_object_is_damaged_at_open(committed, repository, root, name, share)
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_cut_manifest_is_damaged(committed, repository, root, share):
-    path = root / "manifests" / "c1.json"
+    path = root / "manifests" / "c1"
     os.truncate(path, int(path.stat().st_size * share))
     with pytest.raises(StoreError) as caught:
         repository.open("c1")
@@ -66,7 +72,7 @@ def test_cut_manifest_is_damaged(committed, repository, root, share):
     assert "manifest" in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["packs/c1/000000", "packs/c1/index"])
+@pytest.mark.parametrize("name", ["packs/c1/00000000", "packs/c1/index"])
 def test_lost_object_is_damaged_and_named(committed, repository, root, name):
     (root / name).unlink()
     with pytest.raises(StoreError) as caught:
@@ -77,13 +83,13 @@ def test_lost_object_is_damaged_and_named(committed, repository, root, name):
 
 def test_lost_pack_after_open_is_damaged(committed, repository, root):
     checkpoint = repository.open("c1")
-    (root / "packs" / "c1" / "000000").unlink()
+    (root / "packs" / "c1" / "00000000").unlink()
     with pytest.raises(StoreError, match="is missing"):
         checkpoint.read("random")
 
 
 def test_lost_manifest_is_missing(committed, repository, root):
-    (root / "manifests" / "c1.json").unlink()
+    (root / "manifests" / "c1").unlink()
     with pytest.raises(NotFound) as caught:
         repository.open("c1")
     assert caught.value.reason is Reason.CHECKPOINT_MISSING
@@ -93,34 +99,138 @@ def test_swapped_manifests_are_damaged(committed, begin, repository, root):
     other = begin("c2")
     other.add("random", b"x")
     other.commit()
-    one, two = root / "manifests" / "c1.json", root / "manifests" / "c2.json"
+    one, two = root / "manifests" / "c1", root / "manifests" / "c2"
     shutil.move(one, root / "aside")
     shutil.move(two, one)
     shutil.move(root / "aside", two)
     for name in ("c1", "c2"):
-        with pytest.raises(StoreError, match="another checkpoint"):
+        with pytest.raises(StoreError, match="not wrapped for it"):
             repository.open(name)
 
 
 def test_pack_replaced_by_a_link_is_not_followed(committed, repository, root, tmp_path):
-    pack = root / "packs" / "c1" / "000000"
+    pack = root / "packs" / "c1" / "00000000"
     shutil.move(pack, tmp_path / "elsewhere")
     pack.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError):
         repository.open("c1")
 
 
-def test_damaged_chunk_is_named_and_what_came_before_was_right(
+def test_damaged_block_is_named_and_what_came_before_was_right(
     committed, repository, root
 ):
-    pack = root / "packs" / "c1" / "000000"
+    pack = root / "packs" / "c1" / "00000000"
     data = bytearray(pack.read_bytes())
-    data[262_144 + 5] ^= 1
+    data[262_144 + 16 + 5] ^= 1
     pack.write_bytes(data)
     stream = repository.open("c1").stream("random")
     assert next(stream) == CONTENTS["random"][:262_144]
-    with pytest.raises(StoreError, match="chunk 1 of random in packs/c1/000000"):
+    with pytest.raises(StoreError, match=r"block 1 of packs/c1/00000000 .*\(random\)"):
         next(stream)
+    (one, *rest) = repository.verify("c1")
+    assert one.file == "random"
+    assert one.object == "packs/c1/00000000"
+    assert all(problem.object == one.object for problem in rest)
+
+
+def test_verify_of_a_whole_checkpoint_finds_nothing(committed, repository):
+    told = []
+    progress = lambda done, total: told.append((done, total))  # noqa: E731
+    assert repository.verify("c1", progress=progress) == []
+    assert told[-1][0] == told[-1][1] > 2
+
+
+def blocks_of(repository):
+    checkpoint = repository.open("c1")
+    return [
+        (int(row["offset"]), int(row["stored"])) for row in checkpoint._index.blocks
+    ]
+
+
+def test_swapped_and_doubled_blocks_are_damaged(begin, repository, root):
+    writer = begin()
+    writer.add("random", os.urandom(3 * 262_144))
+    writer.commit()
+    pack = root / "packs" / "c1" / "00000000"
+    good = pack.read_bytes()
+    (one, size), (two, _), (three, _) = blocks_of(repository)
+    assert (one, two, three) == (0, size, 2 * size)
+    for wrong in (
+        good[two:three] + good[:two] + good[three:],
+        good[:two] * 3,
+    ):
+        assert len(wrong) == len(good)
+        pack.write_bytes(wrong)
+        with pytest.raises(StoreError) as caught:
+            read_all(repository)
+        assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_swapped_packs_are_damaged(root, clock):
+    repository = Repository(
+        FolderBackend(root), clock=clock, keys=KEYS, pack_bytes=262_144
+    )
+    writer = repository.begin(
+        id="c1", key=SessionKey("u"), incarnation="i", generation=1
+    )
+    writer.add("random", os.urandom(2 * 262_144))
+    writer.commit()
+    one, two = root / "packs" / "c1" / "00000000", root / "packs" / "c1" / "00000001"
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    with pytest.raises(StoreError) as caught:
+        read_all(repository)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+@pytest.mark.parametrize(
+    "what", ["manifests/c1", "packs/c1/index", "packs/c1/00000000"]
+)
+def test_replayed_object_of_an_earlier_life_of_that_id_is_damaged(
+    committed, begin, repository, root, what
+):
+    old = (root / what).read_bytes()
+    repository.delete("c1")
+    writer = begin()
+    for name, data in CONTENTS.items():
+        writer.add(name, data)
+    writer.commit()
+    assert len((root / what).read_bytes()) == len(old)
+    (root / what).write_bytes(old)
+    with pytest.raises(StoreError) as caught:
+        read_all(repository)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_manifest_of_a_foreign_store_is_refused(committed, repository, root, clock):
+    other = Repository(
+        FolderBackend(root.with_name("other")),
+        clock=clock,
+        keys=KeyRing({"k1": os.urandom(32)}),
+    )
+    writer = other.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1)
+    writer.add("random", b"foreign")
+    writer.commit()
+    foreign = root.with_name("other") / "manifests" / "c1"
+    (root / "manifests" / "c1").write_bytes(foreign.read_bytes())
+    with pytest.raises(StoreError) as caught:
+        repository.open("c1")
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_nothing_of_a_session_is_in_the_open(root, clock):
+    repository = Repository(
+        FolderBackend(root), clock=clock, keys=KEYS, compression="none"
+    )
+    writer = repository.begin(
+        id="c1", key=SessionKey("ada", "lab"), incarnation="i", generation=1
+    )
+    writer.add("secret.name", b"a token of hers " * 1000)
+    writer.commit()
+    stored = b"".join(p.read_bytes() for p in root.rglob("*") if p.is_file())
+    for word in (b"ada", b"lab", b"token", b"secret", b"pages"):
+        assert word not in stored
 
 
 def test_stream_of_unknown_file_fails_at_once(committed, repository):

@@ -1,7 +1,6 @@
 """A disk that is full: said in words, and nothing is left behind."""
 
 import contextlib
-import ctypes
 import os
 
 import pytest
@@ -12,24 +11,12 @@ from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    path = tmp_path / "disk"
-    path.mkdir()
-    done = libc.mount(b"tmpfs", str(path).encode(), b"tmpfs", 0, b"size=4m,mode=700")
-    if done != 0:
-        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
-    yield path
-    assert libc.umount2(str(path).encode(), 2) == 0
+from tests.store.doubles import KEYS
 
 
 @pytest.fixture
 def repository(small_disk):
-    return Repository(FolderBackend(small_disk), clock=ManualClock())
+    return Repository(FolderBackend(small_disk), clock=ManualClock(), keys=KEYS)
 
 
 def begin(repository, name):

@@ -1,0 +1,217 @@
+"""Workers at work on one checkpoint: the lanes of a capture, the hands of a copy.
+
+Made by the repository's writer and by an open checkpoint. What several workers share is
+set up here: a pipe with its token, tickets, counters.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import channel, hands, meters
+from jupyterhub_gpu_reclaim.store.channel import close_all
+from jupyterhub_gpu_reclaim.store.copy_job import share_job
+from jupyterhub_gpu_reclaim.store.lane import Report
+from jupyterhub_gpu_reclaim.store.worker import TICKET_BYTES, TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.backend import Spec
+    from jupyterhub_gpu_reclaim.store.filling import Plan, Source
+    from jupyterhub_gpu_reclaim.store.known import Known
+    from jupyterhub_gpu_reclaim.store.lane import Recipe
+    from jupyterhub_gpu_reclaim.store.pool import Pool
+
+
+class CaptureCrew:
+    """The workers of one capture; they come with the first pipe.
+
+    Args:
+        pool: where they come from.
+        spec: of the backend.
+        recipe: of the checkpoint.
+        known: chunks of the last generation.
+        first_lane: number of the first worker's lane.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        spec: Spec,
+        recipe: Recipe,
+        known: Known | None,
+        *,
+        first_lane: int,
+    ) -> None:
+        self._pool = pool
+        self._spec = spec
+        self._recipe = recipe
+        self._known = known
+        self._first_lane = first_lane
+        self._lock = threading.Lock()
+        self._closed = False
+        self._workers: list[hands.Worker] = []
+        self._meter = np.zeros((1, meters.COLUMNS), np.int64)
+
+    def take_pipe(self, file: int, pipe: int) -> int:
+        """Let all of them read a pipe to its end; one pipe at a time.
+
+        Returns:
+            How many bytes came.
+
+        Raises:
+            StoreError: what went wrong with one of them, or ``CANCELLED``.
+        """
+        token_out, token_in = os.pipe2(os.O_CLOEXEC)
+        try:
+            workers = self._ready()
+            for worker in workers:
+                worker.tell(channel.TakePipe(file), [pipe, token_out, token_in])
+            os.write(token_in, bytes(TOKEN_BYTES))
+            heard = hands.hear_all(workers, None)
+        except StoreError:
+            was_called_off = self._closed
+            self.stop()
+            if was_called_off:
+                raise StoreError(Reason.CANCELLED) from None
+            raise
+        finally:
+            close_all([token_out, token_in])
+        return max(
+            message.total for message, _ in heard if isinstance(message, channel.Taken)
+        )
+
+    def counted(self, column: int) -> int:
+        """Sum of one of the counters of all lanes."""
+        return int(self._meter[:, column].sum())
+
+    def begin_finish(self, seconds: float) -> None:
+        """Tell all of them to settle their packs.
+
+        Raises:
+            StoreError: one of them is gone.
+        """
+        for worker in self._workers:
+            worker.tell(channel.Finish(seconds))
+
+    def finish(self, seconds: float) -> list[Report]:
+        """What each has done; they are gone then.
+
+        Raises:
+            StoreError: what went wrong with one of them, or ``TIMED_OUT``.
+        """
+        reports = []
+        for _, descriptors in hands.hear_all(self._workers, seconds):
+            memory = mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ)
+            close_all(descriptors)
+            reports.append(Report.of_bytes(memoryview(memory)))
+        self.stop()
+        return reports
+
+    def call_off(self) -> None:
+        """Kill them; never blocks, idempotent. What waits for them gets an error."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+
+    def stop(self) -> None:
+        """Kill them, and wait until they are gone: nothing is written any more.
+
+        Raises:
+            StoreError: one cannot be killed.
+        """
+        self.call_off()
+        with self._lock:
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
+
+    def _ready(self) -> list[hands.Worker]:
+        with self._lock:
+            if self._closed:
+                raise StoreError(Reason.CANCELLED)
+            if not self._workers:
+                self._workers = self._pool.start()
+                self._employ()
+            return list(self._workers)
+
+    def _employ(self) -> None:
+        descriptor, self._meter = meters.make(len(self._workers))
+        descriptors = [descriptor]
+        try:
+            if self._known is not None and len(self._known):
+                descriptors.append(self._known.share())
+            for row, worker in enumerate(self._workers):
+                job = channel.Capture(
+                    self._spec, self._recipe, self._first_lane + row, row
+                )
+                worker.tell(job, descriptors)
+        finally:
+            close_all(descriptors)
+
+
+class CopyCrew:
+    """The workers of one copy.
+
+    Args:
+        pool: where they come from.
+        source: of the blocks.
+        spec: of its backend.
+        planned: what is to be copied.
+
+    Raises:
+        StoreError: they do not come.
+    """
+
+    def __init__(self, pool: Pool, source: Source, spec: Spec, planned: Plan) -> None:
+        count = len(planned.tickets) - 1
+        self._workers = pool.start(min(pool.size, count))
+        meter, self._meter = meters.make(len(self._workers))
+        job = share_job(spec, source.body, source.table, planned)
+        tickets_out, tickets_in = os.pipe2(os.O_CLOEXEC)
+        try:
+            # All of them fit into the pipe: see filling's limit.
+            numbers = range(count)
+            os.write(
+                tickets_in,
+                b"".join(one.to_bytes(TICKET_BYTES, "little") for one in numbers),
+            )
+            for row, worker in enumerate(self._workers):
+                worker.tell(channel.Copy(row), [job, meter, tickets_out])
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            close_all([job, meter, tickets_out, tickets_in])
+        self._waiting = list(self._workers)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all is done.
+
+        Raises:
+            StoreError: what went wrong with one of them.
+        """
+        self._waiting = hands.wait_some(self._waiting, seconds)
+        return not self._waiting
+
+    def done(self) -> int:
+        """Bytes written so far."""
+        return int(self._meter[:, 0].sum())
+
+    def end(self) -> None:
+        """Kill who still works, and wait until nobody writes any more.
+
+        Raises:
+            StoreError: one cannot be killed.
+        """
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.end()

@@ -1,0 +1,143 @@
+"""Keys from keys, and bytes sealed under them: the only user of the ciphers.
+
+Called by everything in the store that writes or reads encrypted bytes. It knows
+neither objects nor formats; what is bound to what is decided by the callers, in the
+words of ``FORMAT.md``. A key that comes out of :func:`derive` is used in one way only,
+so that counting from 0 is a safe nonce.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.backend import Buffer
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+ID_BYTES = 16
+_NONCE_BYTES = 12
+_DOMAIN = "gpu-reclaim store 1"
+
+
+class Forged(Exception):
+    """These bytes were not sealed under this key, or not for this place."""
+
+
+def new_key() -> bytes:
+    """A random key."""
+    return os.urandom(KEY_BYTES)
+
+
+def derive(secret: bytes, purpose: str, *context: str) -> bytes:
+    """A key for one purpose in one context; others tell nothing about it."""
+    parts = [part.encode() for part in (_DOMAIN, purpose, *context)]
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(
+        secret
+    )
+
+
+class Sealer:
+    """Seals and opens numbered pieces under one derived key.
+
+    Args:
+        key: of :func:`derive`; each number may be sealed once under it.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    def seal(self, number: int, plain: Buffer, bound: bytes) -> bytes:
+        """Encrypted bytes and their tag."""
+        return self._cipher.encrypt(_nonce(number), plain, bound)
+
+    def seal_into(
+        self, number: int, plain: Buffer, bound: bytes, out: memoryview
+    ) -> None:
+        """The same into a buffer of exactly ``len(plain) + TAG_BYTES`` bytes."""
+        self._cipher.encrypt_into(_nonce(number), plain, bound, out)
+
+    def open(self, number: int, sealed: Buffer, bound: bytes) -> bytes:
+        """The plain bytes.
+
+        Raises:
+            Forged: not these bytes, not that number, not bound to that.
+        """
+        try:
+            return self._cipher.decrypt(_nonce(number), sealed, bound)
+        except InvalidTag:
+            raise Forged from None
+
+    def open_into(
+        self, number: int, sealed: Buffer, bound: bytes, out: memoryview
+    ) -> None:
+        """The same into a buffer of exactly that size; it is void after an error.
+
+        Raises:
+            Forged: see :meth:`open`.
+        """
+        try:
+            self._cipher.decrypt_into(_nonce(number), sealed, bound, out)
+        except InvalidTag:
+            raise Forged from None
+
+
+def wrap(key: bytes, secret: bytes, bound: bytes) -> bytes:
+    """A secret sealed under a long-lived key, with a random nonce."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, secret, bound)
+
+
+def unwrap(key: bytes, wrapped: bytes, bound: bytes) -> bytes:
+    """What was wrapped.
+
+    Raises:
+        Forged: not under this key, or not for this.
+    """
+    nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+    if len(nonce) != _NONCE_BYTES or len(sealed) < TAG_BYTES:
+        raise Forged
+    try:
+        return AESGCM(key).decrypt(nonce, sealed, bound)
+    except InvalidTag:
+        raise Forged from None
+
+
+class ChunkIds:
+    """Secret content ids: equal chunks have equal ids (``FORMAT.md``, chunk ids).
+
+    Args:
+        key: the session's id key.
+    """
+
+    _NONCE = bytes(_NONCE_BYTES)
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    def of(self, rows: memoryview, chunk_bytes: int, wanted: list[int]) -> bytes:
+        """The ids of some chunks of a buffer, one behind the other.
+
+        Args:
+            rows: contiguous chunks.
+            chunk_bytes: size of each.
+            wanted: which of them, by number.
+        """
+        mac, nonce = self._cipher.encrypt, self._NONCE
+        return b"".join(
+            [
+                mac(nonce, b"", rows[at : at + chunk_bytes])
+                for at in (number * chunk_bytes for number in wanted)
+            ]
+        )
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(_NONCE_BYTES, "little")

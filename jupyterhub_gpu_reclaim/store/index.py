@@ -1,0 +1,286 @@
+"""Which chunk of which file stands where: the index of a checkpoint, as arrays.
+
+Called by the writer (encode) and the repository (decode). Pure: values to sealed bytes
+and back, as ``FORMAT.md`` has it. There may be millions of chunks, so everything of
+them is a numpy array and nothing is an object per chunk. What is read was
+authenticated before it is parsed, and is checked all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import lz4.block
+import msgspec
+import numpy as np
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.models import Value
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import binding, crypto
+from jupyterhub_gpu_reclaim.store.codec import MAX_BLOCK_BYTES, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from jupyterhub_gpu_reclaim.store.backend import Buffer
+
+#: A table of blocks; ``pack`` is the place in the manifest's list of packs.
+BLOCKS = np.dtype(
+    [
+        ("pack", "<u4"),
+        ("number", "<u4"),
+        ("offset", "<u8"),
+        ("stored", "<u4"),
+        ("chunks", "<u2"),
+        ("kind", "u1"),
+    ]
+)
+SEGMENT_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 16 * 1024 * 1024
+_MAX_REFS = (1 << 32) - 1
+_NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
+_MAX_NAME = 255
+
+
+@dataclass(frozen=True)
+class Index:
+    """The contents of a checkpoint, in the words of ``FORMAT.md``."""
+
+    files: list[tuple[str, int]]  #: name and length, in order
+    blocks: NDArray[Any]  #: of :data:`BLOCKS`
+    refs: NDArray[np.uint32]  #: of all files in a row; 0 is a chunk of zeros
+    ids: NDArray[np.uint64]  #: shape (k, 2), one for each different ref
+    #: How many chunks stand in all blocks before each, and in all.
+    bases: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        bases = np.zeros(len(self.blocks) + 1, np.int64)
+        np.cumsum(self.blocks["chunks"], out=bases[1:])
+        object.__setattr__(self, "bases", bases)
+
+    def live(self) -> NDArray[np.int64]:
+        """The different refs but 0, in rising order."""
+        seen = np.zeros(int(self.bases[-1]) + 1, np.bool_)
+        seen[self.refs] = True
+        seen[0] = False
+        return np.flatnonzero(seen)
+
+    def blocks_of(self, refs: NDArray[Any]) -> NDArray[np.int64]:
+        """The blocks in which refs (none of them 0) stand."""
+        return np.searchsorted(self.bases, refs.astype(np.int64), side="left") - 1
+
+
+class _Head(Value, frozen=True, kw_only=True):
+    files: list[tuple[str, int]]
+    blocks: int
+    refs: int
+    ids: int
+
+
+def is_name(name: str) -> bool:
+    """Whether a file may be called that: it cannot leave its folder."""
+    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def chunks_of(length: int, chunk_bytes: int) -> int:
+    """How many chunks a file of that length has."""
+    return -(-length // chunk_bytes)
+
+
+def encode(index: Index, key: bytes) -> tuple[bytes, int]:
+    """The sealed bytes, and in how many segments.
+
+    Args:
+        index: what to seal.
+        key: the index key; it may seal one index only.
+    """
+    plain = b"".join(_parts(index))
+    starts = range(0, len(plain), SEGMENT_BYTES)
+    sealer = crypto.Sealer(key)
+    sealed = [
+        sealer.seal(
+            number,
+            plain[at : at + SEGMENT_BYTES],
+            binding.segment(number, len(starts)),
+        )
+        for number, at in enumerate(starts)
+    ]
+    return b"".join(sealed), len(starts)
+
+
+def decode(
+    data: bytes,
+    segments: int,
+    key: bytes,
+    *,
+    chunk_bytes: int,
+    packs: Sequence[int],
+) -> Index:
+    """An index whose every chunk lies in a block, and every block in its pack.
+
+    Args:
+        data: the sealed bytes.
+        segments: how many there must be.
+        key: the index key.
+        chunk_bytes: size of the chunks.
+        packs: lengths of the manifest's packs.
+
+    Raises:
+        StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
+    """
+    plain = _open(data, segments, key)
+    try:
+        index = _parse(plain)
+    except (ValueError, lz4.block.LZ4BlockError, msgspec.DecodeError) as error:
+        raise damaged(f"the index cannot be read ({error})") from None
+    _check_files(index, chunk_bytes)
+    _check_blocks(index, chunk_bytes, packs)
+    if len(index.refs) and int(index.refs.max()) > index.bases[-1]:
+        raise damaged("the index has a chunk that cannot be")
+    if len(index.live()) != len(index.ids):
+        raise damaged("the index has not an id for every chunk")
+    return index
+
+
+def damaged(why: str) -> StoreError:
+    """The error for a checkpoint that is not what was written."""
+    return StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
+
+
+def _parts(index: Index) -> Iterator[Buffer]:
+    head = msgspec.json.encode(
+        _Head(
+            files=index.files,
+            blocks=len(index.blocks),
+            refs=len(index.refs),
+            ids=len(index.ids),
+        )
+    )
+    yield len(head).to_bytes(4, "little")
+    yield head
+    for name in BLOCKS.names or ():
+        yield _shrink(np.ascontiguousarray(index.blocks[name]))
+    yield _shrink(np.diff(index.refs, prepend=np.uint32(0)).astype("<u4"))
+    yield np.ascontiguousarray(index.ids, "<u8").tobytes()
+
+
+def _shrink(column: NDArray[Any]) -> bytes:
+    """A column as LZ4 pieces, behind their length."""
+    plain = column.view(np.uint8).data
+    pieces = []
+    for at in range(0, len(plain), _PIECE_BYTES):
+        piece = lz4.block.compress(plain[at : at + _PIECE_BYTES], store_size=False)
+        pieces += [len(piece).to_bytes(4, "little"), piece]
+    data = b"".join(pieces)
+    return len(data).to_bytes(8, "little") + data
+
+
+def _open(data: bytes, segments: int, key: bytes) -> bytes:
+    sealer, step = crypto.Sealer(key), SEGMENT_BYTES + crypto.TAG_BYTES
+    view = memoryview(data)
+    if segments < 1 or -(-len(data) // step) != segments:
+        raise damaged("the index is not as long as it was")
+    try:
+        return b"".join(
+            sealer.open(
+                number,
+                view[number * step : (number + 1) * step],
+                binding.segment(number, segments),
+            )
+            for number in range(segments)
+        )
+    except crypto.Forged:
+        raise damaged("the index is not what was written") from None
+
+
+class _Reader:
+    """Takes bytes from the front; what is not there is a ValueError."""
+
+    def __init__(self, plain: bytes) -> None:
+        self._rest = memoryview(plain)
+
+    def take(self, length: int) -> memoryview:
+        if length > len(self._rest):
+            raise ValueError("it ends too early")
+        found, self._rest = self._rest[:length], self._rest[length:]
+        return found
+
+    def number(self, length: int) -> int:
+        return int.from_bytes(self.take(length), "little")
+
+    def column(self, kind: Any, count: int) -> NDArray[Any]:
+        """A column that was shrunk, of exactly so many values."""
+        inner = _Reader(bytes(self.take(self.number(8))))
+        size = count * np.dtype(kind).itemsize
+        pieces = [
+            lz4.block.decompress(
+                inner.take(inner.number(4)),
+                uncompressed_size=min(_PIECE_BYTES, size - at),
+            )
+            for at in range(0, size, _PIECE_BYTES)
+        ]
+        inner.end()
+        return np.frombuffer(b"".join(pieces), kind, count)
+
+    def end(self) -> None:
+        if len(self._rest):
+            raise ValueError("it has more than it should")
+
+
+def _parse(plain: bytes) -> Index:
+    reader = _Reader(plain)
+    head = msgspec.json.decode(reader.take(reader.number(4)), type=_Head)
+    if not all(0 <= count <= _MAX_REFS for count in (head.blocks, head.refs, head.ids)):
+        raise ValueError("its counts cannot be")
+    # LZ4 shrinks by 255 at most: no count can claim more memory than that.
+    if max(head.blocks, head.refs * 4, head.ids * 16) > 256 * len(plain):
+        raise ValueError("its counts do not fit its length")
+    blocks = np.empty(head.blocks, BLOCKS)
+    for name in BLOCKS.names or ():
+        blocks[name] = reader.column(BLOCKS[name], head.blocks)
+    refs = np.cumsum(reader.column("<u4", head.refs), dtype=np.uint32)
+    ids = np.frombuffer(reader.take(16 * head.ids), "<u8").reshape(-1, 2)
+    reader.end()
+    return Index(head.files, blocks, refs, ids)
+
+
+def _check_files(index: Index, chunk_bytes: int) -> None:
+    names = {name for name, _ in index.files}
+    if len(names) != len(index.files) or not all(map(is_name, names)):
+        raise damaged("the index has names that cannot be")
+    if any(length < 0 for _, length in index.files):
+        raise damaged("the index has a length that cannot be")
+    chunks = sum(chunks_of(length, chunk_bytes) for _, length in index.files)
+    if chunks != len(index.refs):
+        raise damaged("the index has not all chunks of its files")
+
+
+def _check_blocks(index: Index, chunk_bytes: int, packs: Sequence[int]) -> None:
+    blocks = index.blocks
+    if not len(blocks):
+        return
+    if int(blocks["pack"].max()) >= len(packs) or index.bases[-1] > _MAX_REFS:
+        raise damaged("the index has a block that cannot be")
+    ends = np.array(packs, np.uint64)[blocks["pack"]]
+    plain = blocks["chunks"].astype(np.uint64) * np.uint64(chunk_bytes)
+    stored = blocks["stored"].astype(np.uint64)
+    tag = np.uint64(crypto.TAG_BYTES)
+    fits = (
+        (blocks["chunks"] > 0)
+        & (plain <= MAX_BLOCK_BYTES)
+        & (blocks["kind"] >= min(Kind))
+        & (blocks["kind"] <= max(Kind))
+        & (stored > tag)
+        & (stored <= ends)
+        & (blocks["offset"] <= ends - np.minimum(stored, ends))
+        & np.where(
+            blocks["kind"] == Kind.RAW, stored == plain + tag, stored < plain + tag
+        )
+    )
+    if not fits.all():
+        raise damaged("the index has a block that cannot be")

@@ -1,0 +1,268 @@
+"""Later generations of a session: what stands already is not written again."""
+
+import os
+import random
+
+import pytest
+
+from jupyterhub_gpu_reclaim.clock import ManualClock
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import intents
+from jupyterhub_gpu_reclaim.store.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.store.doubles import KEYS
+
+PAGE = 4096
+PLAIN = os.urandom(1000 * PAGE)
+
+
+@pytest.fixture
+def backend():
+    return MemoryBackend()
+
+
+@pytest.fixture
+def store(backend, clock):
+    return Repository(backend, clock=clock, keys=KEYS, pack_bytes=1 << 20)
+
+
+def save(store, number, plain=PLAIN, user="ada", **files):
+    writer = store.begin(
+        id=f"c{number}", key=SessionKey(user), incarnation="i", generation=number
+    )
+    for name, data in {"pages": plain, **files}.items():
+        writer.add(name, data)
+    return writer.commit()
+
+
+def changed(plain, share, seed=1):
+    """Some pages of it are others now, and all stand at other addresses."""
+    source = random.Random(seed)
+    pages = [plain[at : at + PAGE] for at in range(0, len(plain), PAGE)]
+    for at in source.sample(range(len(pages)), int(len(pages) * share)):
+        pages[at] = source.randbytes(PAGE)
+    shift = source.randrange(len(pages))
+    return b"".join(pages[shift:] + pages[:shift])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
+def test_second_generation_writes_what_has_changed(store, share):
+    save(store, 1)
+    second = changed(PLAIN, share)
+    info = save(store, 2, second)
+    assert info.stored_bytes <= 1.1 * share * len(PLAIN) + 0.01 * len(PLAIN)
+    assert info.deduplicated_bytes == len(PLAIN) - share * len(PLAIN)
+    assert store.open("c2").read("pages") == second
+
+
+def test_chunks_of_other_sessions_are_never_shared(store):
+    one = save(store, 1)
+    other = save(store, 2, user="eve")
+    assert other.deduplicated_bytes == 0
+    assert other.stored_bytes >= len(PLAIN)
+    assert abs(one.stored_bytes - other.stored_bytes) < 100
+
+
+def test_generations_survive_the_deletion_of_those_before(store, backend):
+    plain, kept = PLAIN, {}
+    for number in range(1, 7):
+        save(store, number, plain)
+        kept[number] = plain
+        plain = changed(plain, 0.1, seed=number)
+    for number in range(1, 6):
+        store.delete(f"c{number}")
+        for later in range(number + 1, 7):
+            assert store.open(f"c{later}").read("pages") == kept[later]
+        assert store.sweep().removed == []
+    assert backend.list("packs/c1/")
+    store.delete("c6")
+    assert backend.objects == {}
+
+
+def test_deleting_the_newest_first_frees_its_own_only(store, backend):
+    save(store, 1)
+    second = save(store, 2, changed(PLAIN, 0.1))
+    before = {entry.name for entry in backend.list("packs/")}
+    store.delete("c2")
+    gone = before - {entry.name for entry in backend.list("packs/")}
+    assert gone
+    assert all(name.startswith("packs/c2/") for name in gone)
+    assert second.stored_bytes < len(PLAIN) / 5
+    assert store.open("c1").read("pages") == PLAIN
+
+
+def test_packs_that_are_mostly_dead_are_left_to_die(store, backend):
+    save(store, 1)
+    few = PLAIN[: 50 * PAGE]
+    save(store, 2, few)  # a fifth of the first pack is left …
+    info = save(store, 3, few)  # … so the third generation writes it anew
+    assert info.stored_bytes >= len(few)
+    store.delete("c1")
+    store.delete("c2")
+    assert backend.list("packs/c1/") == []
+    assert store.open("c3").read("pages") == few
+
+
+def test_begin_of_an_id_whose_packs_are_needed_is_refused(store):
+    save(store, 1)
+    save(store, 2)
+    store.delete("c1")
+    with pytest.raises(StoreError) as caught:
+        save(store, 1)
+    assert caught.value.reason is Reason.CHECKPOINT_EXISTS
+    assert store.open("c2").read("pages") == PLAIN
+
+
+def test_damaged_generation_is_not_built_upon(store, backend, caplog):
+    save(store, 1)
+    backend.objects["packs/c1/index"][10] ^= 1
+    info = save(store, 2)
+    assert info.deduplicated_bytes == 0
+    assert "not built upon" in caplog.text
+    store.delete("c1")
+    assert store.open("c2").read("pages") == PLAIN
+
+
+def test_lost_pack_of_an_earlier_generation_is_named(store, backend):
+    save(store, 1)
+    save(store, 2)
+    store.delete("c1")
+    backend.delete("packs/c1/00000000")
+    with pytest.raises(StoreError, match="packs/c1/00000000 is missing"):
+        store.open("c2")
+
+
+def test_generation_of_another_chunk_size_keeps_that_of_the_session(backend, clock):
+    save(Repository(backend, clock=clock, keys=KEYS, chunk_bytes=65536), 1)
+    info = save(Repository(backend, clock=clock, keys=KEYS), 2)
+    assert info.deduplicated_bytes >= len(PLAIN) - 65536
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_any_compression_reads_back(clock, compression):
+    store = Repository(MemoryBackend(), clock=clock, keys=KEYS, compression=compression)
+    text = b"kernel state " * 50_000
+    info = save(store, 1, text)
+    assert (info.stored_bytes < len(text) / 10) == (compression != "none")
+    assert store.open("c1").read("pages") == text
+
+
+# --- beside others -------------------------------------------------------------------
+
+
+def test_delete_beside_a_writer_of_another_process_keeps_what_it_leans_on(
+    store, backend, clock
+):
+    save(store, 1)
+    other = Repository(backend, clock=clock, keys=KEYS)
+    writer = other.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+    store.delete("c1")
+    assert store.sweep().removed == []
+    writer.add("pages", PLAIN)
+    assert writer.commit().deduplicated_bytes == len(PLAIN)
+    assert store.sweep().removed == []
+    assert store.open("c2").read("pages") == PLAIN
+
+
+def test_packs_that_a_dead_writer_leaned_on_go_after_a_day(store, backend, clock):
+    save(store, 1)
+    other = Repository(backend, clock=clock, keys=KEYS)
+    other.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+    store.delete("c1")
+    assert backend.list("packs/c1/")
+    clock.advance(intents.FRESH_SECONDS + 1)
+    assert store.sweep().removed == ["c1", "c2"]
+    assert backend.objects == {}
+
+
+def test_writer_whose_packs_were_taken_does_not_commit(store, backend, clock):
+    save(store, 1)
+    other = Repository(backend, clock=clock, keys=KEYS)
+    writer = other.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+    writer.add("pages", PLAIN)
+    backend.delete("writing/c2")
+    store.delete("c1")
+    with pytest.raises(StoreError):
+        writer.commit()
+    assert store.list() == []
+
+
+def test_writer_that_took_half_a_day_does_not_commit(store, clock):
+    writer = store.begin(id="c1", key=SessionKey("a"), incarnation="i", generation=1)
+    writer.add("pages", PLAIN)
+    clock.advance(13 * 3600)
+    with pytest.raises(StoreError, match="too long"):
+        writer.commit()
+
+
+def test_sweep_while_a_manifest_is_unreadable_keeps_what_it_may_need(
+    store, backend, caplog
+):
+    save(store, 1)
+    save(store, 2)
+    manifest = bytes(backend.objects["manifests/c2"])
+    fresh = Repository(backend, clock=ManualClock(), keys=KEYS)
+    backend.objects["manifests/c2"][40] ^= 1
+    fresh.delete("c1")
+    assert fresh.sweep().removed == []
+    assert "cannot be read" in caplog.text
+    backend.objects["manifests/c2"][:] = manifest
+    assert (
+        Repository(backend, clock=ManualClock(), keys=KEYS).open("c2").read("pages")
+        == PLAIN
+    )
+
+
+def test_intents_of_nonsense_are_ignored(store, backend):
+    for number, data in enumerate((b"", b"\xff", b"GRWRITE 1\nx\n", b"GRWRITE 2\n1\n")):
+        backend.publish(f"writing/w{number}", data)
+    save(store, 1)
+    assert store.sweep().removed == ["w0", "w1", "w2", "w3"]
+
+
+def test_intent_of_a_committed_checkpoint_keeps_its_packs_elsewhere(store, clock):
+    save(store, 1)
+    save(store, 2)
+    elsewhere = MemoryBackend()
+    elsewhere.publish(*store.intent("c2"))
+    for entry in store.objects("c2"):
+        elsewhere.publish(entry.name, b"x" * 10)
+    assert Repository(elsewhere, clock=clock, keys=KEYS).sweep().removed == []
+
+
+# --- keys ----------------------------------------------------------------------------
+
+
+def test_rekey_rewraps_and_the_old_key_can_go(backend, clock):
+    old = {"k1": b"1" * 32}
+    new = {"k2": b"2" * 32}
+    store = Repository(backend, clock=clock, keys=KeyRing(old))
+    save(store, 1)
+    save(store, 2, changed(PLAIN, 0.1))
+    packs = {n: bytes(d) for n, d in backend.objects.items() if n.startswith("packs")}
+    both = Repository(backend, clock=clock, keys=KeyRing({**old, **new}))
+    assert both.open("c2").read("pages")
+    assert both.rekey("c1") == 1
+    assert both.rekey() == 1
+    assert both.rekey() == 0
+    assert packs == {
+        n: bytes(d) for n, d in backend.objects.items() if n.startswith("packs")
+    }
+    only = Repository(backend, clock=clock, keys=KeyRing(new))
+    both.delete("c1")
+    assert only.open("c2").read("pages") == changed(PLAIN, 0.1)
+    assert save(only, 3, PLAIN).deduplicated_bytes > 0
+    with pytest.raises(StoreError) as caught:
+        Repository(backend, clock=clock, keys=KeyRing(old)).open("c2")
+    assert caught.value.reason is Reason.KEY_MISSING
+
+
+def test_list_without_the_key_is_empty_and_says_why(store, backend, clock, caplog):
+    save(store, 1)
+    other = Repository(backend, clock=clock, keys=KeyRing({"k9": b"9" * 32}))
+    assert other.list() == []
+    assert "k1" in caplog.text
+    assert other.exists("c1")

@@ -1,0 +1,226 @@
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import index as indexes
+from jupyterhub_gpu_reclaim.store.codec import Kind
+from jupyterhub_gpu_reclaim.store.index import BLOCKS, Index, is_name
+from jupyterhub_gpu_reclaim.store.runs import rest_of, runs
+
+KEY = b"k" * 32
+CHUNK = 4096
+RAW = 2 * CHUNK + 16
+
+
+def small(**changes):
+    """Two files; two blocks of two chunks, one raw and one packed."""
+    facts = {
+        "files": [("a", 3 * CHUNK), ("b/c", 100), ("empty", 0)],
+        "blocks": np.array(
+            [(0, 0, 0, RAW, 2, Kind.RAW), (1, 5, 10, 50, 2, Kind.LZ4)], BLOCKS
+        ),
+        "refs": np.array([1, 0, 4, 2], np.uint32),
+        "ids": np.arange(6, dtype=np.uint64).reshape(3, 2),
+    }
+    return Index(**{**facts, **changes})
+
+
+def decode(data, segments, packs=(RAW, 60)):
+    return indexes.decode(data, segments, KEY, chunk_bytes=CHUNK, packs=packs)
+
+
+def test_index_round_trip_is_equal():
+    found = decode(*indexes.encode(small(), KEY))
+    assert found.files == small().files
+    for name in ("blocks", "refs", "ids"):
+        assert (getattr(found, name) == getattr(small(), name)).all()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_index_of_any_shape_comes_back(data):
+    sizes = data.draw(st.lists(st.integers(1, 64), max_size=20))
+    blocks = np.array(
+        [(0, n, n, CHUNK, size, Kind.LZ4) for n, size in enumerate(sizes)], BLOCKS
+    )
+    total = sum(sizes)
+    refs = np.array(data.draw(st.lists(st.integers(0, total))), np.uint32)
+    live = len(set(refs.tolist()) - {0})
+    ids = np.frombuffer(os.urandom(16 * live), np.uint64).reshape(-1, 2)
+    index = Index([("f", len(refs) * CHUNK)], blocks, refs, ids)
+    packs = [CHUNK + len(sizes)]
+    found = decode(*indexes.encode(index, KEY), packs=packs)
+    assert (found.refs == refs).all()
+    assert (found.ids == ids).all()
+    assert found.live().tolist() == sorted(set(refs.tolist()) - {0})
+
+
+def test_index_is_small():
+    count = 1 << 18  # 1 GiB in pages
+    blocks = np.zeros(count // 64, BLOCKS)
+    blocks["chunks"] = 64
+    blocks["number"] = np.arange(len(blocks))
+    blocks["stored"] = 64 * CHUNK + 16
+    blocks["offset"] = np.arange(len(blocks)) * (64 * CHUNK + 16)
+    blocks["kind"] = Kind.RAW
+    ids = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(-1, 2)
+    refs = np.arange(1, count + 1, dtype=np.uint32)
+    data, segments = indexes.encode(
+        Index([("f", count * CHUNK)], blocks, refs, ids), KEY
+    )
+    assert segments > 1
+    assert len(data) < 17 * count
+
+
+@pytest.mark.parametrize("cut", [slice(0, -1), slice(1, None), slice(0, 0)])
+def test_index_that_was_cut_is_damaged(cut):
+    data, segments = indexes.encode(small(), KEY)
+    with pytest.raises(StoreError) as caught:
+        decode(data[cut], segments)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+@given(st.data())
+def test_index_with_any_flipped_bit_is_damaged(data):
+    sealed, segments = indexes.encode(small(), KEY)
+    at = data.draw(st.integers(0, len(sealed) - 1))
+    changed = bytearray(sealed)
+    changed[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(StoreError) as caught:
+        decode(bytes(changed), segments)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_index_of_two_segments_swapped_or_doubled_is_damaged():
+    ids = np.frombuffer(os.urandom(16 * 600_000), np.uint64).reshape(-1, 2)
+    sealed, segments = indexes.encode(small(ids=ids), KEY)
+    step = indexes.SEGMENT_BYTES + 16
+    assert segments == 3
+    one, two, three = sealed[:step], sealed[step : 2 * step], sealed[2 * step :]
+    for wrong in (two + one + three, one + one + three):
+        with pytest.raises(StoreError, match="not what was written"):
+            decode(wrong, segments)
+
+
+BAD = {
+    "pack": np.array([(9, 0, 0, RAW, 4, Kind.RAW)], BLOCKS),
+    "beyond": np.array([(0, 0, 1, RAW, 2, Kind.RAW)] * 2, BLOCKS),
+    "far": np.array([(0, 0, 2**64 - 1, RAW, 2, Kind.RAW)] * 2, BLOCKS),
+    "none": np.array([(0, 0, 0, 20, 0, Kind.LZ4), (0, 0, 0, 20, 4, Kind.LZ4)], BLOCKS),
+    "kind": np.array([(0, 0, 0, RAW, 4, 7)], BLOCKS),
+    "huge": np.array([(0, 0, 0, 60, 65535, Kind.LZ4)], BLOCKS),
+    "raw-short": np.array([(0, 0, 0, RAW - 1, 2, Kind.RAW)] * 2, BLOCKS),
+    "no-bytes": np.array([(0, 0, 0, 16, 4, Kind.LZ4)], BLOCKS),
+    "grows": np.array([(0, 0, 0, RAW, 1, Kind.LZ4)] * 4, BLOCKS),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_index_with_impossible_block_is_damaged(name):
+    with pytest.raises(StoreError, match="block that cannot be"):
+        decode(*indexes.encode(small(blocks=BAD[name]), KEY))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"refs": np.array([1, 0, 5, 2], np.uint32)},
+        {"refs": np.array([1, 0, 4, 1], np.uint32)},
+        {"refs": np.array([1, 0, 4], np.uint32)},
+        {"ids": np.arange(8, dtype=np.uint64).reshape(4, 2)},
+        {"files": [("a", 3 * CHUNK), ("a", 100)]},
+        {"files": [("../a", 4 * CHUNK)]},
+        {"files": [("a", 5 * CHUNK), ("b", -CHUNK)]},
+    ],
+    ids=["ref", "twice", "few", "ids", "same", "path", "negative"],
+)
+def test_index_that_does_not_add_up_is_damaged(changes):
+    if "refs" not in changes and "files" not in changes:
+        assert len(small().live()) == 3
+    sealed, segments = indexes.encode(small(), KEY)
+    good = decode(sealed, segments)
+    assert len(good.refs) == 4
+    index = object.__new__(Index)
+    for name in ("files", "blocks", "refs", "ids"):
+        object.__setattr__(index, name, changes.get(name, getattr(small(), name)))
+    with pytest.raises(StoreError) as caught:
+        decode(*indexes.encode(index, KEY))
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+@given(st.binary(max_size=200))
+def test_index_of_any_plain_bytes_is_damaged(plain):
+    from jupyterhub_gpu_reclaim.store import binding, crypto
+
+    sealed = crypto.Sealer(KEY).seal(0, plain, binding.segment(0, 1))
+    with pytest.raises(StoreError) as caught:
+        decode(sealed, 1)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_index_that_claims_a_world_of_memory_is_damaged():
+    from jupyterhub_gpu_reclaim.store import binding, crypto
+
+    head = b'{"files":[],"blocks":4294967295,"refs":4294967295,"ids":0}'
+    plain = len(head).to_bytes(4, "little") + head + bytes(1000)
+    sealed = crypto.Sealer(KEY).seal(0, plain, binding.segment(0, 1))
+    with pytest.raises(StoreError, match="counts do not fit"):
+        decode(sealed, 1)
+
+
+@pytest.mark.parametrize("name", ["a", "pages-1.img", "tmpfs/0/x.tar", "..a", "a..b/c"])
+def test_is_name_of_a_plain_name_is_true(name):
+    assert is_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "/a", "a/", "a//b", ".", "..", "a/..", "../a", "a/./b"),
+        *("a b", "a\n", "ä", "a\0", "x" * 256),
+    ],
+)
+def test_is_name_of_a_dangerous_name_is_false(name):
+    assert not is_name(name)
+
+
+@given(
+    st.integers(0, 100), st.lists(st.tuples(st.integers(0, 120), st.integers(0, 50)))
+)
+def test_rest_of_is_what_no_range_has(length, skip):
+    left = rest_of(length, skip)
+    wanted = set(range(length)) - {
+        at for offset, count in skip for at in range(offset, offset + count)
+    }
+    assert [at for o, n in left for at in range(o, o + n)] == sorted(wanted)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_runs_of_any_range_are_its_bytes(data):
+    index = small(
+        files=[("f", 12 * 10)],
+        refs=np.array(data.draw(st.lists(st.integers(0, 4), min_size=12, max_size=12))),
+    )
+    chunk = 10  # runs know no pages
+    blocks = [b"0123456789abcdefghij", b"ABCDEFGHIJKLMNOPQRST"]
+    whole = b"".join(
+        bytes(chunk)
+        if ref == 0
+        else blocks[(ref - 1) // 2][(ref - 1) % 2 * chunk :][:chunk]
+        for ref in index.refs.tolist()
+    )
+    offset = data.draw(st.integers(0, 119))
+    length = data.draw(st.integers(1, 120 - offset))
+    found = b"".join(
+        bytes(run.length)
+        if run.block < 0
+        else blocks[run.block][run.start : run.start + run.length]
+        for run in runs(index, 0, chunk, offset, length).rows()
+    )
+    assert found == whole[offset : offset + length]

@@ -1,0 +1,133 @@
+import base64
+import os
+import stat
+
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import keys
+from jupyterhub_gpu_reclaim.store.keys import KeyRing, load_keys, make_key_file
+
+ONE, TWO = b"1" * 32, b"2" * 32
+
+
+class Service:
+    """A key service of an admin's."""
+
+    def wrap(self, data_key, checkpoint):
+        return "kms", data_key[::-1]
+
+    def unwrap(self, name, wrapped, checkpoint):
+        return wrapped[::-1]
+
+
+def test_newest_wraps_and_all_open():
+    old = KeyRing({"a": ONE}).wrap(b"data", "c1")
+    ring = KeyRing({"a": ONE, "b": TWO})
+    assert ring.unwrap(*old, "c1") == b"data"
+    assert ring.wrap(b"data", "c1")[0] == "b"
+
+
+def test_missing_key_is_named_and_not_damaged():
+    wrapped = KeyRing({"a": ONE}).wrap(b"data", "c1")
+    with pytest.raises(StoreError) as caught:
+        KeyRing({"b": TWO}).unwrap(*wrapped, "c1")
+    assert caught.value.reason is Reason.KEY_MISSING
+    assert "a" in caught.value.message
+
+
+@pytest.mark.parametrize(("ring", "id_"), [({"a": TWO}, "c1"), ({"a": ONE}, "c2")])
+def test_wrong_key_of_that_name_or_other_checkpoint_is_damaged(ring, id_):
+    wrapped = KeyRing({"a": ONE}).wrap(b"data", "c1")
+    with pytest.raises(StoreError) as caught:
+        KeyRing(ring).unwrap(*wrapped, id_)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_file_is_made_closed_once_and_read(tmp_path):
+    path = tmp_path / "master.key"
+    make_key_file(path, "first")
+    text = path.read_text()
+    make_key_file(path, "second")
+    assert path.read_text() == text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["master.key"]
+    wrapped = load_keys(file=path).wrap(b"data", "c1")
+    assert wrapped[0] == "first"
+    with path.open("a") as file:
+        file.write(f"# rotated\nsecond {TWO.hex()}\n")
+    assert load_keys(file=path).unwrap(*wrapped, "c1") == b"data"
+    assert load_keys(file=path).wrap(b"data", "c1")[0] == "second"
+
+
+def test_file_that_others_may_read_is_refused(tmp_path):
+    path = tmp_path / "master.key"
+    make_key_file(path, "k")
+    path.chmod(0o640)
+    with pytest.raises(StoreError, match="0600"):
+        load_keys(file=path)
+
+
+def test_variable_and_mounted_secret_give_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("STORE_KEYS", f"a {ONE.hex()}\nb {TWO.hex()}")
+    wrapped = load_keys(variable="STORE_KEYS").wrap(b"data", "c1")
+    # As the kubelet mounts a Secret: links to a folder with two dots.
+    hidden = tmp_path / "..2026"
+    hidden.mkdir()
+    for name, text in (("a", ONE), ("b", base64.b64encode(TWO) + b"\n")):
+        (hidden / name).write_bytes(text)
+        (tmp_path / name).symlink_to(hidden / name)
+    assert load_keys(folder=tmp_path).unwrap(*wrapped, "c1") == b"data"
+    assert load_keys(folder=tmp_path).wrap(b"data", "c1")[0] == "b"
+
+
+def test_hook_is_made_by_its_path():
+    ring = load_keys(hook=f"{__name__}:Service")
+    assert ring.unwrap(*ring.wrap(b"data", "c1"), "c1") == b"data"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "a b c", "a zz", f"a {ONE.hex()}\na {ONE.hex()}", f"a/b {ONE.hex()}"],
+)
+def test_nonsense_is_refused_and_not_repeated(monkeypatch, text):
+    monkeypatch.setenv("STORE_KEYS", text)
+    with pytest.raises(StoreError) as caught:
+        load_keys(variable="STORE_KEYS")
+    assert ONE.hex() not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "place", [{}, {"variable": "A", "hook": "b:c"}, {"hook": "no.such:Thing"}]
+)
+def test_no_place_or_a_wrong_one_is_refused(place):
+    with pytest.raises(StoreError):
+        load_keys(**place)
+
+
+def test_missing_file_is_a_sentence(tmp_path):
+    with pytest.raises(StoreError, match="cannot be read"):
+        load_keys(file=tmp_path / "none")
+
+
+def test_crash_while_the_file_is_made_leaves_no_half_key(tmp_path, monkeypatch):
+    class SystemThatCannotSync:
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def fsync(self, descriptor):
+            raise OSError(5, "input/output error")
+
+    path = tmp_path / "master.key"
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "os", SystemThatCannotSync())
+        with pytest.raises(StoreError, match="cannot be made"):
+            make_key_file(path, "k")
+    assert not path.exists()
+    make_key_file(path, "k")
+    assert load_keys(file=path).wrap(b"data", "c1")[0] == "k"
+
+
+def test_ring_shows_names_only():
+    assert repr(KeyRing({"a": ONE})) == "KeyRing(a)"

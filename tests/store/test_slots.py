@@ -1,0 +1,94 @@
+import os
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import slots
+from jupyterhub_gpu_reclaim.store.lane import SLOT_BYTES
+from jupyterhub_gpu_reclaim.store.slots import Slots
+
+CHUNK = 4096
+
+
+def cut(parts):
+    out = []
+
+    def emit(view, length):
+        assert len(view) % CHUNK == 0
+        assert not any(view[length:])
+        out.append(bytes(view[:length]))
+
+    cutter = Slots(emit, CHUNK)
+    for part in parts:
+        cutter.feed(part)
+    cutter.flush()
+    return out
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, SLOT_BYTES + 5000), max_size=5))
+def test_slots_of_any_parts_are_the_same_bytes_in_full_slots(sizes):
+    plain = random.Random(len(sizes)).randbytes(sum(sizes))
+    view, parts, at = memoryview(plain), [], 0
+    for size in sizes:
+        parts.append(view[at : at + size])
+        at += size
+    out = cut(parts)
+    assert b"".join(out) == plain
+    assert all(len(slot) == SLOT_BYTES for slot in out[:-1])
+    assert all(0 < len(slot) <= SLOT_BYTES for slot in out)
+
+
+def test_slots_buffer_reused_by_caller_is_not_seen_again():
+    out = []
+    cutter = Slots(lambda view, length: out.append(bytes(view[:length])), CHUNK)
+    buffer = bytearray(b"ab")
+    cutter.feed(buffer)
+    buffer[:] = b"cd"
+    cutter.feed(buffer)
+    cutter.flush()
+    assert out == [b"abcd"]
+
+
+def test_slots_flush_of_nothing_emits_nothing():
+    assert cut([]) == []
+    assert cut([bytes(SLOT_BYTES)]) == [bytes(SLOT_BYTES)]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("length", [0, 1, CHUNK, SLOT_BYTES, 2 * SLOT_BYTES + 77])
+def test_drain_of_a_pipe_gives_all_of_it(length, blocking):
+    plain = os.urandom(length)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, blocking)
+    wake = os.eventfd(0)
+
+    def feed():
+        with os.fdopen(writing, "wb") as file:
+            file.write(plain)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    out = []
+    total = slots.drain(
+        reading, wake, lambda view, length: out.append(bytes(view[:length])), CHUNK
+    )
+    feeder.join()
+    os.close(reading)
+    os.close(wake)
+    assert (total, b"".join(out)) == (length, plain)
+
+
+def test_drain_that_is_called_off_ends():
+    reading, writing = os.pipe()
+    wake = os.eventfd(1)
+    with pytest.raises(StoreError) as caught:
+        slots.drain(reading, wake, lambda view, length: None, CHUNK)
+    assert caught.value.reason is Reason.CANCELLED
+    for descriptor in (reading, writing, wake):
+        os.close(descriptor)

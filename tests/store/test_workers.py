@@ -1,0 +1,394 @@
+"""Worker processes: a pipe that many share, memory that many fill, and their deaths."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.store.doubles import KEYS
+
+PLAIN = os.urandom(5_000_000) + bytes(3_000_000) + b"kernel " * 400_000
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = Pool(3)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["workers", "threads"])
+def store(request, root, clock, pool):
+    used = pool if request.param == "workers" else None
+    return Repository(
+        FolderBackend(root), clock=clock, keys=KEYS, pool=used, pack_bytes=1 << 20
+    )
+
+
+@pytest.fixture
+def working(root, clock, pool):
+    return Repository(FolderBackend(root), clock=clock, keys=KEYS, pool=pool)
+
+
+def begin(store, number=1):
+    return store.begin(
+        id=f"c{number}", key=SessionKey("u"), incarnation="i", generation=number
+    )
+
+
+class Feeder:
+    """Feeds a pipe from a thread, in parts of odd sizes."""
+
+    def __init__(self, plain, sizes=(1 << 20,), *, close=True):
+        self.reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
+        self.broken = False
+        self.thread = threading.Thread(target=self.run, args=(writing, plain, sizes))
+        self.close = close
+        self.writing = writing
+        self.thread.start()
+
+    def run(self, writing, plain, sizes):
+        view, turn = memoryview(plain), 0
+        try:
+            while view:
+                view = view[os.write(writing, view[: sizes[turn % len(sizes)]]) :]
+                turn += 1
+        except BrokenPipeError:
+            self.broken = True
+        if self.close:
+            os.close(writing)
+
+    def __enter__(self):
+        return self.reading
+
+    def __exit__(self, *error):
+        os.close(self.reading)
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def take(writer, name, plain, sizes=(1 << 20,)):
+    with Feeder(plain, sizes) as pipe, writer.file(name) as file:
+        assert file.take_pipe(pipe) == len(plain)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4096, 1 << 20, (1 << 20) + 1, len(PLAIN)])
+def test_pipe_of_any_length_reads_back(store, length):
+    writer = begin(store)
+    take(writer, "pages-1.img", PLAIN[:length])
+    info = writer.commit()
+    assert info.logical_bytes == writer.logical_bytes == length
+    assert store.open("c1").read("pages-1.img") == PLAIN[:length]
+
+
+def test_pipe_fed_in_odd_parts_and_files_beside_read_back(store):
+    writer = begin(store)
+    take(writer, "pages-1.img", PLAIN, sizes=(1, 5000, 4096, 333, 100_000))
+    writer.add("other", b"small" * 9000)
+    take(writer, "pages-2.img", PLAIN[::-1][:3_000_000])
+    assert writer.stored_bytes > 5_000_000
+    writer.commit()
+    checkpoint = store.open("c1")
+    assert checkpoint.read("pages-1.img") == PLAIN
+    assert checkpoint.read("pages-2.img") == PLAIN[::-1][:3_000_000]
+    assert checkpoint.read("other") == b"small" * 9000
+    assert store.verify("c1") == []
+
+
+def test_two_pipes_at_once_read_back(store):
+    writer = begin(store)
+    threads = [
+        threading.Thread(target=take, args=(writer, name, PLAIN[at:]))
+        for at, name in enumerate("ab")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    writer.commit()
+    for at, name in enumerate("ab"):
+        assert store.open("c1").read(name) == PLAIN[at:]
+
+
+def test_second_generation_through_workers_is_referenced(store):
+    writer = begin(store)
+    take(writer, "pages-1.img", PLAIN)
+    first = writer.commit()
+    shifted = os.urandom(4096) + PLAIN
+    writer = begin(store, 2)
+    take(writer, "pages-7.img", shifted)
+    second = writer.commit()
+    assert second.stored_bytes < first.stored_bytes / 20
+    assert second.deduplicated_bytes > 7_000_000
+    store.delete("c1")
+    assert store.open("c2").read("pages-7.img") == shifted
+
+
+def test_take_pipe_after_write_is_refused(store):
+    writer = begin(store)
+    file = writer.file("a")
+    file.write(bytes(1 << 20))
+    with pytest.raises(StoreError):
+        file.take_pipe(0)
+
+
+# --- memory of processes -------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(store):
+    writer = begin(store)
+    take(writer, "pages-1.img", PLAIN)
+    writer.commit()
+    return store.open("c1")
+
+
+class Target:
+    """A stopped process with fresh memory."""
+
+    CODE = (
+        "import ctypes, mmap, os, signal, sys\n"
+        "made = mmap.mmap(-1, int(sys.argv[1]))\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(made))\n"
+        "print(at, flush=True)\n"
+        "if len(sys.argv) > 2:\n"
+        "    ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), int(sys.argv[1]), 1)\n"
+        "print('', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+
+    def __init__(self, length, *options):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.CODE, str(length), *options],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = int(self.process.stdout.readline())
+        self.process.stdout.readline()
+        self.pid = self.process.pid
+
+    def read(self, length):
+        with Path(f"/proc/{self.pid}/mem").open("rb") as memory:
+            memory.seek(self.address)
+            return memory.read(length)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def test_copy_to_another_process_puts_every_byte_in_its_place(saved):
+    told = []
+    with Target(len(PLAIN) + 8192) as target:
+        half = 4096 * 1000
+        pieces = [
+            (half, len(PLAIN) - half, target.pid, target.address + half),
+            (0, half - 4096, target.pid, target.address),
+            (7, 100, target.pid, target.address + half - 4096 + 33),
+        ]
+        done = saved.copy_to("pages-1.img", pieces, progress=told.append)
+        found = target.read(len(PLAIN))
+    assert done == sum(told) == len(PLAIN) - 4096 + 100
+    assert found[: half - 4096] == PLAIN[: half - 4096]
+    assert found[half:] == PLAIN[half:]
+    gap = found[half - 4096 : half]
+    assert gap == bytes(33) + PLAIN[7:107] + bytes(4096 - 133)
+    left = b"".join(saved.stream("pages-1.img", skip=[(o, n) for o, n, _, _ in pieces]))
+    assert left == PLAIN[half - 4096 : half]
+
+
+def test_copy_of_nothing_is_nothing(saved):
+    assert saved.copy_to("pages-1.img", []) == 0
+
+
+def test_copy_to_a_process_that_is_gone_is_an_error(saved):
+    with Target(8192) as target:
+        pid, address = target.pid, target.address
+    with pytest.raises(StoreError) as caught:
+        saved.copy_to("pages-1.img", [(0, 8192, pid, address)])
+    assert caught.value.reason is Reason.RESTORE_FAILED
+
+
+def test_copy_beyond_the_file_or_the_memory_is_an_error(saved):
+    with Target(1 << 20) as target, pytest.raises(StoreError):
+        saved.copy_to("pages-1.img", [(0, len(PLAIN) + 1, target.pid, target.address)])
+    with Target(1 << 20) as target, pytest.raises(StoreError):
+        saved.copy_to("pages-1.img", [(0, 5 << 20, target.pid, 4096)])
+
+
+def test_copy_to_read_only_memory_is_an_error(saved):
+    with Target(8192, "read-only") as target, pytest.raises(StoreError) as caught:
+        saved.copy_to("pages-1.img", [(0, 8192, target.pid, target.address)])
+    assert caught.value.reason is Reason.RESTORE_FAILED
+
+
+def test_copy_of_a_damaged_block_is_an_error(saved, root):
+    pack = max((root / "packs" / "c1").iterdir(), key=lambda p: p.stat().st_size)
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    with Target(len(PLAIN)) as target, pytest.raises(StoreError) as caught:
+        saved.copy_to("pages-1.img", [(0, len(PLAIN), target.pid, target.address)])
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+
+
+def test_copy_that_is_called_off_ends(saved):
+    cancel = threading.Event()
+    cancel.set()
+    buffer = np.zeros(len(PLAIN), np.uint8)
+    pieces = [(0, len(PLAIN), os.getpid(), buffer.ctypes.data)] * 300
+    with pytest.raises(StoreError) as caught:
+        saved.copy_to("pages-1.img", pieces, cancel=cancel)
+    assert caught.value.reason is Reason.CANCELLED
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["abort", "cancel"])
+def test_pipe_without_an_end_is_called_off(store, root, how):
+    writer = begin(store)
+    file = writer.file("pages-1.img")
+    feeder = Feeder(PLAIN, close=False)
+    seen = []
+
+    def run():
+        with pytest.raises(StoreError) as caught:
+            file.take_pipe(feeder.reading)
+        seen.append(caught.value.reason)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while writer.logical_bytes < 5_000_000:
+        time.sleep(0.01)
+    if how == "cancel":
+        file.cancel()
+        file.cancel()
+    else:
+        writer.abort()
+    thread.join(20)
+    assert seen == [Reason.CANCELLED]
+    os.close(feeder.reading)
+    os.close(feeder.writing)
+    feeder.thread.join(20)
+    with pytest.raises(StoreError):
+        writer.commit()
+    writer.abort()
+    assert [p for p in root.rglob("*") if p.is_file()] == []
+
+
+def workers_of(store):
+    zygote = store._pool._zygote.pid
+    children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    return [int(pid) for pid in children]
+
+
+def test_worker_that_dies_is_an_error_and_never_a_wait(working, root):
+    writer = begin(working)
+    feeder = Feeder(PLAIN, close=False)
+    seen = []
+
+    def run():
+        with pytest.raises(StoreError) as caught, writer.file("a") as file:
+            file.take_pipe(feeder.reading)
+        seen.append(caught.value)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while writer.logical_bytes < 5_000_000:
+        time.sleep(0.01)
+    os.kill(workers_of(working)[1], signal.SIGKILL)
+    thread.join(20)
+    assert "ended unexpectedly" in seen[0].message
+    os.close(feeder.reading)
+    os.close(feeder.writing)
+    feeder.thread.join(20)
+    with pytest.raises(StoreError):
+        writer.commit()
+    assert [p for p in root.rglob("*") if p.is_file()] == []
+
+
+def test_workers_of_a_dead_zygote_die_and_a_new_one_comes(working):
+    writer = begin(working)
+    take(writer, "a", PLAIN)
+    workers = workers_of(working)
+    assert len(workers) == 3
+    working._pool._zygote.kill()
+    with pytest.raises(StoreError):
+        writer.commit()
+    until = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    writer = begin(working, 2)
+    take(writer, "a", PLAIN)
+    writer.commit()
+    assert working.open("c2").read("a") == PLAIN
+
+
+def test_full_disk_in_a_worker_is_store_full(clock, pool, tmp_path, small_disk):
+    store = Repository(FolderBackend(small_disk), clock=clock, keys=KEYS, pool=pool)
+    writer = begin(store)
+    with Feeder(os.urandom(9_000_000)) as pipe, pytest.raises(StoreError) as caught:
+        writer.file("a").take_pipe(pipe)
+    assert caught.value.reason is Reason.STORE_FULL
+    writer.abort()
+    assert [p for p in small_disk.rglob("*") if p.is_file()] == []
+
+
+def test_workers_end_with_their_agent(tmp_path):
+    code = (
+        "import sys, time\n"
+        "from jupyterhub_gpu_reclaim.store.pool import Pool\n"
+        "pool = Pool(2); workers = pool.start()\n"
+        "print(pool._zygote.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    agent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    )
+    zygote = int(agent.stdout.readline())
+    children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    assert len(children) == 2
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    until = time.monotonic() + 10
+    while any(_alive(pid) for pid in (zygote, *children)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def test_backend_of_this_process_only_works_without_workers(clock, pool):
+    store = Repository(MemoryBackend(), clock=clock, keys=KEYS, pool=pool)
+    writer = begin(store)
+    take(writer, "a", PLAIN)
+    writer.commit()
+    assert store.open("c1").read("a") == PLAIN
