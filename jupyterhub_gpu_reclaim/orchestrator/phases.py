@@ -81,7 +81,7 @@ TABLE: dict[tuple[Phase, Happened], Next] = {
     # capture, commit, release
     (Phase.SUSPENDING, Happened.CAPTURE_FAILED): _RUNNING,
     (Phase.SUSPENDING, Happened.COMMITTED): _RELEASING,
-    (Phase.RELEASING, Happened.THAWED): _RUNNING,
+    **{(phase, Happened.THAWED): _RUNNING for phase in SAVED},
     (Phase.RELEASING, Happened.RELEASED): _SUSPENDED,
     # place, restore; a second start of the same session replaces the first
     (Phase.SUSPENDED, Happened.RESTORE): Next(Phase.RESUMING, Todo.RESTORE),

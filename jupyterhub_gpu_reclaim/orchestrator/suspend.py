@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.phases import SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -165,7 +165,7 @@ class Suspender:
         except Refused as error:
             if error.reason is not Reason.WENT_ON:
                 raise
-            if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
+            if self._sessions.row(row.key) == row and row.phase in SAVED:
                 self.thawed(row, wire.failure_of(error))
 
     def released(self, row: SessionRow) -> SessionRow:
@@ -184,7 +184,7 @@ class Suspender:
             self.thawed(row, failure_of(Reason.HUB_UNREACHABLE))
 
     def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
-        """RELEASING -> RUNNING: the checkpoint is older than what runs, so it goes."""
+        """Saved -> RUNNING: the checkpoint is older than what runs, so it goes."""
         self._count("failed", failure.code)
         now = self._sessions.clock.now()
         doomed = checkpoints.kept(

@@ -75,6 +75,21 @@ async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
     assert world.node.saved == {}
 
 
+async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
+    """The journal says suspended, the tree still stands, and its user wakes it."""
+    controller, incarnation = await _running(world)
+    tree = world.node.places[incarnation]
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.node.wakes = 1
+    world.node.places[incarnation] = tree
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).failure.code == "went_on"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+    assert world.node.lost == []
+
+
 async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
     controller, incarnation = await _running(world)
     world.hub.refuses_stop = True
