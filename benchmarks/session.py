@@ -44,6 +44,7 @@ from jupyterhub_gpu_reclaim.engine.restore import fill, proceed, restore
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.pool import Pool
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -383,9 +384,10 @@ def measure(make: Make, size: int, where: str, runs: int) -> Measured:
     return found
 
 
-def open_store(folder: Path) -> Repository:
+def open_store(folder: Path, pool: Pool) -> Repository:
+    backend = FolderBackend(folder / "store")
     keys = KeyRing({"benchmark": bytes(32)})
-    return Repository(FolderBackend(folder / "store"), clock=SystemClock(), keys=keys)
+    return Repository(backend, clock=SystemClock(), keys=keys, pool=pool)
 
 
 def main() -> None:
@@ -398,9 +400,10 @@ def main() -> None:
     args = words.parse_args()
     criu = criu_module.locate(args.criu)
     WHERE["disk"].mkdir(exist_ok=True)
+    pool = Pool()
     methods = {
         "stock": lambda folder: Stock(criu, folder),
-        "ours": lambda folder: Ours(criu, folder, open_store(folder)),
+        "ours": lambda folder: Ours(criu, folder, open_store(folder, pool)),
     }
     if args.engine:
         methods["engine"] = lambda folder: Ours(criu, folder, None)
@@ -417,6 +420,7 @@ def main() -> None:
             }
             for name, measured in found.items():
                 print(measured.row(name, gb, found["stock"]), flush=True)
+    pool.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     print(f"\npeak memory of this process: {peak:.0f} MiB")
 

@@ -47,54 +47,31 @@ class SavedImages:
         stored = saved.IMAGES + name
         if stored == saved.FILES_IMAGE:
             return [self._files]
-        return self._counted(_less(self._checkpoint.stream(stored), skip))
+        return self._counted(self._checkpoint.stream(stored, skip=skip))
 
     def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
         """See ``Source``."""
-        at, todo = 0, list(pieces)
-        with open(f"/proc/{pieces[0].pid}/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
-            for chunk in self._checkpoint.stream(saved.IMAGES + name):
-                if stop.is_set:
-                    raise InterruptedError
-                view = memoryview(chunk)
-                while todo and todo[0].offset < at + len(view):
-                    piece = todo[0]
-                    low = max(piece.offset, at)
-                    high = min(piece.offset + piece.length, at + len(view))
-                    memory.seek(piece.address + low - piece.offset)
-                    memory.write(view[low - at : high - at])
-                    self._count(high - low)
-                    if high < piece.offset + piece.length:
-                        break
-                    todo.pop(0)
-                at += len(view)
+        self._checkpoint.copy_to(
+            saved.IMAGES + name, pieces, cancel=_Wish(stop), progress=self._count
+        )
 
     def _count(self, number: int) -> None:
         with self._lock:
             self.bytes += number
 
-    def _counted(self, buffers: Iterable[memoryview]) -> Iterator[memoryview]:
+    def _counted(
+        self, buffers: Iterable[bytes | bytearray | memoryview]
+    ) -> Iterator[memoryview]:
         for buffer in buffers:
-            yield buffer
+            yield memoryview(buffer)
             self._count(len(buffer))
 
 
-def _less(
-    buffers: Iterable[bytes | bytearray | memoryview], skip: Sequence[Range]
-) -> Iterator[memoryview]:
-    """The bytes without those ranges."""
-    at, todo = 0, list(skip)
-    for buffer in buffers:
-        view = memoryview(buffer)
-        low, end = at, at + len(view)
-        while todo and todo[0].offset < end:
-            hole = todo[0]
-            if hole.offset > low:
-                yield view[low - at : hole.offset - at]
-            low = max(low, min(hole.offset + hole.length, end))
-            if hole.offset + hole.length > end:
-                break
-            todo.pop(0)
-        if low < end:
-            yield view[low - at :]
-        at = end
+class _Wish:
+    """A stop as the store asks for it."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+
+    def is_set(self) -> bool:
+        return self._stop.is_set
