@@ -119,7 +119,7 @@ class Stack:
                 str(BIN / "jupyterhub-gpu-reclaim-agent"),
                 f"--AgentApp.listen=unix:{self.agent_socket}",
                 f"--AgentApp.state_dir={self.folder / 'agent'}",
-                f"--AgentApp.store_dir={self.folder / 'store'}",
+                f"--AgentApp.store_url={self.folder / 'store'}",
                 f"--AgentApp.token_file={self.folder / 'agent.token'}",
                 f"--AgentApp.criu_dir={self.criu}",
                 f"--AgentApp.realm={self.folder}",

@@ -17,9 +17,20 @@ c.AgentApp.listen = "unix:/run/jupyterhub-gpu-reclaim/agent.sock"
 # Made at the first start. The service needs the same file (or its contents).
 c.AgentApp.token_file = "/var/lib/jupyterhub-gpu-reclaim/agent.token"
 
-# Saved sessions: as large as half of the memory of all that may be suspended at once,
-# and as secret as their memory.
-c.AgentApp.store_dir = "/var/lib/jupyterhub-gpu-reclaim/store"
+# Saved sessions, encrypted: as large as half of the memory of all that may be suspended
+# at once. A folder, or an object store with its login from the environment or a file.
+c.AgentApp.store_url = "/var/lib/jupyterhub-gpu-reclaim/store"
+# c.AgentApp.store_url = "s3://bucket/prefix"
+# c.AgentApp.store_options = {"region": "eu-central-1"}
+# c.AgentApp.store_options_file = "/etc/jupyterhub-gpu-reclaim/s3.json"
+
+# A fast disk of this machine in front of it; what "saved" means then is commit_means.
+# c.AgentApp.store_local_dir = "/mnt/nvme/gpu-reclaim"
+# c.AgentApp.store_local_gb = 500
+# c.AgentApp.commit_means = "remote"
+
+# Made at the first start. Who loses it has lost every saved session: keep a copy.
+c.AgentApp.master_key_file = "/var/lib/jupyterhub-gpu-reclaim/master.key"
 
 # Records of what is in hand; small, and must survive a reboot.
 c.AgentApp.state_dir = "/var/lib/jupyterhub-gpu-reclaim/agent"

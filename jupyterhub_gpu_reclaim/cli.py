@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim import __version__, cli_store
 from jupyterhub_gpu_reclaim.engine import criu_command
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 
-COMMANDS = (criu_command,)
+COMMANDS = (criu_command, cli_store)
 
 
 def main(argv: list[str] | None = None) -> int:

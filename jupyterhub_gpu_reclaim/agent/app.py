@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import secrets
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +34,7 @@ from jupyterhub_gpu_reclaim.agent.parts import Parts
 from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
 from jupyterhub_gpu_reclaim.agent.records import Records
 from jupyterhub_gpu_reclaim.agent.settings import AgentSettings
+from jupyterhub_gpu_reclaim.agent.storing import open_store
 from jupyterhub_gpu_reclaim.agent.tool import Tool
 from jupyterhub_gpu_reclaim.agent.watcher import Watcher
 from jupyterhub_gpu_reclaim.clock import SystemClock
@@ -44,15 +44,12 @@ from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.metrics import jupyter
 from jupyterhub_gpu_reclaim.metrics.activity import Sampler
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.keys import load_keys, make_key_file
-from jupyterhub_gpu_reclaim.store.pool import Pool
-from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +76,9 @@ class AgentApp(AgentSettings):
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
         with _only_one(state):
-            parts = self._parts(state)
+            clock = SystemClock()
+            store = await asyncio.to_thread(open_store, self, clock, state=state)
+            parts = self._parts(state, clock, store.repository)
             operations = Operations()
             sampler = Sampler(parts.clock, answer_seconds=self.sample_seconds)
             node = LocalNode(parts, operations, Watcher(parts.placements, sampler))
@@ -97,24 +96,18 @@ class AgentApp(AgentSettings):
                 sampler.close()
                 parts.client.close()
                 await asyncio.to_thread(parts.accelerator.close)
+                await asyncio.to_thread(store.close)
                 remove_socket(self)
 
-    def _store(self, state: Path, clock: Clock) -> Repository:
-        # Beside the state folder: who loses that still has the saved sessions.
-        key = state.with_name("master.key")
-        make_key_file(key, secrets.token_hex(4))
-        backend = FolderBackend(folder(Path(self.store_dir)))
-        return Repository(backend, clock=clock, keys=load_keys(file=key), pool=Pool())
-
-    def _parts(self, state: Path) -> Parts:
-        clock, limits = SystemClock(), self.limits()
+    def _parts(self, state: Path, clock: Clock, store: Repository) -> Parts:
+        limits = self.limits()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
         return Parts(
             placements=LocalPlacements(self.realm),
             records=Records(folder(state / "records")),
-            store=self._store(state, clock),
+            store=store,
             tool=Tool(Path(self.criu_dir), clock),
             ports=Reservations(state),
             client=jupyter.make_client(),

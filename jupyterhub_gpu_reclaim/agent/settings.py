@@ -16,15 +16,16 @@ from traitlets.config import Application, catch_config_error
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.agent import routes
 from jupyterhub_gpu_reclaim.agent.parts import Limits
+from jupyterhub_gpu_reclaim.agent.store_settings import HOME, StoreSettings
 from jupyterhub_gpu_reclaim.engine import criu
 from jupyterhub_gpu_reclaim.traits import Seconds
 
-_HOME = Path("/var/lib/jupyterhub-gpu-reclaim")
+_HOME = Path(HOME)
 #: A Unix socket's path, CRIU's below the work folder included, fits in 108 bytes.
 _LONGEST_STATE_DIR = 60
 
 
-class AgentSettings(Application):
+class AgentSettings(StoreSettings, Application):
     """The agent's settings; each is ``c.AgentApp.<name>`` in the configuration file."""
 
     name = "jupyterhub-gpu-reclaim-agent"
@@ -84,15 +85,6 @@ class AgentSettings(Application):
         help="""Folder for the agent's own records, mode 0700; must survive a reboot.
 
         It is small. At most 60 characters, because sockets stand in it.
-        """,
-    ).tag(config=True)
-
-    store_dir = Unicode(
-        str(_HOME / "store"),
-        help="""Folder for saved sessions, mode 0700.
-
-        Needs room for about half of the memory of every suspended session. What is in
-        it is as secret as the sessions' memory: it holds their logins.
         """,
     ).tag(config=True)
 

@@ -6,13 +6,12 @@ nobody has changed them is found out by whoever reads them.
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,10 +69,6 @@ def copy_missing(
 def _copy(
     source: Backend, target: Backend, entry: Entry, go_on: Callable[[], bool]
 ) -> None:
-    with contextlib.suppress(ObjectMissing):
-        if target.length(entry.name) == entry.length:
-            return
-        target.delete(entry.name)  # of another length: nothing of ours
     try:
         writer = target.create(entry.name)
         try:
@@ -82,7 +77,8 @@ def _copy(
         finally:
             writer.abandon()
     except ObjectExists:
-        # Somebody else has sent the same meanwhile, or it is none of ours after all.
+        # Somebody else has sent the same meanwhile; or it is none of ours, and what
+        # stands there may be needed by others.
         if target.length(entry.name) != entry.length:
             raise
 

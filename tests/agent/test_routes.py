@@ -129,7 +129,7 @@ def test_second_agent_on_the_same_state_folder_is_refused(agent):
 def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
     options = {
         "--AgentApp.state_dir": f"{folder}/state",
-        "--AgentApp.store_dir": f"{folder}/store",
+        "--AgentApp.store_url": f"{folder}/store",
         "--AgentApp.token_file": f"{folder}/token",
         "--listen": f"unix:{folder}/agent.sock",
     }

@@ -82,7 +82,7 @@ class Agent:
                     *(sys.executable, "-c", AGENT),
                     f"--listen={self.listen}",
                     f"--AgentApp.state_dir={self.folder}/state",
-                    f"--AgentApp.store_dir={self.folder}/store",
+                    f"--AgentApp.store_url={self.folder}/store",
                     f"--AgentApp.token_file={self.folder}/token",
                     f"--AgentApp.criu_dir={self.criu}",
                     f"--AgentApp.realm={self.folder.name}",

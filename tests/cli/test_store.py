@@ -1,0 +1,227 @@
+"""List, show, verify, sweep, rekey, delete: what is printed, and the exit code."""
+
+import base64
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jupyterhub_gpu_reclaim.cli import main
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+
+
+def test_ls_prints_a_line_for_each_oldest_first(run):
+    code, out, err = run("ls")
+    assert code == 0
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].split()[:3] == ["ID", "SESSION", "GEN"]
+    assert [line.split()[0] for line in lines[1:4]] == ["ada-1", "ada-2", "bob-1"]
+    assert "2.1 MB" in lines[1]
+    assert "2023-11-14" in lines[1]
+    assert lines[4].startswith("3 saved")
+
+
+def test_ls_shows_names_of_users_as_they_are_and_moves_no_cursor(run):
+    _, out, _ = run("ls")
+    assert "b[bold]o" in out
+    assert "\x1b" not in out
+
+
+def test_ls_json_has_what_is_shared_and_what_cannot_be_read(run_json, store, info_of):
+    store.damage("manifests/bob-1", 300)
+    code, rows = run_json("ls")
+    assert code == 0
+    assert [row["id"] for row in rows] == ["ada-1", "ada-2", "bob-1"]
+    assert info_of(rows, "ada-2")["deduplicated_bytes"] > 2_000_000
+    assert info_of(rows, "ada-2")["stored_bytes"] < 200_000
+    assert "info" not in rows[2]
+    assert "damaged" in rows[2]["problem"]
+
+
+def test_ls_of_one_user(run_json):
+    _, rows = run_json("ls", "--user", "ada")
+    assert [row["id"] for row in rows] == ["ada-1", "ada-2"]
+
+
+def test_show_says_files_objects_key_and_steps(run, run_json):
+    code, out, _ = run("show", "ada-2")
+    assert code == 0
+    for word in ("ada/lab, generation 2", "first", "criu/pages-1.img", "packs/ada-1/"):
+        assert word in out
+    assert "Saving the memory" in out
+    _, found = run_json("show", "ada-2")
+    assert found["master_key"] == "first"
+    assert {f["name"]: f["bytes"] for f in found["files"]}["more"] == 5000
+    assert any(o["name"].startswith("packs/ada-1/") for o in found["objects"])
+
+
+def test_show_of_nothing_is_a_sentence_and_exit_code_1(run):
+    code, out, err = run("show", "never")
+    assert code == 1
+    assert out == ""
+    assert err == "Error: There is no saved session never.\n"
+
+
+def test_verify_of_good_store_is_0(run, run_json):
+    code, out, _ = run("verify")
+    assert code == 0
+    assert out == "3 verified, 0 damaged\n"
+    assert run_json("verify", "ada-1") == (0, {"verified": ["ada-1"], "damage": []})
+
+
+def test_verify_names_checkpoint_file_and_object(run, run_json, store):
+    pack = next((store.root / "packs" / "ada-1").glob("0*"))
+    store.damage(f"packs/ada-1/{pack.name}")
+    code, found = run_json("verify")
+    assert code == 1
+    damage = found["damage"]
+    # The later generation needs the same pack.
+    assert {each["checkpoint"] for each in damage} == {"ada-1", "ada-2"}
+    assert {each["file"] for each in damage} == {"criu/pages-1.img"}
+    assert {each["object"] for each in damage} == {f"packs/ada-1/{pack.name}"}
+    code, out, _ = run("verify")
+    assert code == 1
+    assert "criu/pages-1.img" in out
+    assert out.endswith("3 verified, 2 damaged\n")
+
+
+@pytest.mark.parametrize("name", ["manifests/bob-1", "packs/bob-1/index"])
+def test_verify_goes_on_after_one_that_cannot_be_opened(run_json, store, name):
+    store.damage(name, 400)
+    code, found = run_json("verify")
+    assert code == 1
+    assert [each["checkpoint"] for each in found["damage"]] == ["bob-1"]
+    assert found["verified"] == ["ada-1", "ada-2", "bob-1"]
+
+
+def test_verify_with_another_key_says_which_is_missing(run, tmp_path):
+    other = tmp_path / "other.key"
+    other.write_text(f"other {base64.b64encode(os.urandom(32)).decode()}\n")
+    other.chmod(0o600)
+    code, out, _ = run("verify", key_file=other)
+    assert code == 1
+    assert "first" in out
+
+
+def test_sweep_removes_what_a_dead_writer_has_left(run, run_json, store):
+    writer = FolderBackend(store.root).create("packs/dead/00000000")
+    writer.write(bytes(5000))
+    writer.finish()
+    code, found = run_json("sweep")
+    assert code == 0
+    assert found == {"removed": ["dead"], "freed_bytes": 5000}
+    assert run("sweep") == (0, "0 B freed\n", "")
+    assert run("verify")[0] == 0
+
+
+def test_rekey_wraps_under_the_newest_key_and_the_old_may_go(run, run_json, store):
+    old = store.key_file.read_text()
+    new = f"second {base64.b64encode(os.urandom(32)).decode()}\n"
+    store.key_file.write_text(old + new)
+    before = {
+        p: p.read_bytes() for p in (store.root / "packs").rglob("*") if p.is_file()
+    }
+    code, found = run_json("rekey")
+    assert code == 0
+    assert sorted(found["rewrapped"]) == ["ada-1", "ada-2", "bob-1"]
+    assert run("rekey") == (0, "0 of 3 wrapped anew, 0 failed\n", "")
+    store.key_file.write_text(new)
+    assert run("verify")[0] == 0
+    after = {
+        p: p.read_bytes() for p in (store.root / "packs").rglob("*") if p.is_file()
+    }
+    assert before == after
+
+
+def test_rekey_goes_on_after_one_that_cannot_be_opened(run, store):
+    new = f"second {base64.b64encode(os.urandom(32)).decode()}\n"
+    store.key_file.write_text(store.key_file.read_text() + new)
+    store.damage("manifests/ada-2", 300)
+    code, out, _ = run("rekey")
+    assert code == 1
+    assert "ada-2" in out
+    assert out.endswith("2 of 3 wrapped anew, 1 failed\n")
+
+
+def test_rm_of_an_older_one_keeps_what_the_newer_needs(run, store):
+    assert run("rm", "ada-1") == (0, "1 deleted\n", "")
+    assert run("verify")[1] == "2 verified, 0 damaged\n"
+    assert len(store.contents("ada-2")["more"]) == 5000
+
+
+def test_rm_of_the_newest_is_refused_unless_it_is_forced(run, store):
+    code, _, err = run("rm", "ada-1", "ada-2")
+    assert code == 1
+    assert "ada-2 is the newest saved state of ada/lab" in err
+    assert store.repository.exists("ada-1")  # all or none
+    assert run("rm", "--force", "ada-1", "ada-2")[0] == 0
+    assert not store.repository.exists("ada-2")
+    assert not (store.root / "packs" / "ada-1").exists()
+
+
+def test_rm_of_one_that_cannot_be_read_is_refused_unless_it_is_forced(run, store):
+    store.damage("manifests/ada-1", 300)
+    code, _, err = run("rm", "ada-1")
+    assert code == 1
+    assert "cannot be read" in err
+    assert run("rm", "--force", "ada-1")[0] == 0
+
+
+def test_rm_of_nothing_is_a_sentence(run):
+    code, _, err = run("rm", "never")
+    assert code == 1
+    assert "no saved session never" in err
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("{tmp}/nowhere", "There is no store at"),
+        ("{tmp}", "is a folder of something else"),
+        ("relative", "whole path or begins with"),
+        ("ftp://x/y", "begins with one of"),
+        ("s3://key:secret@x/y", "login is not part"),
+    ],
+)
+def test_place_that_is_no_store_is_left_alone(run, tmp_path, place, says):
+    mode = tmp_path.stat().st_mode
+    place = place.format(tmp=tmp_path)
+    try:
+        code, _, err = run("ls", at=place)
+    except SystemExit as ended:
+        code, err = ended.code, ""
+    assert code == 1
+    assert says in err
+    assert "secret" not in err
+    assert not (tmp_path / "nowhere").exists()
+    assert tmp_path.stat().st_mode == mode
+
+
+def test_store_without_its_key_is_a_sentence(run, tmp_path):
+    code, _, err = run("ls", key_file=tmp_path / "no.key")
+    assert code == 1
+    assert "master key" in err
+    assert not (tmp_path / "no.key").exists()
+
+
+def test_agents_configuration_file_names_the_store(store, tmp_path, capsys):
+    config = tmp_path / "agent.py"
+    config.write_text(
+        "c = get_config()\n"
+        f"c.AgentApp.store_url = {str(store.root)!r}\n"
+        f"c.AgentApp.master_key_file = {str(store.key_file)!r}\n"
+    )
+    assert main(["store", "ls", "--config", str(config)]) == 0
+    assert "ada-1" in capsys.readouterr().out
+
+
+def test_program_ends_with_a_sentence_never_a_traceback(store):
+    program = "import sys; from jupyterhub_gpu_reclaim.cli import main; "
+    line = [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))"]
+    line += ["store", "show", "x", f"--store={store.root}"]
+    line += [f"--key-file={store.key_file}"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "Error: There is no saved session x.\n"
