@@ -31,6 +31,8 @@ c.JupyterHub.cleanup_servers = False  # sessions outlive a restart of the Hub
 c.Spawner.environment = {"GPU_RECLAIM_DEMO": str(folder)}
 c.Spawner.default_url = "/lab"
 c.Spawner.http_timeout = settings.get("http_timeout", 30)
+# How long a Hub that starts waits for sessions that do not answer, before it serves.
+c.JupyterHub.init_spawners_timeout = settings.get("init_spawners_timeout", 10)
 
 configure(
     c,

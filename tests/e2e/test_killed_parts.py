@@ -127,6 +127,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         tmp_path_factory.mktemp("stack"),
         idle_after=0,
         service_check=1,
+        init_spawners_timeout=1,
         service_options={
             "ReclaimService.tick_interval": 1,
             "ReclaimService.orphan_grace": 5,
