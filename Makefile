@@ -18,7 +18,8 @@ test: ## lint, types, layers, and every test that runs without a GPU or a cluste
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory lint
 	@# Most tests wait for programs to start and end: three at a time keep two cores busy.
-	@$(PYTHON) -m pytest -q -n 3 --dist loadfile
+	@# Whole files, in the order of tests/conftest.py: the longest first.
+	@$(PYTHON) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 lint:
 	@.venv/bin/ruff check .

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-WITH_A_WHOLE_HUB = {"browser", "e2e", "hub", "service"}
+#: The longest first, so that in the end no worker is left with one of them alone.
+WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "service"]
 #: Runs the tests with the mark "extra" as well.
 SWITCH = "GPU_RECLAIM_SLOW_TESTS"
 #: Modules that take the place of slow ones that no test needs.
@@ -27,11 +28,21 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the extras, and give the others their second chance where they have one."""
-    here = Path(__file__).parent
+    """Skip the extras, give second chances, and begin with what takes longest."""
     extra = pytest.mark.skip(reason=f"covered by others; {SWITCH}=1 runs it as well")
     for item in items:
         if item.get_closest_marker("extra") and not os.environ.get(SWITCH):
             item.add_marker(extra)
-        if item.path.relative_to(here).parts[0] in WITH_A_WHOLE_HUB:
+        if _folder(item) in WITH_A_WHOLE_HUB:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
+    items.sort(key=_turn)
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = _folder(item)
+    known = WITH_A_WHOLE_HUB
+    return known.index(folder) if folder in known else len(known)
