@@ -39,6 +39,18 @@ class Pool:
         self._zygote: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    def warm(self) -> None:
+        """Be ready soon: start the process that workers come from, but do not wait.
+
+        Raises:
+            StoreError: it cannot be started.
+        """
+        try:
+            with self._lock:
+                self._ready()
+        except OSError as error:
+            raise _cannot(error) from error
+
     def start(self, count: int | None = None) -> list[Worker]:
         """New workers, which wait for their first message.
 
@@ -57,9 +69,7 @@ class Pool:
         except (OSError, TimeoutError) as error:
             for worker in workers:
                 worker.end()
-            raise StoreError(
-                Reason.STORE_FAILED, why="no worker can be started", detail=str(error)
-            ) from error
+            raise _cannot(error) from error
         return workers
 
     def close(self) -> None:
@@ -110,3 +120,9 @@ class Pool:
             except subprocess.TimeoutExpired:
                 zygote.kill()
                 zygote.wait()
+
+
+def _cannot(error: Exception) -> StoreError:
+    return StoreError(
+        Reason.STORE_FAILED, why="no worker can be started", detail=str(error)
+    )

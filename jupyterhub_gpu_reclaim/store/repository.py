@@ -161,6 +161,8 @@ class Repository:
                 work.
         """
         body = self._body(checkpoint)
+        if self._pool is not None:
+            self._pool.warm()
         return Checkpoint(self._backend, body, self._index(body), self._pool)
 
     def info(self, checkpoint: str) -> CheckpointInfo:
@@ -276,6 +278,8 @@ class Repository:
             table = known.of_index(earlier.index, packs)
         crew, spec = None, self._backend.spec()
         if self._pool is not None and spec is not None:
+            # Before the session stands still: its first start takes a while.
+            self._pool.warm()
             crew = CaptureCrew(
                 self._pool, spec, draft.recipe, table, first_lane=lanes.OWN
             )
