@@ -9,7 +9,9 @@ and ``criu restore`` from them; "ours" is the agent's path: encrypted, authentic
 deduplicated, committed and read back. "engine" (with --engine) is ours with plain files
 in place of the store: what is left when the store costs nothing.
 
-On disk the page cache is dropped before each restore. Prints medians of the runs.
+On disk the page cache is dropped before each restore. The methods take turns, so that
+a machine that is busy with other things slows them alike. Prints medians of the runs;
+"cores" is CPU seconds of everything that took part, by second of the clock.
 """
 
 from __future__ import annotations
@@ -156,6 +158,35 @@ def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
             sys.exit("the session does not answer")
         time.sleep(0.001)
     return value
+
+
+class Meter:
+    """CPU seconds of this process and all that it starts, by a control group."""
+
+    GROUPS = (("cpuacct/session-benchmark", "cpuacct.usage"),
+              ("session-benchmark", "cpu.stat"))  # fmt: skip
+
+    def __init__(self) -> None:
+        for group, name in self.GROUPS:
+            folder = Path("/sys/fs/cgroup", group)
+            if folder.parent.joinpath(name).exists():
+                folder.mkdir(exist_ok=True)
+                (folder / "cgroup.procs").write_text(str(os.getpid()))
+                self.file = folder / name
+                return
+        sys.exit("no control group can be made to count CPU seconds")
+
+    def seconds(self) -> float:
+        text = self.file.read_text()
+        if text.startswith("usage_usec"):
+            return int(text.split()[1]) / 1e6
+        return int(text) / 1e9
+
+    def close(self) -> None:
+        above = self.file.parent.parent / "cgroup.procs"
+        for pid in (self.file.parent / "cgroup.procs").read_text().split():
+            above.write_text(pid)
+        self.file.parent.rmdir()
 
 
 class Files:
@@ -318,28 +349,36 @@ class Ours:
 
 @dataclass
 class Measured:
-    """Seconds of one method, a value for each run."""
+    """Of one method, a value for each run: seconds, and CPU seconds."""
 
     save: list[float] = field(default_factory=list)
+    save_cpu: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
+    back_cpu: list[float] = field(default_factory=list)
     parts: list[list[float]] = field(default_factory=list)
 
     def row(self, name: str, gb: float, stock: Measured) -> str:
-        save, back = statistics.median(self.save), statistics.median(self.back)
-        save0, back0 = statistics.median(stock.save), statistics.median(stock.back)
-        parts = "+".join(
-            f"{statistics.median(part):.2f}" for part in zip(*self.parts, strict=True)
-        )
         return (
-            f"{name:<8}{save:>8.2f} s {gb / save:>6.2f} GB/s {save0 / save:>6.2f}x"
-            f"{back:>10.2f} s {gb / back:>6.2f} GB/s {back0 / back:>6.2f}x"
-            f"   {parts}"
+            f"{name:<7}{_half(gb, self.save, self.save_cpu, stock.save)}"
+            f"  |{_half(gb, self.back, self.back_cpu, stock.back)}   "
+            + "+".join(
+                f"{statistics.median(part):.2f}"
+                for part in zip(*self.parts, strict=True)
+            )
         )
+
+
+def _half(gb: float, took: list[float], cpu: list[float], stock: list[float]) -> str:
+    seconds = statistics.median(took)
+    cores = statistics.median(c / s for c, s in zip(cpu, took, strict=True))
+    # Of runs that stood side by side, so that both had the same machine.
+    ratio = statistics.median(a / b for a, b in zip(stock, took, strict=True))
+    return f"{seconds:>8.2f}{gb / seconds:>7.2f}{cores:>7.1f}{ratio:>7.2f}x"
 
 
 def cycle(
-    make: Make, size: int, folder: Path, *, drop: bool
-) -> tuple[Stock | Ours, float, float]:
+    measured: Measured, method: Stock | Ours, meter: Meter, size: int, *, drop: bool
+) -> None:
     """Start a session, save it, end it, bring it back, ask it."""
     with ExitStack() as stack:
         talk = Path(tempfile.mkdtemp(dir="/tmp"))
@@ -349,10 +388,10 @@ def cycle(
         stack.callback(place.end)
         wait_for((talk / "answer").exists)
         before = (talk / "answer").read_text()
-        method = make(folder)
-        begun = time.monotonic()
+        cpu, begun = meter.seconds(), time.monotonic()
         method.save(place)
-        saved = time.monotonic() - begun
+        measured.save.append(time.monotonic() - begun)
+        measured.save_cpu.append(meter.seconds() - cpu)
         place.end()
         (talk / "answer").unlink()
         if drop:
@@ -360,27 +399,28 @@ def cycle(
             Path("/proc/sys/vm/drop_caches").write_text("3")
         holding = Place.make("hold")
         stack.callback(holding.end)
-        begun = time.monotonic()
+        cpu, begun = meter.seconds(), time.monotonic()
         method.bring_back(holding)
-        back = time.monotonic() - begun
+        measured.back.append(time.monotonic() - begun)
+        measured.back_cpu.append(meter.seconds() - cpu)
+        measured.parts.append(getattr(method, "parts", measured.back[-1:]))
         (talk / "question").touch()
         wait_for((talk / "answer").exists)
         if (talk / "answer").read_text() != before:
             sys.exit("its data came back changed")
-        return method, saved, back
 
 
-def measure(make: Make, size: int, where: str, runs: int) -> Measured:
-    found = Measured()
+def measure(
+    methods: Mapping[str, Make], meter: Meter, size: int, where: str, runs: int
+) -> dict[str, Measured]:
+    found = {name: Measured() for name in methods}
     for _ in range(runs):
-        folder = Path(tempfile.mkdtemp(prefix="session-", dir=WHERE[where]))
-        try:
-            method, saved, back = cycle(make, size, folder, drop=where == "disk")
-        finally:
-            shutil.rmtree(folder)
-        found.save.append(saved)
-        found.back.append(back)
-        found.parts.append(getattr(method, "parts", [back]))
+        for name, make in methods.items():
+            folder = Path(tempfile.mkdtemp(prefix="session-", dir=WHERE[where]))
+            try:
+                cycle(found[name], make(folder), meter, size, drop=where == "disk")
+            finally:
+                shutil.rmtree(folder)
     return found
 
 
@@ -409,17 +449,16 @@ def main() -> None:
         methods["engine"] = lambda folder: Ours(criu, folder, None)
     version = ".".join(map(str, criu.version()))
     print(f"CRIU {version}, {os.cpu_count()} cores, median of {args.runs}")
+    meter = Meter()
     for gb in args.gb:
         for where in args.on:
-            print(f"\n{gb:g} GB on {where:<6}{'save':>17}{'':>18}{'resume':>12}"
-                  f"{'':>18}   of it: CRIU + memory")  # fmt: skip
-            size = int(gb * 1e9)
-            found = {
-                name: measure(make, size, where, args.runs)
-                for name, make in methods.items()
-            }
+            head = f"{'s':>8}{'GB/s':>7}{'cores':>7}{'stock':>8}"
+            print(f"\n{gb:g} GB on {where}: save                |  resume")
+            print(f"{'':<7}{head}  |{head}   of it: CRIU + memory")
+            found = measure(methods, meter, int(gb * 1e9), where, args.runs)
             for name, measured in found.items():
                 print(measured.row(name, gb, found["stock"]), flush=True)
+    meter.close()
     pool.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     print(f"\npeak memory of this process: {peak:.0f} MiB")
