@@ -73,6 +73,7 @@ class Agent:
         self.criu = criu
         self.popen: subprocess.Popen | None = None
         self.log = folder / "agent.log"
+        self.store = f"{folder}/store"
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
@@ -82,7 +83,7 @@ class Agent:
                     *(sys.executable, "-c", AGENT),
                     f"--listen={self.listen}",
                     f"--AgentApp.state_dir={self.folder}/state",
-                    f"--AgentApp.store_url={self.folder}/store",
+                    f"--AgentApp.store_url={self.store}",
                     f"--AgentApp.token_file={self.folder}/token",
                     f"--AgentApp.criu_dir={self.criu}",
                     f"--AgentApp.realm={self.folder.name}",

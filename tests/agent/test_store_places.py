@@ -1,0 +1,77 @@
+"""A real session saved into an object store, with and without a disk in front of it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.support.agent import goes_on, wait_for
+from tests.support.object_store import s3_server
+
+
+@pytest.fixture
+def s3(folder):
+    with s3_server(folder) as server:
+        server.bucket("sessions")
+        yield server
+
+
+@pytest.fixture
+def configured(agent, folder, s3):
+    """The agent, started anew with a store in the bucket."""
+
+    def configured(**more):
+        settings = {
+            "store_options": s3.options,
+            "store_options_file": str(s3.options_file),
+            **more,
+        }
+        lines = [f"c.AgentApp.{name} = {value!r}" for name, value in settings.items()]
+        path = folder / "agent.py"
+        path.write_text("\n".join(["c = get_config()", *lines]))
+        agent.kill()
+        agent.store = "s3://sessions/hub"
+        agent.start(f"--config={path}")
+        return agent
+
+    yield configured
+    agent.delete("/v1/checkpoints/cp-1")
+    agent.kill()  # before the server, for which it would wait
+
+
+def in_bucket(s3):
+    found = s3.client.list_objects_v2(Bucket="sessions").get("Contents", [])
+    return [each["Key"].removeprefix("hub/") for each in found]
+
+
+@pytest.mark.parametrize(
+    "means",
+    ["store only", "local", pytest.param("remote", marks=pytest.mark.extra)],
+)
+def test_session_comes_back_from_the_store_when_the_disk_is_lost(
+    configured, counter, places, folder, s3, means
+):
+    node = folder / "node"
+    tiers = {"store_local_dir": str(node), "commit_means": means}
+    agent = configured(**(tiers if means != "store only" else {}))
+    captured = agent.capture(counter, "cp-1")
+    assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
+    if means == "local":
+        wait_for(lambda: "manifests/cp-1" in in_bucket(s3))
+    assert "manifests/cp-1" in in_bucket(s3)
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp-1"})
+    assert not counter.alive
+    agent.kill()
+    if node.exists():
+        assert list(node.rglob("manifests/cp-1"))
+        shutil.rmtree(node)
+    agent = configured(**(tiers if means != "store only" else {}))
+    holding = places("hold")
+    restored = agent.restore(holding, "cp-1")
+    assert restored[-1]["tree"]["state"] == "running", restored[-1]
+    assert goes_on(holding)
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp-1"]
+    log = agent.log.read_text()
+    assert "a-very-secret-key" not in log
+    assert "Traceback" not in log
