@@ -74,12 +74,19 @@ def test_frames_fetches_and_prefetches_do_not_wake(service, suspended, tab):
     assert service.called("plan-start") == 1
 
 
-def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab):
+@pytest.mark.parametrize("when", ["at once", "while its steps are shown"])
+def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab, when):
     service.fail_restore = FAILED
+    if when != "at once":
+        service.hold_restore.clear()
     tab.goto(f"/user/{suspended.name}/lab")
-    tab.get_by_text(FAILED["message"]).first.wait_for(timeout=60_000)
+    if when != "at once":
+        tab.get_by_text("Reading the memory").first.wait_for(state="attached")
+        service.hold_restore.set()
+    saved = tab.get_by_role("heading", name="Your saved session did not come back")
+    saved.wait_for(timeout=60_000)
+    tab.get_by_text(FAILED["message"]).first.wait_for()
     tab.get_by_role("link", name="Start fresh").first.wait_for()
-    assert "did not come back" in tab.content()
     tried = service.called("plan-start")
     tab.wait_for_timeout(2500)  # longer than any script of ours would wait
     assert service.called("plan-start") == tried
