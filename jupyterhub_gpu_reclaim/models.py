@@ -88,6 +88,17 @@ class TerminalSample(Value, frozen=True, kw_only=True):
     last_input: float | None  #: when somebody last typed (atime of the tty)
 
 
+class GpuSample(Value, frozen=True, kw_only=True):
+    """What one session did on one card, or on one instance (MIG) of it."""
+
+    uuid: str
+    name: str = ""
+    instance: int | None = None
+    memory: int | None = None  #: bytes
+    sm_percent: float | None = None  #: of the time since the last sample
+    memory_percent: float | None = None  #: likewise, of its memory's bandwidth
+
+
 class Sample(Value, frozen=True, kw_only=True):
     """What one session did at one moment. ``None`` means not known, never zero."""
 
@@ -104,6 +115,7 @@ class Sample(Value, frozen=True, kw_only=True):
     connections: int | None = None
     last_saved: float | None = None  #: newest save of a notebook that is open
     started: float | None = None  #: when the tree was started or restored
+    gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page
 
 
@@ -118,6 +130,8 @@ class Usage(Value, frozen=True, kw_only=True):
     busy_kernel: str | None = None
     unknown_kernel: str | None = None
     cpu_percent: float | None = None  #: of one core, over the window
+    gpu_percent: float | None = None  #: of its busiest card, over the window
+    gpu_memory: int | None = None
     memory: int | None = None
     connections: int | None = None
     kernels: int | None = None

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
     from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.metrics.nvml import CardUse, Nvml
+    from jupyterhub_gpu_reclaim.metrics.gpu import CardSource, CardUse
+    from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
     from jupyterhub_gpu_reclaim.models import Finding
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,11 @@ class Accelerator:
         self._lock_seconds = lock_seconds
         self._seconds = seconds
         self._room_seconds = room_seconds
+
+    @property
+    def cards(self) -> CardSource:
+        """What tells about their use."""
+        return self._nvml
 
     def survey(self, snapshot: Snapshot) -> Survey:
         """Which of its processes hold a GPU; touches nothing.

@@ -80,7 +80,11 @@ class AgentApp(AgentSettings):
             store = await asyncio.to_thread(open_store, self, clock, state=state)
             parts = self._parts(state, clock, store.repository)
             operations = Operations()
-            sampler = Sampler(parts.clock, answer_seconds=self.sample_seconds)
+            sampler = Sampler(
+                parts.clock,
+                parts.accelerator.cards,
+                answer_seconds=self.sample_seconds,
+            )
             node = LocalNode(parts, operations, Watcher(parts.placements, sampler))
             await recovery.recover(parts, operations)
             server = listen(self, node)

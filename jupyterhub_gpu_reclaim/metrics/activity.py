@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.metrics import jupyter, tree
+from jupyterhub_gpu_reclaim.metrics.gpu import NoCards, samples_of
 from jupyterhub_gpu_reclaim.models import (
     KernelSample,
     Sample,
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.metrics.gpu import CardSource, CardUse
+    from jupyterhub_gpu_reclaim.models import GpuSample
 
 T = TypeVar("T")
 
 #: Seconds that one session has for all its answers together.
 ANSWER_SECONDS = 5.0
+#: A card's use is a mean over at least so long, however soon it is asked again.
+CARD_SECONDS = 5.0
 #: Notebooks asked for their last save, per sample; more are rare and cost the server.
 MAX_NOTEBOOKS = 32
 
@@ -57,13 +62,22 @@ class _Answers:
     status: jupyter.Status | None = None
     notebooks: list[jupyter.NotebookSession] | None = None
     saved: float | None = None
+    gpus: list[GpuSample] | None = None
 
 
 class Sampler:
     """Takes samples with one client for all sessions."""
 
-    def __init__(self, clock: Clock, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        cards: CardSource | None = None,
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         self._clock = clock
+        self._cards = cards or NoCards()
+        self._looked_at_cards = clock.now()
         self._client: AsyncHTTPClient = jupyter.make_client()
         self._seconds = answer_seconds
         #: What each server has answered; of those that were sampled last.
@@ -79,21 +93,39 @@ class Sampler:
         """One sample of each, all at once: a slow one delays none of the others."""
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
-        return await asyncio.gather(*(self.sample(session) for session in watched))
+        cards = await self._look_at_cards()
+        return await asyncio.gather(*(self._sample(one, cards) for one in watched))
 
     async def sample(self, watched: Watched) -> Sample:
         """One sample; it ends within the time limit and never raises for a session."""
+        return await self._sample(watched, await self._look_at_cards())
+
+    async def _sample(self, watched: Watched, cards: list[CardUse] | None) -> Sample:
         if watched.stopped:
             return _sum_up(watched, _Answers(), self._clock.now(), ["it is stopped"])
         problems: list[str] = []
+        gpus = samples_of(cards, watched.pids)
+        if gpus is None:
+            problems.append("its GPU: no answer")
         measured = asyncio.create_task(self._measure(watched, problems))
         answers = _Answers()
         if watched.address is None:
             problems.append("the address of its server is not known")
         else:
             answers = await self._ask_server(watched.address, problems)
-        answers = replace(answers, usage=await measured)
+        answers = replace(answers, usage=await measured, gpus=gpus)
         return _sum_up(watched, answers, self._clock.now(), problems)
+
+    async def _look_at_cards(self) -> list[CardUse] | None:
+        """All cards, once for all sessions; None where they do not answer in time."""
+        now = self._clock.now()
+        since = min(self._looked_at_cards, now - CARD_SECONDS)
+        look = asyncio.create_task(asyncio.to_thread(self._cards.look, since))
+        done, _ = await asyncio.wait({look}, timeout=self._seconds)
+        if not done:
+            return None
+        self._looked_at_cards = now
+        return look.result()
 
     async def _measure(
         self, watched: Watched, problems: list[str]
@@ -213,6 +245,7 @@ def _sum_up(
         terminals=_terminals(answers),
         connections=status.connections if status else None,
         last_saved=answers.saved,
+        gpus=answers.gpus,
         problem="; ".join(problems),
     )
 

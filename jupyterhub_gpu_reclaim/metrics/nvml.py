@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pynvml
 
-from jupyterhub_gpu_reclaim.models import Value
+from jupyterhub_gpu_reclaim.metrics.gpu import CardUse, ProcessUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,28 +32,6 @@ _NO_GPU: Final = (
     pynvml.NVMLError_DriverNotLoaded,
 )
 _NO_INSTANCE: Final = 0xFFFFFFFF
-
-
-class ProcessUse(Value, frozen=True, kw_only=True):
-    """One process on one card; the pid is the host's."""
-
-    pid: int
-    memory: int | None = None  #: bytes
-    sm_percent: float | None = None  #: of the time its kernels ran
-    memory_percent: float | None = None  #: of the time it read or wrote GPU memory
-    instance: int | None = None  #: of a divided card (MIG)
-
-
-class CardUse(Value, frozen=True, kw_only=True):
-    """One card; a lost one has its place and nothing else."""
-
-    uuid: str = ""  #: 32 hexadecimal digits
-    name: str = ""
-    total: int | None = None  #: bytes
-    free: int | None = None
-    busy_percent: float | None = None
-    divided: bool | None = None  #: into MIG instances
-    processes: list[ProcessUse] | None = None
 
 
 class Nvml:

@@ -22,12 +22,60 @@ GAP_INTERVALS = 3
 #: Work of that last stretch counts by itself, however idle the window was before it.
 RECENT_SECONDS = 60.0
 #: Rounding of the kernel's counters; less is not a counter that went backwards.
-_CPU_ROUNDING = 0.05
+_ROUNDING = 0.05
 
 
-class _Cpu(NamedTuple):
+class _Reading(NamedTuple):
     at: float
     work: float
+
+
+class _Meter:
+    """A counter of seconds of work, read now and then.
+
+    Args:
+        span: seconds that its use is averaged over.
+        gap: seconds between two readings after which it begins anew.
+    """
+
+    def __init__(self, span: float, gap: float) -> None:
+        self._span = span
+        self._gap = gap
+        self._readings: list[_Reading] = []
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._readings.clear()
+
+    def add(self, at: float, work: float) -> None:
+        """One reading; a counter that goes backwards is another one."""
+        new = _Reading(at, work)
+        if self._readings:
+            last = self._readings[-1]
+            backwards = work < last.work - _ROUNDING
+            if backwards or at - last.at > self._gap:
+                self._readings.clear()
+        self._readings.append(new)
+        # One reading beyond the span stays, so that the span is covered whole.
+        while len(self._readings) > 2 and self._readings[1].at <= at - self._span:
+            self._readings.pop(0)
+
+    def add_share(self, at: float, percent: float) -> None:
+        """One reading of what tells its use since the last one, and counts nothing."""
+        last = self._readings[-1] if self._readings else _Reading(at, 0.0)
+        self.add(at, last.work + percent / 100.0 * (at - last.at))
+
+    def percent(self) -> float | None:
+        """The larger of the whole span's and the last minute's mean."""
+        if len(self._readings) < 2:
+            return None
+        last, history = self._readings[-1], self._readings
+        recent = next(
+            one
+            for one in reversed(history[:-1])
+            if last.at - one.at >= RECENT_SECONDS or one is history[0]
+        )
+        return max(_percent(history[0], last), _percent(recent, last))
 
 
 class Window:
@@ -45,7 +93,8 @@ class Window:
         self._newest: Sample | None = None
         self._watched_since: float | None = None
         self._watched_until = 0.0
-        self._cpu: list[_Cpu] = []
+        self._cpu = _Meter(span, self._gap)
+        self._gpu = _Meter(span, self._gap)
         self._active: tuple[float, str] | None = None
 
     def add(self, sample: Sample) -> None:
@@ -63,7 +112,7 @@ class Window:
         self._see_activity(sample)
         if is_newer:
             self._see_watch(sample)
-            self._see_cpu(sample)
+            self._see_work(sample)
             self._newest = sample
 
     def usage(self, now: float) -> Usage:
@@ -72,7 +121,8 @@ class Window:
         if newest is None:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
         age = max(0.0, now - newest.at)
-        percent = self._cpu_percent()
+        percent = None if newest.cpu_work is None else self._cpu.percent()
+        gpu_percent = None if _gpu_share(newest) is None else self._gpu.percent()
         kernels = newest.kernels
         return Usage(
             at=now,
@@ -83,11 +133,15 @@ class Window:
             busy_kernel=_first(kernels, {"busy"}),
             unknown_kernel=_first_not(kernels, {"busy", "idle"}),
             cpu_percent=percent,
+            gpu_percent=gpu_percent,
+            gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
             connections=newest.connections,
             kernels=None if kernels is None else len(kernels),
             terminals=None if newest.terminals is None else len(newest.terminals),
-            complete=_is_whole(newest) and percent is not None and bool(self._active),
+            complete=_is_whole(newest)
+            and None not in (percent, gpu_percent)
+            and bool(self._active),
         )
 
     def _forget(self) -> None:
@@ -95,6 +149,7 @@ class Window:
         self._newest = None
         self._watched_since = None
         self._cpu.clear()
+        self._gpu.clear()
         self._active = None
 
     def _see_activity(self, sample: Sample) -> None:
@@ -116,38 +171,15 @@ class Window:
             return 0.0
         return self._watched_until - self._watched_since
 
-    def _see_cpu(self, sample: Sample) -> None:
-        if sample.cpu_work is None:
-            return
-        new = _Cpu(sample.at, sample.cpu_work)
-        if self._cpu:
-            last = self._cpu[-1]
-            backwards = new.work < last.work - _CPU_ROUNDING
-            if backwards or new.at - last.at > self._gap:
-                self._cpu.clear()
-        self._cpu.append(new)
-        # One sample beyond the span stays, so that the span is covered whole.
-        while len(self._cpu) > 2 and self._cpu[1].at <= new.at - self._span:
-            self._cpu.pop(0)
-
-    def _cpu_percent(self) -> float | None:
-        """Of one core: the larger of the whole window's and the last minute's mean."""
-        if len(self._cpu) < 2 or self._newest is None:
-            return None
-        last = self._cpu[-1]
-        if self._newest.cpu_work is None:
-            return None
-        recent = next(
-            cpu for cpu in reversed(self._cpu[:-1]) if _reaches(cpu, last, self._cpu)
-        )
-        return max(_percent(self._cpu[0], last), _percent(recent, last))
+    def _see_work(self, sample: Sample) -> None:
+        if sample.cpu_work is not None:
+            self._cpu.add(sample.at, sample.cpu_work)
+        share = _gpu_share(sample)
+        if share is not None:
+            self._gpu.add_share(sample.at, share)
 
 
-def _reaches(cpu: _Cpu, last: _Cpu, history: list[_Cpu]) -> bool:
-    return last.at - cpu.at >= RECENT_SECONDS or cpu is history[0]
-
-
-def _percent(first: _Cpu, last: _Cpu) -> float:
+def _percent(first: _Reading, last: _Reading) -> float:
     return max(0.0, 100.0 * (last.work - first.work) / (last.at - first.at))
 
 
@@ -182,11 +214,29 @@ def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
             yield sample.at, "terminal opened or closed"
 
 
+def _gpu_share(sample: Sample) -> float | None:
+    """Percent that its busiest card worked for it; None where that is not known."""
+    if sample.gpus is None:
+        return None
+    shares = [gpu.sm_percent for gpu in sample.gpus]
+    known = [share for share in shares if share is not None]
+    return max(known, default=0.0) if len(known) == len(shares) else None
+
+
+def _gpu_memory(sample: Sample) -> int | None:
+    if sample.gpus is None:
+        return None
+    held = [gpu.memory for gpu in sample.gpus]
+    known = [size for size in held if size is not None]
+    return sum(known) if len(known) == len(held) else None
+
+
 def _is_whole(sample: Sample) -> bool:
     """Whether it tells all that a policy needs."""
     return (
         sample.kernels is not None
         and sample.cpu_work is not None
+        and _gpu_share(sample) is not None
         and sample.terminals is not None
         and all(terminal.last_input is not None for terminal in sample.terminals)
     )

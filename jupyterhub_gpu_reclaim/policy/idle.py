@@ -51,6 +51,18 @@ class IdlePolicy(Configurable):
         """,
     ).tag(config=True)
 
+    busy_gpu_percent = Percent(
+        5.0,
+        allow_none=True,
+        help="""Percent of one GPU that counts as work.
+
+        Measured as the time in which a program of the session ran on its busiest GPU:
+        the larger of the mean since ``idle_after`` and the mean of the last minute.
+        A session that holds GPU memory and computes nothing is idle. 0: any use that
+        can be measured counts as work. None: GPUs are not looked at. Example: 1.
+        """,
+    ).tag(config=True)
+
     connected_is_active = Bool(
         default_value=False,
         help="""Whether an open browser tab alone keeps a session awake.
@@ -100,6 +112,8 @@ class IdlePolicy(Configurable):
         needed = [usage.last_active, usage.kernels, usage.terminals]
         if self.busy_cpu_percent is not None:
             needed.append(usage.cpu_percent)
+        if self.busy_gpu_percent is not None:
+            needed.append(usage.gpu_percent)
         if self.connected_is_active:
             needed.append(usage.connections)
         age = usage.sample_age + max(0.0, now - usage.at)
@@ -113,6 +127,9 @@ class IdlePolicy(Configurable):
         limit, percent = self.busy_cpu_percent, usage.cpu_percent
         if limit is not None and percent is not None and percent > limit:
             yield veto(Reason.CPU_BUSY, percent=percent, limit=limit)
+        limit, percent = self.busy_gpu_percent, usage.gpu_percent
+        if limit is not None and percent is not None and percent > limit:
+            yield veto(Reason.GPU_BUSY, percent=percent)
         if self.connected_is_active and usage.connections:
             yield veto(Reason.CONNECTED, count=usage.connections)
         yield from self._too_soon(usage, now)

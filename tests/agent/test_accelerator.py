@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.engine.cuda_driver import State
 from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey, User
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.metrics.nvml import CardUse, ProcessUse
+from jupyterhub_gpu_reclaim.metrics.gpu import CardUse, ProcessUse
 from tests.support import gpu
 from tests.support.agent import wait_for
 

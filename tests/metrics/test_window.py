@@ -1,8 +1,10 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.metrics.window import Window
 from jupyterhub_gpu_reclaim.models import (
+    GpuSample,
     KernelSample,
     Sample,
     SessionKey,
@@ -261,3 +263,45 @@ def test_usage_of_any_samples_keeps_its_laws(samples):
             usage.terminals,
             usage.cpu_percent,
         )
+
+
+# --- GPUs -----------------------------------------------------------------------------
+
+
+def gpu(percent, memory=2**30):
+    return GpuSample(uuid="ab", sm_percent=percent, memory=memory)
+
+
+def test_gpu_percent_is_the_mean_over_the_window_of_its_busiest_card():
+    usage = usage_of(*regular(600, gpus=[gpu(20.0), gpu(60.0)]))
+    assert usage.gpu_percent == pytest.approx(60.0)
+    assert usage.gpu_memory == 2 * 2**30
+    assert usage.complete
+
+
+def test_gpu_that_has_just_begun_to_work_counts_by_its_last_minute():
+    samples = regular(840, gpus=[gpu(0.0)])
+    samples += [sample(at, gpus=[gpu(90.0)]) for at in range(850, 910, 10)]
+    assert usage_of(*samples).gpu_percent == pytest.approx(90.0)
+
+
+def test_session_that_never_touched_a_gpu_uses_none_of_it():
+    usage = usage_of(*regular(60, gpus=[]))
+    assert (usage.gpu_percent, usage.gpu_memory, usage.complete) == (0.0, 0, True)
+
+
+@pytest.mark.parametrize("unknown", [None, [gpu(None)], [gpu(0.0), gpu(None)]])
+def test_gpu_that_does_not_tell_is_never_idle(unknown):
+    samples = [*regular(60, gpus=[gpu(0.0)]), sample(70, gpus=unknown)]
+    usage = usage_of(*samples)
+    assert usage.gpu_percent is None
+    assert not usage.complete
+
+
+def test_gpu_silence_longer_than_the_gap_begins_the_watch_anew():
+    samples = regular(300, gpus=[gpu(0.0)])
+    samples += [sample(at, gpus=None) for at in range(310, 400, 10)]
+    samples += [sample(at, gpus=[gpu(0.0)]) for at in range(400, 421, 10)]
+    usage = usage_of(*samples)
+    assert usage.watched == 20
+    assert usage.gpu_percent == 0.0

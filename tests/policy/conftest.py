@@ -25,6 +25,8 @@ def idle_usage():
             last_active=NOW - 1800,
             last_active_what="kernel train.ipynb",
             cpu_percent=0.4,
+            gpu_percent=0.1,
+            gpu_memory=2**30,
             memory=10**9,
             connections=0,
             kernels=1,

@@ -123,7 +123,7 @@ snapshots = st.builds(
     opted_out_by=st.sampled_from(["", "ada"]),
     backoff_until=times,
 )
-NEEDED = ("last_active", "kernels", "terminals", "cpu_percent")
+NEEDED = ("last_active", "kernels", "terminals", "cpu_percent", "gpu_percent")
 
 
 @given(snapshots)
@@ -153,6 +153,7 @@ def test_decision_with_any_field_missing_is_never_reclaim(missing):
         sample_age=0.0,
         last_active=NOW - 3600,
         cpu_percent=0.0,
+        gpu_percent=0.0,
         kernels=0,
         terminals=0,
         complete=True,

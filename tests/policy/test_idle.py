@@ -26,6 +26,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"busy_kernel": "a.ipynb"}, Reason.KERNEL_BUSY, "a.ipynb"),
         ({"unknown_kernel": "b.ipynb"}, Reason.KERNEL_UNKNOWN, "b.ipynb"),
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
+        ({"gpu_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
         ({"complete": False}, Reason.SAMPLES_MISSING, "missing is never idle"),
@@ -33,6 +34,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"kernels": None}, Reason.SAMPLES_MISSING, ""),
         ({"terminals": None}, Reason.SAMPLES_MISSING, ""),
         ({"cpu_percent": None}, Reason.SAMPLES_MISSING, ""),
+        ({"gpu_percent": None}, Reason.SAMPLES_MISSING, ""),
         ({"sample_age": 61.0}, Reason.SAMPLES_MISSING, ""),
         ({"at": 1_700_000_000.0 - 61}, Reason.SAMPLES_MISSING, ""),
     ],
@@ -98,6 +100,17 @@ def test_idle_after_of_zero_never_suspends(snapshot, now):
 def test_busy_cpu_percent_of_none_does_not_look_at_the_processor(snapshot, now):
     usage = {"cpu_percent": 400.0}
     assert first(snapshot(usage), now, busy_cpu_percent=None).reclaim
+
+
+def test_busy_gpu_percent_of_none_does_not_look_at_the_cards(snapshot, now):
+    for percent in (None, 80.0):
+        usage = {"gpu_percent": percent}
+        assert first(snapshot(usage), now, busy_gpu_percent=None).reclaim
+
+
+def test_session_that_holds_gpu_memory_and_computes_nothing_is_idle(snapshot, now):
+    usage = {"gpu_percent": 0.0, "gpu_memory": 80 * 2**30}
+    assert first(snapshot(usage), now).reclaim
 
 
 def test_busy_cpu_percent_of_zero_takes_any_use_for_work(snapshot, now):
