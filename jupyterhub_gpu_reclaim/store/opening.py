@@ -56,7 +56,7 @@ def open_backend(spec: Spec) -> Backend:
     """The backend that a spec describes; an object store is not asked anything yet.
 
     Raises:
-        BadRequest: there is no such kind.
+        BadRequest: there is no such kind, or its options cannot be read.
         StoreError: a folder cannot be made or is not ours.
     """
     match spec.get("kind"):
@@ -64,7 +64,9 @@ def open_backend(spec: Spec) -> Backend:
             return FolderBackend(Path(spec["path"]))
         case "objects":
             patience = float(spec["patience"])
-            objects = ObjectsBackend(ObjectOptions.from_spec(spec), patience=patience)
+            options = ObjectOptions.from_spec(spec)
+            options.all()  # a file that cannot be read is said now, not at first use
+            objects = ObjectsBackend(options, patience=patience)
             return Retrying(objects, Patience(2 * patience))
         case "tiers":
             local, remote = open_backend(spec["local"]), open_backend(spec["remote"])
