@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import time
 
+import jupyterhub
 import requests
 
 from demo.user import User
@@ -251,8 +252,11 @@ def test_t10_suspended_named_server_is_not_renamed_and_deletes_its_login(
     service.capture(name, "lab1")
     hub.stop_server(name, "lab1")
     answer = hub.api("PATCH", f"users/{name}/servers/lab1", json={"name": "lab2"})
-    assert answer.status_code == 409
-    assert "cannot be renamed" in answer.json()["message"]
+    if jupyterhub.version_info[0] < 6:
+        assert answer.status_code == 405  # no server can be renamed
+    else:
+        assert answer.status_code == 409
+        assert "cannot be renamed" in answer.json()["message"]
     assert pointer(hub, name, "lab1")["phase"] == "suspended"
 
     answer = hub.api("DELETE", f"users/{name}/servers/lab1", json={"remove": True})
