@@ -254,6 +254,12 @@ def _put_in_place(aside: Path, path: Path, *, replaces: bool) -> None:
     if not replaces:
         try:
             os.link(aside, path, follow_symlinks=False)
+        except FileExistsError:
+            # A network file system may have lost its answer to our own link.
+            if not aside.samefile(path):
+                raise
+            aside.unlink()
+            return
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    NotSupportedError,
     PermissionDeniedError,
     UnauthenticatedError,
     UnknownConfigurationKeyError,
@@ -28,7 +29,23 @@ if TYPE_CHECKING:
 #: The only parts of an answer that are repeated: a number and a word.
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
-_NO_PLACE = {"NoSuchBucket", "ContainerNotFound"}
+#: The machine's own identity, and what object_store says of a workload's.
+_NO_LOGIN = re.compile(r"169\.254\.169\.254|token file|token request")
+_NO_PLACE = dict.fromkeys(
+    ("NoSuchBucket", "ContainerNotFound"), "its bucket does not exist"
+)
+_REFUSED = "it refuses the login, or the login may not do this"
+_NO_CREATE = "the object store cannot write an object only where none stands"
+_OF_STATUS = {"401": "it asks for a login", "403": _REFUSED, "501": _NO_CREATE}
+_OF_KIND: dict[type[Exception], str] = {
+    NotSupportedError: _NO_CREATE,
+    PermissionDeniedError: _REFUSED,
+    UnauthenticatedError: _OF_STATUS["401"],
+    UnknownConfigurationKeyError: "one of its options is not known",
+    ValueError: "one of its options makes no sense",
+}
+#: Refusals that are about the moment.
+_LATER = {"408", "429"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
 
 
@@ -64,23 +81,26 @@ def translated(error: Exception, name: str) -> StoreError:
     )
     if word in _FULL or status == "507":
         return StoreError(Reason.STORE_FULL, needed="more", free="none", detail=detail)
-    if word in _NO_PLACE:
-        why = "its bucket does not exist"
-    elif isinstance(error, PermissionDeniedError) or status == "403":
-        why = "it refuses the login, or the login may not do this"
-    elif isinstance(error, UnauthenticatedError) or status == "401":
-        why = "it asks for a login"
-    elif isinstance(error, UnknownConfigurationKeyError):
-        why = "one of its options is not known"
-    elif status and status.startswith("4") and status not in {"408", "429"}:
-        why = f"the object store refuses the request (HTTP {status})"
-    elif status:
-        return Unavailable(
-            f"the object store has a fault (HTTP {status})", detail=detail
-        )
-    else:
+    if _NO_LOGIN.search(str(error)):
+        # Asked for last, where neither options nor environment hold a login.
+        return Unavailable("no login for the object store was found", detail=detail)
+    why = _NO_PLACE.get(word) or _of_kind(error) or _OF_STATUS.get(status)
+    if why is not None:
+        return StoreError(Reason.STORE_FAILED, why=why, detail=detail)
+    if not status:
         return Unavailable("the object store does not answer", detail=detail)
-    return StoreError(Reason.STORE_FAILED, why=why, detail=detail)
+    if status.startswith("4") and status not in _LATER:
+        why = f"the object store refuses the request (HTTP {status})"
+        return StoreError(Reason.STORE_FAILED, why=why, detail=detail)
+    why = f"the object store has a fault (HTTP {status})"
+    return Unavailable(why, detail=detail)
+
+
+def _of_kind(error: Exception) -> str | None:
+    for kind, why in _OF_KIND.items():
+        if isinstance(error, kind):
+            return why
+    return None
 
 
 def _status(error: Exception) -> str:

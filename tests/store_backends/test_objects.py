@@ -121,6 +121,41 @@ def test_store_that_is_not_there_is_unavailable_and_names_no_secret(s3, bucket, 
     assert "does not answer" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("status", "says", "repeated"),
+    [
+        ("403", "refuses the login", False),
+        ("401", "asks for a login", False),
+        ("400", "refuses the request", False),
+        ("501", "only where none stands", False),
+        ("507", "Not enough room", False),
+        ("429", "does not answer|has a fault", True),
+        ("500", "has a fault", True),
+    ],
+)
+def test_answer_of_the_store_is_told_in_words(s3, bucket, status, says, repeated):
+    with faulty(s3.endpoint, lambda method, path: status) as endpoint:
+        options = {**s3.options, "endpoint": endpoint}
+        given = ObjectOptions(f"s3://{bucket}/p", options, str(s3.options_file))
+        with pytest.raises(StoreError, match=says) as caught:
+            ObjectsBackend(given, patience=0.1).length("manifests/a")
+    assert isinstance(caught.value, Unavailable) == repeated
+    assert "a-very-secret-key" not in str(caught.value)
+
+
+def test_store_without_any_login_says_so(monkeypatch, bucket):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    options = {
+        "region": "us-east-1",
+        "web_identity_token_file": "/nowhere/token",
+        "role_arn": "arn:aws:iam::1:role/x",
+    }
+    backend = ObjectsBackend(ObjectOptions(f"s3://{bucket}/p", options), patience=0.1)
+    with pytest.raises(StoreError, match="no login"):
+        backend.list("packs/")
+
+
 def test_bucket_that_is_missing_is_an_error_never_a_missing_object(s3):
     backend = open_backend(spec(s3, "no-such-bucket"))
     for look in (
