@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.cli_store.opening import Store
     from jupyterhub_gpu_reclaim.models import CheckpointInfo
 
-_COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED", "WHERE")
+_COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
 
 
 class Row(msgspec.Struct, omit_defaults=True):
@@ -44,9 +44,10 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
-    print_table(
-        _COLUMNS, [_cells(row) for row in rows], right="GEN MEMORY STORED SHARED"
-    )
+    tiers = any(row.where for row in rows)
+    columns = (*_COLUMNS, "WHERE") if tiers else _COLUMNS
+    cells = [_cells(row)[: len(columns)] for row in rows]
+    print_table(columns, cells, right="GEN MEMORY STORED SHARED")
     infos = [row.info for row in rows if row.info]
     total = words.size(sum(info.stored_bytes for info in infos))
     say(f"{len(rows)} saved, {total} stored")
