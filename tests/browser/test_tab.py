@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def notebook(stack: Stack, sign_in: Callable[[str], Page]) -> Page:
+def notebook(stack: Stack, new_name: str, sign_in: Callable[[str], Page]) -> Page:
     """A notebook whose first cell has run."""
-    page = sign_in("tabby")
-    open_notebook(stack, page, "tabby", "x = 41", "print('it is', x + 1)")
+    page = sign_in(new_name)
+    open_notebook(stack, page, new_name, "x = 41", "print('it is', x + 1)")
     return page
 
 
@@ -48,9 +48,9 @@ def test_installed_extension_is_the_one_of_this_checkout() -> None:
 
 
 def test_open_tab_says_saved_and_resumes_in_place_on_a_click(
-    admin: Admin, notebook: Page
+    admin: Admin, new_name: str, notebook: Page
 ) -> None:
-    admin.suspend("tabby")
+    admin.suspend(new_name)
     dialog_of(notebook).wait_for()
     shoot(notebook, "tab-suspended")
     dialog_of(notebook).get_by_role("button", name="Resume").click()
@@ -58,29 +58,29 @@ def test_open_tab_says_saved_and_resumes_in_place_on_a_click(
     shoot(notebook, "tab-resuming")
     notice_of(notebook, "Your session is back.").wait_for()
     shoot(notebook, "tab-resumed")
-    admin.wait("tabby", phase="running")
+    admin.wait(new_name, phase="running")
     assert output_of(notebook, 1) == "it is 42"
 
 
 def test_reload_of_a_suspended_tab_brings_the_session_back(
-    admin: Admin, notebook: Page
+    admin: Admin, new_name: str, notebook: Page
 ) -> None:
-    admin.suspend("tabby")
+    admin.suspend(new_name)
     notebook.reload(wait_until="commit")
-    notebook.wait_for_url("**/user/tabby/lab**", wait_until="commit")
+    notebook.wait_for_url(f"**/user/{new_name}/lab**", wait_until="commit")
     notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
-    admin.wait("tabby", phase="running")
+    admin.wait(new_name, phase="running")
     assert output_of(notebook, 1) == "it is 42"
 
 
 def test_tab_names_the_reason_when_the_session_does_not_come_back(
-    stack: Stack, admin: Admin, notebook: Page
+    stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:
-    path = stack.folder / "homes" / "tabby" / "table.csv"
+    path = stack.folder / "homes" / new_name / "table.csv"
     path.write_text("1,2\n")
     edit_cell(notebook, 1, "f = open('table.csv')")
     run_cell(notebook, 1)
-    admin.suspend("tabby")
+    admin.suspend(new_name)
     path.unlink()
     dialog_of(notebook).get_by_role("button", name="Resume").click()
     refusal = notice_of(notebook, "Your saved session did not come back")
