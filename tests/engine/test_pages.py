@@ -182,7 +182,7 @@ def test_plan_pages_that_the_kernel_writes_stay_with_criu():
     rseq = [1000 * PAGE + 64, 5000 * PAGE - 16, 8999 * PAGE]
     image = saved_image(Saved(vmas=vmas, areas=[(0, 9000, 4)], rseq=rseq))
     plan = pages.make_plan(image)
-    _, areas = images.read_pagemap(plan.files["pagemap-301.img"])
+    _, areas = images.read_pagemap(plan.pagemaps["pagemap-301.img"])
     left = [((address - BASE) // PAGE, count) for address, count, _ in areas]
     assert left == [(1000, 1), (4999, 2), (8999, 1)]
     assert_nothing_lost(plan, image, 301)
