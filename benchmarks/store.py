@@ -41,7 +41,7 @@ from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.pool import Pool
-from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.repository import CHUNK_BYTES, Repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,17 +219,20 @@ def _family(pid: int) -> Iterator[int]:
 class Ours:
     """Our store, with worker processes."""
 
-    name = "ours"
     generations = True
 
-    def __init__(self, folder: Path, workers: int | None) -> None:
+    def __init__(self, folder: Path, workers: int | None, kib: int) -> None:
+        self.name = f"ours, {kib} KiB" if kib else "ours"
         self._pool = Pool(workers)
         for worker in self._pool.start():
             worker.end()
         keys = KeyRing({"benchmark": bytes(32)})
-        backend = FolderBackend(folder / "ours")
         self._store = Repository(
-            backend, clock=SystemClock(), keys=keys, pool=self._pool
+            FolderBackend(folder / self.name),
+            clock=SystemClock(),
+            keys=keys,
+            pool=self._pool,
+            chunk_bytes=kib * 1024 or CHUNK_BYTES,
         )
         self._number = 0
 
@@ -483,7 +486,9 @@ def compare(
     for _ in range(options.runs):
         scratch = Path(tempfile.mkdtemp(prefix="store-", dir=WHERE[where]))
         try:
-            methods: list[Ours | Peer] = [Ours(scratch, options.workers)]
+            methods: list[Ours | Peer] = [
+                Ours(scratch, options.workers, kib) for kib in options.chunk_kib or [0]
+            ]
             if not options.alone:
                 methods += peers(scratch)
             for method in methods:
@@ -519,6 +524,9 @@ def main() -> None:
     words.add_argument("--workers", type=int, help="default: one for each core")
     words.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     words.add_argument("--on", nargs="+", choices=WHERE, default=["tmpfs"])
+    words.add_argument(
+        "--chunk-kib", type=int, nargs="+", help="sizes of chunks to try"
+    )
     words.add_argument("--alone", action="store_true", help="without the peers")
     words.add_argument("--first", action="store_true", help="no second generations")
     options = words.parse_args()

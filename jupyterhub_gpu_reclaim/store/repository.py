@@ -11,18 +11,16 @@ import logging
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import crypto, intents, known, lanes, layout, manifest
-from jupyterhub_gpu_reclaim.store import index as indexes
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.binding import Origin
+from jupyterhub_gpu_reclaim.store.catalogue import Catalogue
 from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
 from jupyterhub_gpu_reclaim.store.codec import Compression
 from jupyterhub_gpu_reclaim.store.crew import CaptureCrew
 from jupyterhub_gpu_reclaim.store.garbage import Garbage
-from jupyterhub_gpu_reclaim.store.index import damaged
-from jupyterhub_gpu_reclaim.store.infos import Infos
 from jupyterhub_gpu_reclaim.store.lane import Recipe
 from jupyterhub_gpu_reclaim.store.merge import Earlier
 from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
-    from jupyterhub_gpu_reclaim.store.manifest import Body
     from jupyterhub_gpu_reclaim.store.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -90,8 +87,8 @@ class Repository:
         self._read_back = read_back
         self._lock = threading.Lock()
         self._writing: set[str] = set()
-        self._infos = Infos()
-        self._garbage = Garbage(backend, clock, self._try_body)
+        self._catalogue = Catalogue(backend, keys)
+        self._garbage = Garbage(backend, clock, self._catalogue.known_or_none)
 
     def begin(
         self,
@@ -144,13 +141,7 @@ class Repository:
         Raises:
             StoreError: the store does not answer, so nothing is known.
         """
-        if not layout.is_id(checkpoint):
-            return False
-        try:
-            self._backend.length(layout.manifest(checkpoint))
-        except ObjectMissing:
-            return False
-        return True
+        return self._catalogue.exists(checkpoint)
 
     def open(self, checkpoint: str) -> Checkpoint:
         """A committed checkpoint; its packs are seen to stand there, unread.
@@ -160,10 +151,10 @@ class Repository:
             StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
                 work.
         """
-        body = self._body(checkpoint)
+        body = self._catalogue.read(checkpoint)
         if self._pool is not None:
             self._pool.warm()
-        return Checkpoint(self._backend, body, self._index(body), self._pool)
+        return Checkpoint(self._backend, body, self._catalogue.index(body), self._pool)
 
     def info(self, checkpoint: str) -> CheckpointInfo:
         """What is known of a committed checkpoint; cheap.
@@ -173,9 +164,7 @@ class Repository:
             StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
                 work.
         """
-        if not self.exists(checkpoint):
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return self._known_body(checkpoint).info
+        return self._catalogue.known(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
         """Every object but the manifest that is needed to read a checkpoint.
@@ -186,9 +175,7 @@ class Repository:
             NotFound: ``CHECKPOINT_MISSING``.
             StoreError: see :meth:`info`.
         """
-        if not self.exists(checkpoint):
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return self._known_body(checkpoint).objects()
+        return self._catalogue.known(checkpoint).objects()
 
     def intent(self, checkpoint: str) -> tuple[str, bytes]:
         """An intent for a committed checkpoint, while it is copied to another store.
@@ -200,7 +187,7 @@ class Repository:
             NotFound: ``CHECKPOINT_MISSING``.
             StoreError: see :meth:`info`.
         """
-        origins = self._known_body(checkpoint).origins
+        origins = self._catalogue.known(checkpoint).origins
         leans_on = frozenset(origin.id for origin in origins)
         intent = intents.Intent(checkpoint, self._clock.now(), leans_on)
         return layout.intent(checkpoint), intents.encode(intent)
@@ -232,10 +219,7 @@ class Repository:
             StoreError: one cannot be read, or the store does not work; what was
                 rewrapped is.
         """
-        if checkpoint is not None:
-            ids = [checkpoint]
-        else:
-            ids = [id_ for id_, _ in self._manifests()]
+        ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
         return sum(self._rewrap(id_) for id_ in ids)
 
     def delete(self, checkpoint: str) -> None:
@@ -296,7 +280,7 @@ class Repository:
 
     def _lean(self, checkpoint: str, key: SessionKey, begun: float) -> Earlier | None:
         """Publish the intent, then read the last generation, if it can be read."""
-        candidates = [body for body in self._bodies() if body.info.key == key]
+        candidates = [body for body in self._catalogue.all() if body.info.key == key]
         last = max(
             candidates,
             key=lambda body: (body.info.generation, body.info.created),
@@ -309,66 +293,13 @@ class Repository:
         if last is None or not self.exists(last.info.id):
             return None
         try:
-            return Earlier(last, self._index(last))
+            return Earlier(last, self._catalogue.index(last))
         except StoreError as error:
             log.warning("%s %s is not built upon: %s", key, last.info.id, error)
             return None
 
-    def _index(self, body: Body) -> indexes.Index:
-        """The index of a checkpoint whose every object is there."""
-        for name, wanted in body.objects():
-            length = self._backend.length(name)
-            if length != wanted:
-                raise damaged(f"{name} has {length} bytes instead of {wanted}")
-        name = layout.index(body.info.id)
-        return indexes.decode(
-            self._backend.read(name, 0, body.index.length + 1),
-            body.index.segments,
-            body.origins[0].index_key(),
-            chunk_bytes=body.chunk_bytes,
-            packs=[pack.length for pack in body.packs],
-        )
-
-    def _manifests(self) -> list[tuple[str, str]]:
-        """Id and object of all that exist."""
-        names = [entry.name for entry in self._backend.list(layout.MANIFESTS)]
-        return [(id_, name) for name in names if (id_ := layout.id_of(name))]
-
-    def _bodies(self) -> list[Body]:
-        found = [self._try_body(id_) for id_, _ in self._manifests()]
-        return [body for body in found if body is not None]
-
-    def _try_body(self, checkpoint: str) -> Body | None:
-        """What a manifest says; None when it cannot be read now, or is gone."""
-        try:
-            return self._known_body(checkpoint)
-        except NotFound:
-            return None  # deleted in between
-        except StoreError as error:
-            if error.reason not in (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING):
-                raise
-            log.warning("- checkpoint %s is left out: %s", checkpoint, error)
-            return None
-
-    def _known_body(self, checkpoint: str) -> Body:
-        return self._infos.get(checkpoint, lambda: self._body(checkpoint))
-
-    def _body(self, checkpoint: str) -> Body:
-        return manifest.decode(self._read_manifest(checkpoint), checkpoint, self._keys)
-
-    def _read_manifest(self, checkpoint: str) -> bytes:
-        missing = NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        if not layout.is_id(checkpoint):
-            raise missing
-        try:
-            return self._backend.read(
-                layout.manifest(checkpoint), 0, manifest.MAX_BYTES
-            )
-        except ObjectMissing:
-            raise missing from None
-
     def _rewrap(self, checkpoint: str) -> bool:
-        data = self._read_manifest(checkpoint)
+        data = self._catalogue.raw(checkpoint)
         new = manifest.rewrap(data, checkpoint, self._keys)
         if manifest.split(new).key == manifest.split(data).key:
             return False
@@ -384,7 +315,7 @@ class Repository:
         try:
             self._garbage.remove(checkpoint)
         finally:
-            self._infos.drop(checkpoint)
+            self._catalogue.drop(checkpoint)
 
     def _refuse_if_writing(self, checkpoint: str) -> None:
         if checkpoint in self._writing:
@@ -400,7 +331,7 @@ class Repository:
 
     def _ended(self, checkpoint: str) -> None:
         # A commit that failed late had a manifest for a moment.
-        self._infos.drop(checkpoint)
+        self._catalogue.drop(checkpoint)
         try:
             self._backend.delete(layout.intent(checkpoint))
         except StoreError as error:
@@ -415,5 +346,5 @@ class Repository:
             StoreError: the store does not work.
         """
         # At the end of the class: what comes after means this by `list`.
-        infos = [body.info for body in self._bodies()]
+        infos = [body.info for body in self._catalogue.all()]
         return sorted(infos, key=lambda info: (info.created, info.id))
