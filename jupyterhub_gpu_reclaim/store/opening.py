@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.ahead import ReadAhead
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.object_options import ObjectOptions
 from jupyterhub_gpu_reclaim.store.objects import ObjectsBackend
@@ -67,7 +68,7 @@ def open_backend(spec: Spec) -> Backend:
             options = ObjectOptions.from_spec(spec)
             options.all()  # a file that cannot be read is said now, not at first use
             objects = ObjectsBackend(options, patience=patience)
-            return Retrying(objects, Patience(2 * patience))
+            return ReadAhead(Retrying(objects, Patience(2 * patience)))
         case "tiers":
             local, remote = open_backend(spec["local"]), open_backend(spec["remote"])
             return Tiers(local, remote, Means(spec["means"]))

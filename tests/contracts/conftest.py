@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from jupyterhub_gpu_reclaim.store.ahead import ReadAhead
 from jupyterhub_gpu_reclaim.store.faults import FailsEveryThird
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
@@ -12,7 +13,15 @@ from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
 from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
 from tests.support.object_store import s3_server
 
-BACKENDS = ["folder", "memory", "s3", "retried", "tiers, local", "tiers, remote"]
+BACKENDS = [
+    "folder",
+    "memory",
+    "s3",
+    "retried",
+    "ahead",
+    "tiers, local",
+    "tiers, remote",
+]
 _numbers = itertools.count()
 
 
@@ -39,6 +48,8 @@ def backend(request, tmp_path):
             return MemoryBackend()
         case "s3":
             return open_backend(request.getfixturevalue("spec_of_s3"))
+        case "ahead":
+            return ReadAhead(MemoryBackend())
         case "tiers, local" | "tiers, remote":
             means = Means(request.param.split()[1])
             return Tiers(FolderBackend(tmp_path / "node"), MemoryBackend(), means)
