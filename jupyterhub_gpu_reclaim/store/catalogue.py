@@ -136,7 +136,7 @@ class Catalogue:
                 raise damaged(f"{name} has {length} bytes instead of {wanted}")
         name = layout.index(body.info.id)
         return indexes.decode(
-            self._backend.read(name, 0, body.index.length + 1),
+            indexes.read(self._backend, name, body.index),
             body.index.segments,
             body.origins[0].index_key(),
             chunk_bytes=body.chunk_bytes,

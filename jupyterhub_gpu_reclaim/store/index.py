@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lz4.block
 import msgspec
@@ -23,11 +23,12 @@ from jupyterhub_gpu_reclaim.store import binding, crypto
 from jupyterhub_gpu_reclaim.store.codec import MAX_BLOCK_BYTES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.backend import Buffer
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.manifest import IndexRef
 
 #: A table of blocks; ``pack`` is the place in the manifest's list of packs.
 BLOCKS = np.dtype(
@@ -92,30 +93,51 @@ def chunks_of(length: int, chunk_bytes: int) -> int:
     return -(-length // chunk_bytes)
 
 
-def encode(index: Index, key: bytes) -> tuple[bytes, int]:
-    """The sealed bytes, and in how many segments.
+class Encoded(NamedTuple):
+    """An index on its way out: a piece at a time, for all of it may be large."""
+
+    segments: int
+    length: int  #: of all sealed segments
+    sealed: Iterator[bytes]
+
+
+def encode(index: Index, key: bytes) -> Encoded:
+    """The sealed segments.
 
     Args:
         index: what to seal.
         key: the index key; it may seal one index only.
     """
-    plain = b"".join(_parts(index))
-    starts = range(0, len(plain), SEGMENT_BYTES)
+    parts = list(_parts(index))
+    length = sum(len(part) for part in parts)
+    segments = -(-length // SEGMENT_BYTES)
     sealer = crypto.Sealer(key)
-    sealed = [
-        sealer.seal(
-            number,
-            plain[at : at + SEGMENT_BYTES],
-            binding.segment(number, len(starts)),
-        )
-        for number, at in enumerate(starts)
-    ]
-    return b"".join(sealed), len(starts)
+    sealed = (
+        sealer.seal(number, plain, binding.segment(number, segments))
+        for number, plain in enumerate(_cut(parts))
+    )
+    return Encoded(segments, length + segments * crypto.TAG_BYTES, sealed)
+
+
+def _cut(parts: Iterable[memoryview]) -> Iterator[bytearray]:
+    """The parts in a row, in pieces of a segment each."""
+    piece = bytearray()
+    for part in parts:
+        rest = part
+        while len(rest):
+            take = SEGMENT_BYTES - len(piece)
+            piece += rest[:take]
+            rest = rest[take:]
+            if len(piece) == SEGMENT_BYTES:
+                yield piece
+                piece = bytearray()
+    if piece:
+        yield piece
 
 
 def decode(
-    data: bytes,
-    segments: int,
+    segments: Iterable[bytes],
+    count: int,
     key: bytes,
     *,
     chunk_bytes: int,
@@ -124,8 +146,8 @@ def decode(
     """An index whose every chunk lies in a block, and every block in its pack.
 
     Args:
-        data: the sealed bytes.
-        segments: how many there must be.
+        segments: the sealed ones.
+        count: how many there must be.
         key: the index key.
         chunk_bytes: size of the chunks.
         packs: lengths of the manifest's packs.
@@ -133,7 +155,7 @@ def decode(
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, with what does not fit.
     """
-    plain = _open(data, segments, key)
+    plain = _open(segments, count, key)
     try:
         index = _parse(plain)
     except (ValueError, lz4.block.LZ4BlockError, msgspec.DecodeError) as error:
@@ -147,12 +169,37 @@ def decode(
     return index
 
 
+def read(backend: Backend, name: str, ref: IndexRef) -> Iterator[bytes]:
+    """The sealed segments of an index that stands in a backend, one at a time.
+
+    Raises:
+        StoreError: it cannot be read; what it holds is not looked at.
+    """
+    step = SEGMENT_BYTES + crypto.TAG_BYTES
+    for at in range(0, ref.length, step):
+        yield backend.read(name, at, min(step, ref.length - at))
+
+
+def check(segments: Iterable[bytes], count: int, key: bytes, name: str) -> None:
+    """See that an index that was just written reads back.
+
+    Raises:
+        StoreError: ``STORE_FAILED``, it does not; or it cannot be read.
+    """
+    try:
+        for _ in _opened(segments, count, key):
+            pass
+    except crypto.Forged:
+        why = f"{name} reads back differently"
+        raise StoreError(Reason.STORE_FAILED, why=why) from None
+
+
 def damaged(why: str) -> StoreError:
     """The error for a checkpoint that is not what was written."""
     return StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
 
 
-def _parts(index: Index) -> Iterator[Buffer]:
+def _parts(index: Index) -> Iterator[memoryview]:
     head = msgspec.json.encode(
         _Head(
             files=index.files,
@@ -161,15 +208,14 @@ def _parts(index: Index) -> Iterator[Buffer]:
             ids=len(index.ids),
         )
     )
-    yield len(head).to_bytes(4, "little")
-    yield head
+    yield memoryview(len(head).to_bytes(4, "little") + head)
     for name in BLOCKS.names or ():
         yield _shrink(np.ascontiguousarray(index.blocks[name]))
     yield _shrink(np.diff(index.refs, prepend=np.uint32(0)).astype("<u4"))
-    yield np.ascontiguousarray(index.ids, "<u8").tobytes()
+    yield np.ascontiguousarray(index.ids, "<u8").reshape(-1).view(np.uint8).data
 
 
-def _shrink(column: NDArray[Any]) -> bytes:
+def _shrink(column: NDArray[Any]) -> memoryview:
     """A column as LZ4 pieces, behind their length."""
     plain = column.view(np.uint8).data
     pieces = []
@@ -177,31 +223,33 @@ def _shrink(column: NDArray[Any]) -> bytes:
         piece = lz4.block.compress(plain[at : at + _PIECE_BYTES], store_size=False)
         pieces += [len(piece).to_bytes(4, "little"), piece]
     data = b"".join(pieces)
-    return len(data).to_bytes(8, "little") + data
+    return memoryview(len(data).to_bytes(8, "little") + data)
 
 
-def _open(data: bytes, segments: int, key: bytes) -> bytes:
-    sealer, step = crypto.Sealer(key), SEGMENT_BYTES + crypto.TAG_BYTES
-    view = memoryview(data)
-    if segments < 1 or -(-len(data) // step) != segments:
-        raise damaged("the index is not as long as it was")
+def _opened(segments: Iterable[bytes], count: int, key: bytes) -> Iterator[bytes]:
+    """The plain segments; Forged when one is not what was written, or is missing."""
+    sealer, number = crypto.Sealer(key), 0
+    for sealed in segments:
+        yield sealer.open(number, sealed, binding.segment(number, count))
+        number += 1
+    if number != count:
+        raise crypto.Forged
+
+
+def _open(segments: Iterable[bytes], count: int, key: bytes) -> bytearray:
+    plain = bytearray()
     try:
-        return b"".join(
-            sealer.open(
-                number,
-                view[number * step : (number + 1) * step],
-                binding.segment(number, segments),
-            )
-            for number in range(segments)
-        )
+        for opened in _opened(segments, count, key):
+            plain += opened
     except crypto.Forged:
         raise damaged("the index is not what was written") from None
+    return plain
 
 
 class _Reader:
     """Takes bytes from the front; what is not there is a ValueError."""
 
-    def __init__(self, plain: bytes) -> None:
+    def __init__(self, plain: Buffer) -> None:
         self._rest = memoryview(plain)
 
     def take(self, length: int) -> memoryview:
@@ -232,7 +280,7 @@ class _Reader:
             raise ValueError("it has more than it should")
 
 
-def _parse(plain: bytes) -> Index:
+def _parse(plain: bytearray) -> Index:
     reader = _Reader(plain)
     head = msgspec.json.decode(reader.take(reader.number(4)), type=_Head)
     if not all(0 <= count <= _MAX_REFS for count in (head.blocks, head.refs, head.ids)):

@@ -84,7 +84,8 @@ class Report:
         yield len(head).to_bytes(4, "little")
         yield head
         for column in (self.blocks, self.ids, self.rows, self.refs):
-            yield column.tobytes()
+            # As they lie in memory: there may be hundreds of megabytes.
+            yield np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
 
     @classmethod
     def of_bytes(cls, data: memoryview) -> Report:
@@ -177,9 +178,9 @@ class Lane:
         return Report(
             packs=packs,
             blocks=_table(self._packs.rows),
-            ids=np.concatenate([*self._ids, np.empty((0, 2), np.uint64)]),
+            ids=_joined(self._ids, np.empty((0, 2), np.uint64)),
             rows=np.array(self._rows, np.int64).reshape(-1, 3),
-            refs=np.concatenate([*self._refs, np.empty(0, np.int64)]),
+            refs=_joined(self._refs, np.empty(0, np.int64)),
         )
 
     def abandon(self) -> None:
@@ -243,3 +244,10 @@ def _not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def _table(rows: list[BlockRow]) -> NDArray[Any]:
     return np.array(rows, BLOCKS) if rows else np.empty(0, BLOCKS)
+
+
+def _joined(parts: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
+    """All parts in a row; the list is empty then, so that its memory can go."""
+    joined = np.concatenate([*parts, empty])
+    parts.clear()
+    return joined

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 #: One page: what a session changes is found exactly; docs/explanation/store.md.
 CHUNK_BYTES = 4096
+#: Most chunks of a checkpoint. Their list takes about 100 bytes for each of them while
+#: it is made, so sessions that would have more get larger chunks.
+_MOST_CHUNKS = 1 << 23
 
 
 class SweepResult(NamedTuple):
@@ -97,10 +100,19 @@ class Repository:
         key: SessionKey,
         incarnation: str,
         generation: int,
+        expected_bytes: int = 0,
     ) -> CheckpointWriter:
         """Begin a checkpoint; remains of an earlier attempt at it are removed.
 
         Chunks of the last generation of the same session will be referenced.
+
+        Args:
+            id: of the checkpoint, never used before.
+            key: of the session.
+            incarnation: of the session.
+            generation: of the checkpoint.
+            expected_bytes: about how much it will hold; what holds a lot gets larger
+                chunks, so that the memory that is needed here stays bounded.
 
         Raises:
             BadRequest: no checkpoint may be called that.
@@ -118,13 +130,14 @@ class Repository:
             self._remove(id)
             self._refuse_if_needed(id)
             begun = self._clock.now()
-            earlier = self._lean(id, key, begun)
+            least = self._least_chunk(expected_bytes)
+            earlier = self._lean(id, key, begun, least)
             recipe = Recipe(
                 origin=Origin(
                     id=id, key=key, generation=generation, data_key=crypto.new_key()
                 ),
                 id_key=earlier.body.id_key if earlier else crypto.new_key(),
-                chunk_bytes=earlier.body.chunk_bytes if earlier else self._chunk_bytes,
+                chunk_bytes=earlier.body.chunk_bytes if earlier else least,
                 pack_bytes=self._pack_bytes,
                 compression=self._compression,
                 read_back=self._read_back,
@@ -278,9 +291,20 @@ class Repository:
             discard=self._remove,
         )
 
-    def _lean(self, checkpoint: str, key: SessionKey, begun: float) -> Earlier | None:
-        """Publish the intent, then read the last generation, if it can be read."""
-        candidates = [body for body in self._catalogue.all() if body.info.key == key]
+    def _least_chunk(self, expected_bytes: int) -> int:
+        sizes = [size for size in layout.CHUNK_SIZES if size >= self._chunk_bytes]
+        fit = (size for size in sizes if expected_bytes <= size * _MOST_CHUNKS)
+        return next(fit, sizes[-1])
+
+    def _lean(
+        self, checkpoint: str, key: SessionKey, begun: float, least_chunk: int
+    ) -> Earlier | None:
+        """Publish the intent, then read the last generation, if it can be used."""
+        candidates = [
+            body
+            for body in self._catalogue.all()
+            if body.info.key == key and body.chunk_bytes >= least_chunk
+        ]
         last = max(
             candidates,
             key=lambda body: (body.info.generation, body.info.created),

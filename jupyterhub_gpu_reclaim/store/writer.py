@@ -269,17 +269,19 @@ class CheckpointWriter:
                 raise StoreError(Reason.STORE_FAILED, why=f"{name} has changed")
 
     def _write_index(self, merged: Merged) -> IndexRef:
-        data, segments = indexes.encode(merged.index, self._draft.origin.index_key())
+        key = self._draft.origin.index_key()
+        encoded = indexes.encode(merged.index, key)
         name = layout.index(self._id)
         writer = self._backend.create(name)
         try:
-            writer.write(data)
+            for sealed in encoded.sealed:
+                writer.write(sealed)
             writer.finish()
         finally:
             writer.abandon()
-        if self._backend.read(name, 0, len(data) + 1) != data:
-            raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
-        return IndexRef(length=len(data), segments=segments)
+        ref = IndexRef(length=encoded.length, segments=encoded.segments)
+        indexes.check(indexes.read(self._backend, name, ref), ref.segments, key, name)
+        return ref
 
     def _try_discard(self) -> None:
         """Clean up behind a failure that is being reported already."""

@@ -1,18 +1,22 @@
 """Later generations of a session: what stands already is not written again."""
 
+import ctypes
 import os
 import random
+import threading
 
 import pytest
 
 from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import intents
+from jupyterhub_gpu_reclaim.store.faults import FailsEveryThird
 from jupyterhub_gpu_reclaim.store.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
 from tests.store.doubles import KEYS
 
 PAGE = 4096
@@ -141,6 +145,25 @@ def test_generation_of_another_chunk_size_keeps_that_of_the_session(backend, clo
     assert info.deduplicated_bytes >= len(PLAIN) - 65536
 
 
+def test_large_sessions_get_larger_chunks_and_begin_anew(store):
+    sizes = []
+    for number, expected in enumerate((0, 30 << 30, 100 << 30, 10 << 30, 9 << 40), 1):
+        writer = store.begin(
+            id=f"c{number}",
+            key=SessionKey("ada"),
+            incarnation="i",
+            generation=number,
+            expected_bytes=expected,
+        )
+        writer.add("pages", PLAIN)
+        info = writer.commit()
+        sizes.append((store._catalogue.read(f"c{number}").chunk_bytes, info))
+        assert store.open(f"c{number}").read("pages") == PLAIN
+    assert [size for size, _ in sizes] == [4096, 4096, 16384, 16384, 262144]
+    shared = [info.deduplicated_bytes > 0 for _, info in sizes]
+    assert shared == [False, True, False, True, False]
+
+
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_any_compression_reads_back(clock, compression):
     store = Repository(MemoryBackend(), clock=clock, keys=KEYS, compression=compression)
@@ -233,6 +256,54 @@ def test_intent_of_a_committed_checkpoint_keeps_its_packs_elsewhere(store, clock
     assert Repository(elsewhere, clock=clock, keys=KEYS).sweep().removed == []
 
 
+def test_sweeps_beside_writers_and_deletes_take_nothing_that_is_needed(clock):
+    """Two processes: one saves and deletes, the other sweeps all along."""
+    backend = MemoryBackend()
+    store = Repository(backend, clock=clock, keys=KEYS, pack_bytes=1 << 19)
+    sweeper = Repository(backend, clock=clock, keys=KEYS)
+    ended, errors = threading.Event(), []
+
+    def sweep():
+        while not ended.is_set():
+            try:
+                sweeper.sweep()
+                sweeper.delete("none")
+            except ReclaimError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    plain = PLAIN[: 300 * PAGE]
+    for number in range(1, 15):
+        save(store, number, plain)
+        if number > 1:
+            sweeper.delete(f"c{number - 1}")
+        assert store.open(f"c{number}").read("pages") == plain
+        plain = changed(plain, 0.2, seed=number)
+    ended.set()
+    thread.join(30)
+    assert errors == []
+    assert store.verify("c14") == []
+
+
+def test_backend_that_fails_every_third_call_saves_and_restores_when_retried(clock):
+    faulty = FailsEveryThird(MemoryBackend())
+    patience = Patience(60, pause=lambda seconds: None)
+    store = Repository(Retrying(faulty, patience), clock=clock, keys=KEYS)
+    save(store, 1)
+    second = changed(PLAIN, 0.1)
+    save(store, 2, second)
+    store.delete("c1")
+    assert store.open("c2").read("pages") == second
+    assert store.verify("c2") == []
+    buffer = bytearray(len(second))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    piece = (0, len(second), os.getpid(), address)
+    store.open("c2").copy_to("pages", [piece])
+    assert buffer == second
+    assert faulty.calls > 30
+
+
 # --- keys ----------------------------------------------------------------------------
 
 
@@ -266,3 +337,37 @@ def test_list_without_the_key_is_empty_and_says_why(store, backend, clock, caplo
     assert other.list() == []
     assert "k1" in caplog.text
     assert other.exists("c1")
+
+
+@pytest.mark.parametrize("work", ["sweep", "delete"])
+def test_upload_that_was_cut_off_costs_no_later_generation(store, backend, clock, work):
+    """Its intent stands alone in the store, and yet it was committed on its node."""
+    save(store, 1)
+    save(store, 2)
+    backend.publish(*store.intent("c1"))
+    del backend.objects["manifests/c1"]
+    clock.advance(2 * intents.FRESH_SECONDS)
+    other_node = Repository(backend, clock=clock, keys=KEYS)
+    if work == "sweep":
+        other_node.sweep()
+    else:
+        other_node.delete("c1")
+    assert other_node.open("c2").read("pages") == PLAIN
+
+
+def test_sweep_without_the_key_leaves_what_an_upload_has_brought(store, backend, clock):
+    save(store, 1)
+    save(store, 2)
+    backend.publish(*store.intent("c1"))
+    del backend.objects["manifests/c1"]
+    clock.advance(2 * intents.FRESH_SECONDS)
+    keyless = Repository(backend, clock=clock, keys=KeyRing({"k2": b"2" * 32}))
+    keyless.sweep()
+    assert store.open("c2").read("pages") == PLAIN
+
+
+def test_intent_with_an_impossible_time_is_none_of_ours(store, backend):
+    save(store, 1)
+    backend.publish("writing/c9", b"GRWRITE 1\n1" + b"0" * 400 + b"\n")
+    store.delete("c1")
+    assert backend.list("packs/") == []

@@ -30,12 +30,24 @@ def small(**changes):
     return Index(**{**facts, **changes})
 
 
+def encode(index):
+    encoded = indexes.encode(index, KEY)
+    data = b"".join(encoded.sealed)
+    assert len(data) == encoded.length
+    return data, encoded.segments
+
+
+def cut(data):
+    step = indexes.SEGMENT_BYTES + 16
+    return [data[at : at + step] for at in range(0, len(data), step)]
+
+
 def decode(data, segments, packs=(RAW, 60)):
-    return indexes.decode(data, segments, KEY, chunk_bytes=CHUNK, packs=packs)
+    return indexes.decode(cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs)
 
 
 def test_index_round_trip_is_equal():
-    found = decode(*indexes.encode(small(), KEY))
+    found = decode(*encode(small()))
     assert found.files == small().files
     for name in ("blocks", "refs", "ids"):
         assert (getattr(found, name) == getattr(small(), name)).all()
@@ -54,7 +66,7 @@ def test_index_of_any_shape_comes_back(data):
     ids = np.frombuffer(os.urandom(16 * live), np.uint64).reshape(-1, 2)
     index = Index([("f", len(refs) * CHUNK)], blocks, refs, ids)
     packs = [CHUNK + len(sizes)]
-    found = decode(*indexes.encode(index, KEY), packs=packs)
+    found = decode(*encode(index), packs=packs)
     assert (found.refs == refs).all()
     assert (found.ids == ids).all()
     assert found.live().tolist() == sorted(set(refs.tolist()) - {0})
@@ -70,24 +82,22 @@ def test_index_is_small():
     blocks["kind"] = Kind.RAW
     ids = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(-1, 2)
     refs = np.arange(1, count + 1, dtype=np.uint32)
-    data, segments = indexes.encode(
-        Index([("f", count * CHUNK)], blocks, refs, ids), KEY
-    )
+    data, segments = encode(Index([("f", count * CHUNK)], blocks, refs, ids))
     assert segments > 1
     assert len(data) < 17 * count
 
 
-@pytest.mark.parametrize("cut", [slice(0, -1), slice(1, None), slice(0, 0)])
-def test_index_that_was_cut_is_damaged(cut):
-    data, segments = indexes.encode(small(), KEY)
+@pytest.mark.parametrize("part", [slice(0, -1), slice(1, None), slice(0, 0)])
+def test_index_that_was_cut_is_damaged(part):
+    data, segments = encode(small())
     with pytest.raises(StoreError) as caught:
-        decode(data[cut], segments)
+        decode(data[part], segments)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
 @given(st.data())
 def test_index_with_any_flipped_bit_is_damaged(data):
-    sealed, segments = indexes.encode(small(), KEY)
+    sealed, segments = encode(small())
     at = data.draw(st.integers(0, len(sealed) - 1))
     changed = bytearray(sealed)
     changed[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -98,13 +108,21 @@ def test_index_with_any_flipped_bit_is_damaged(data):
 
 def test_index_of_two_segments_swapped_or_doubled_is_damaged():
     ids = np.frombuffer(os.urandom(16 * 600_000), np.uint64).reshape(-1, 2)
-    sealed, segments = indexes.encode(small(ids=ids), KEY)
+    sealed, segments = encode(small(ids=ids))
     step = indexes.SEGMENT_BYTES + 16
     assert segments == 3
     one, two, three = sealed[:step], sealed[step : 2 * step], sealed[2 * step :]
     for wrong in (two + one + three, one + one + three):
         with pytest.raises(StoreError, match="not what was written"):
             decode(wrong, segments)
+
+
+def test_check_of_what_was_written_tells_any_change():
+    data, segments = encode(small())
+    indexes.check(cut(data), segments, KEY, "packs/c1/index")
+    for wrong in ([], [data[:-1]], [data, data], [bytes(len(data))]):
+        with pytest.raises(StoreError, match="packs/c1/index reads back differently"):
+            indexes.check(wrong, segments, KEY, "packs/c1/index")
 
 
 BAD = {
@@ -123,7 +141,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_index_with_impossible_block_is_damaged(name):
     with pytest.raises(StoreError, match="block that cannot be"):
-        decode(*indexes.encode(small(blocks=BAD[name]), KEY))
+        decode(*encode(small(blocks=BAD[name])))
 
 
 @pytest.mark.parametrize(
@@ -142,14 +160,14 @@ def test_index_with_impossible_block_is_damaged(name):
 def test_index_that_does_not_add_up_is_damaged(changes):
     if "refs" not in changes and "files" not in changes:
         assert len(small().live()) == 3
-    sealed, segments = indexes.encode(small(), KEY)
+    sealed, segments = encode(small())
     good = decode(sealed, segments)
     assert len(good.refs) == 4
     index = object.__new__(Index)
     for name in ("files", "blocks", "refs", "ids"):
         object.__setattr__(index, name, changes.get(name, getattr(small(), name)))
     with pytest.raises(StoreError) as caught:
-        decode(*indexes.encode(index, KEY))
+        decode(*encode(index))
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
