@@ -69,7 +69,7 @@ class Garbage:
             backend.delete(intent)
             backend.delete(layout.manifest(checkpoint))
         else:
-            never = self._stands(intent)
+            never = self._is_writers(checkpoint)
         for entry in backend.list(ASIDE):
             if layout.id_of(entry.name) == checkpoint:
                 backend.delete(entry.name)
@@ -102,7 +102,7 @@ class Garbage:
             if id_ in needed.committed:
                 # Its packs are its own affair; what it left beside them is not needed.
                 entries = [e for e in entries if not e.name.startswith(layout.PACKS)]
-            never = any(_is_intent(entry) for entry in entries)
+            never = any(map(_is_intent, entries)) and self._is_writers(id_)
             done = self._delete(entries, id_, needed, never=never)
             freed += sum(entry.length for entry in done)
             if done and id_ not in needed.committed:
@@ -136,15 +136,16 @@ class Garbage:
             entries: the objects.
             owner: the checkpoint, which does not exist.
             needed: what must stay.
-            never: it has never existed, so that nobody can name its packs.
+            never: it has never existed anywhere, so that a manifest which cannot be
+                read does not name its packs either.
         """
         done = []
         # An intent goes last: while it stands, it says that nobody names the packs.
         for entry in sorted(entries, key=_is_intent):
             name = entry.name
             shared = name.startswith(layout.PACKS) and name != layout.index(owner)
-            named = needed.blind or name in needed.packs or owner in needed.owners
-            if shared and not never and named:
+            named = name in needed.packs or owner in needed.owners
+            if shared and (named or (needed.blind and not never)):
                 continue
             self._backend.delete(name)
             done.append(entry)
@@ -170,6 +171,11 @@ class Garbage:
         if blind:
             log.warning("- some manifest cannot be read, so no shared pack is removed")
         return _Needed(frozenset(packs), frozenset(owners), frozenset(committed), blind)
+
+    def _is_writers(self, checkpoint: str) -> bool:
+        """Whether its intent is of a writer, not of a copy of what is committed."""
+        intent = intents.read(self._backend, layout.intent(checkpoint))
+        return intent is not None and not intent.is_copy
 
     def _stands(self, name: str) -> bool:
         try:

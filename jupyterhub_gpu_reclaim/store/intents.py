@@ -31,6 +31,11 @@ class Intent(NamedTuple):
     begun: float
     leans_on: frozenset[str]  #: checkpoints whose packs it may reference
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is committed in another store, and on its way into this one."""
+        return self.checkpoint in self.leans_on
+
 
 def publish(backend: Backend, intent: Intent) -> None:
     """Say so, durably.
@@ -53,12 +58,17 @@ def fresh(backend: Backend, now: float) -> list[Intent]:
     Raises:
         StoreError: the store does not work.
     """
-    found = (_read(backend, entry.name) for entry in backend.list(layout.INTENTS))
+    found = (read(backend, entry.name) for entry in backend.list(layout.INTENTS))
     # One from the future counts: some machine's clock is off.
     return [one for one in found if one and one.begun > now - FRESH_SECONDS]
 
 
-def _read(backend: Backend, name: str) -> Intent | None:
+def read(backend: Backend, name: str) -> Intent | None:
+    """What an object says; None when it is gone, or no intent.
+
+    Raises:
+        StoreError: the store does not work.
+    """
     checkpoint = layout.id_of(name)
     if checkpoint is None:
         return None
@@ -69,7 +79,7 @@ def _read(backend: Backend, name: str) -> Intent | None:
     try:
         head, begun, *leans_on = data.decode("ascii").splitlines()
         intent = Intent(checkpoint, float(int(begun)), frozenset(leans_on))
-    except ValueError:
+    except (ValueError, OverflowError):
         head = ""
     if head != _HEAD:
         log.warning("- %s is no intent of ours", name)
