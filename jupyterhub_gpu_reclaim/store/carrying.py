@@ -7,15 +7,17 @@ checkpoint that is written: intent, packs, manifest last.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import archive, layout, manifest
 from jupyterhub_gpu_reclaim.store.backend import ObjectExists
 from jupyterhub_gpu_reclaim.store.copying import copy_missing, missing
+from jupyterhub_gpu_reclaim.store.folder import put_in_place
 from jupyterhub_gpu_reclaim.store.index import damaged
 from jupyterhub_gpu_reclaim.store.passphrase import Rewrap
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -78,13 +80,13 @@ def export(
     aside = path.with_name(f".{path.name}.part")
     try:
         if path.exists():
-            raise FileExistsError(17, "a file of that name is there already")
+            raise FileExistsError(errno.EEXIST, "a file of that name is there already")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
             archive.write(file, (name, data), objects, backend, count)
             file.flush()
             os.fsync(file.fileno())
-        os.link(aside, path)
+        put_in_place(aside, path)
     except OSError as error:
         why = f"{path}: {(error.strerror or 'unknown error').lower()}"
         raise StoreError(Reason.STORE_FAILED, why=why, detail=str(error)) from error
@@ -116,7 +118,6 @@ def bring_in(
         StoreError: ``CHECKPOINT_DAMAGED``, it is not what was exported;
             ``KEY_MISSING``; ``CHECKPOINT_EXISTS``; or the store does not work. Nothing
             is in the store then but, perhaps, remains for its ``sweep``.
-        Refused: ``OPERATION_IN_FLIGHT``, somebody writes a checkpoint of that id.
     """
     found = archive.Archive(file)
     source = Repository(found, clock=clock, keys=opens)
@@ -135,17 +136,18 @@ def bring_in(
     try:
         backend.publish(name, intent)
     except ObjectExists:
-        raise Refused(Reason.OPERATION_IN_FLIGHT, operation="saving") from None
+        backend.replace(name, intent)  # of an import that was cut off
+    there = set(objects) - set(missing(backend, objects))
+    for entry in sorted(there):
+        _compare(found, backend, entry)
+    copy_missing(found, backend, objects)
     try:
-        there = set(objects) - set(missing(backend, objects))
-        for entry in sorted(there):
-            _compare(found, backend, entry)
-        copy_missing(found, backend, objects)
         backend.publish(layout.manifest(id_), data, needs=objects)
     except ObjectExists:
         raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id_) from None
-    finally:
-        backend.delete(name)
+    # Where something fails, the intent stays until it is stale: so do the packs, and
+    # the next import of the same goes on with them.
+    backend.delete(name)
     return store.info(id_)
 
 

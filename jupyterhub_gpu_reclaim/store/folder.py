@@ -1,6 +1,6 @@
 """A folder as a backend: files of root's, synced, published by rename.
 
-Called by the agent, which makes one for its store folder, and then by the repository.
+Made by :mod:`.opening`, called by the repository and its workers.
 It never follows a symbolic link and never leaves its folder.
 
 Why not obstore's ``LocalStore``: it never syncs. ``strace`` of a put and of a writer
@@ -182,7 +182,7 @@ class FolderBackend:
         path = self._root / name
         try:
             self._make_folders(path.parent)
-            _put_in_place(aside, path, replaces=replaces)
+            put_in_place(aside, path, replaces=replaces)
         except FileExistsError:
             raise ObjectExists(name) from None
         except FileNotFoundError:
@@ -190,7 +190,7 @@ class FolderBackend:
                 raise
             # A delete has pruned the empty folder in between: once is enough.
             self._make_folders(path.parent)
-            _put_in_place(aside, path, replaces=replaces)
+            put_in_place(aside, path, replaces=replaces)
         _sync_folder(path.parent)
 
     def _make_folders(self, folder: Path) -> None:
@@ -249,8 +249,12 @@ class _FileWriter:
             self._aside.unlink(missing_ok=True)
 
 
-def _put_in_place(aside: Path, path: Path, *, replaces: bool) -> None:
-    """Give a file its name; unlike a rename, a link never replaces what stands."""
+def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
+    """Give a file its name; unlike a rename, a link never replaces what stands.
+
+    Raises:
+        OSError: ``FileExistsError`` where something stands.
+    """
     if not replaces:
         try:
             os.link(aside, path, follow_symlinks=False)

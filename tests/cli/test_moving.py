@@ -9,7 +9,13 @@ import struct
 
 import pytest
 
+from jupyterhub_gpu_reclaim.store import carrying
+from jupyterhub_gpu_reclaim.store.keys import load_keys
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.cli.conftest import SAME, Store
+from tests.store.doubles import KEYS
+from tests.store_backends.doubles import Died, DiesAt
 
 WORDS = "correct horse battery"
 
@@ -199,6 +205,33 @@ def test_import_of_flipped_bits_stores_nothing(run, store, other, tmp_path):
         code, _, _ = put_in(run, bad, other, f"--with-key-file={store.key_file}")
         assert code == 1, at
         assert [p for p in other.root.rglob("*") if p.is_file()] == [], at
+
+
+def test_import_killed_at_any_call_is_repeated_and_ends(run, store, tmp_path):
+    path = tmp_path / "ada.grx"
+    run("export", "ada-2", path)
+    backend = MemoryBackend()
+    for dies_at in range(1, 100):
+        mortal = {"calls": 0, "dies_at": dies_at}
+        try:
+            bring_in(path, DiesAt(backend, mortal), store)
+        except Died:
+            there = Repository(backend, clock=store.clock, keys=KEYS)
+            assert [len(there.verify(info.id)) for info in there.list()] in ([], [0])
+            if there.list():
+                there.delete("ada-2")  # it was committed: the next one begins anew
+        else:
+            break
+    assert dies_at > 8
+    there = Repository(backend, clock=store.clock, keys=KEYS)
+    assert there.open("ada-2").read("more") == store.contents("ada-2")["more"]
+    assert backend.list("writing/") == []
+
+
+def bring_in(path, backend, store):
+    with path.open("rb") as file:
+        opens = load_keys(file=store.key_file)
+        carrying.bring_in(file, backend, keys=KEYS, opens=opens, clock=store.clock)
 
 
 @pytest.mark.parametrize("what", ["folder", "fifo", "nothing"])

@@ -1,6 +1,7 @@
 """List, show, verify, sweep, rekey, delete: what is printed, and the exit code."""
 
 import base64
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.cli import main
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.upload import Upload
 
 
 def test_ls_prints_a_line_for_each_oldest_first(run):
@@ -215,6 +218,28 @@ def test_agents_configuration_file_names_the_store(store, tmp_path, capsys):
     )
     assert main(["store", "ls", "--config", str(config)]) == 0
     assert "ada-1" in capsys.readouterr().out
+
+
+def test_two_tiers_say_where_each_copy_is(store, tmp_path, capsys):
+    config = tmp_path / "agent.py"
+    config.write_text(
+        "c = get_config()\n"
+        f"c.AgentApp.store_url = {str(tmp_path / 'behind')!r}\n"
+        f"c.AgentApp.store_local_dir = {str(store.root)!r}\n"
+    )
+    for name in ("manifests", "packs"):
+        (tmp_path / "behind" / name).mkdir(parents=True)
+    line = ["--config", str(config), "--key-file", str(store.key_file)]
+    remote = FolderBackend(tmp_path / "behind")
+    tiers = Tiers(FolderBackend(store.root), remote, Means.LOCAL)
+    assert Upload(tiers, store.repository).upload("ada-1")
+    assert main(["store", "ls", "--json", *line]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    where = {row["id"]: row["where"] for row in rows}
+    assert where == {"ada-1": "node+store", "ada-2": "node", "bob-1": "node"}
+    assert main(["store", "ls", *line]) == 0
+    assert "WHERE" in capsys.readouterr().out
+    assert main(["store", "verify", *line]) == 0
 
 
 def test_program_ends_with_a_sentence_never_a_traceback(store):
