@@ -6,10 +6,12 @@ the folder only what has been seen there with the right length.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.errors import NotFound
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.copying import missing
 from jupyterhub_gpu_reclaim.store.tiers import stands
@@ -44,15 +46,10 @@ def evict(tiers: Tiers, repository: Knows, quota: int) -> list[str]:
     used = _used(tiers)
     if used <= quota:
         return []
-    here = [
-        info.id
-        for info in repository.list()
-        if stands(tiers.local, layout.manifest(info.id))
-    ]
-    needs = {id_: repository.objects(id_) for id_ in here}
+    needs = _needs(tiers, repository)
     used -= _drop_unneeded(tiers, needs.values())
     dropped: list[str] = []
-    for id_ in here:
+    for id_ in list(needs):
         if used <= quota:
             break
         if not _is_whole_there(tiers, id_, needs[id_]):
@@ -71,6 +68,16 @@ def evict(tiers: Tiers, repository: Knows, quota: int) -> list[str]:
             words.size(used - quota),
         )
     return dropped
+
+
+def _needs(tiers: Tiers, repository: Knows) -> dict[str, Sequence[Entry]]:
+    """What each checkpoint with a copy here needs, least recently suspended first."""
+    needs: dict[str, Sequence[Entry]] = {}
+    for info in repository.list():
+        if stands(tiers.local, layout.manifest(info.id)):
+            with contextlib.suppress(NotFound):  # deleted in between
+                needs[info.id] = repository.objects(info.id)
+    return needs
 
 
 def _used(tiers: Tiers) -> int:

@@ -89,15 +89,17 @@ class Tiers:
             self.wake()
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace it wherever it stands; both the old and the new are good."""
-        found = False
-        for backend in (self.local, self.remote):
-            try:
-                backend.replace(name, data)
-                found = True
-            except ObjectMissing:
-                continue
-        if not found:
+        """Replace it wherever it stands; both the old and the new are good.
+
+        In the store first: who repeats a call that has failed looks into the folder,
+        and finds the old one there until all is done. Then once more in the store,
+        where an upload may have brought the old one meanwhile.
+        """
+        found = [
+            _replaced(backend, name, data)
+            for backend in (self.remote, self.local, self.remote)
+        ]
+        if not any(found):
             raise ObjectMissing(name)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
@@ -167,6 +169,14 @@ class Tiers:
                 return call(self.remote)
             except ObjectMissing:
                 raise error from None
+
+
+def _replaced(backend: Backend, name: str, data: bytes) -> bool:
+    try:
+        backend.replace(name, data)
+    except ObjectMissing:
+        return False
+    return True
 
 
 def stands(backend: Backend, name: str) -> bool:

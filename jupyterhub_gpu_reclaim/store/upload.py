@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim import words
-from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.backend import ObjectExists
 from jupyterhub_gpu_reclaim.store.copying import copy_missing
@@ -105,9 +105,9 @@ class Upload:
 
         try:
             needs = self._repository.objects(checkpoint)
+            self._announce(checkpoint)
         except NotFound:
             return False
-        self._announce(checkpoint)
         try:
             sent = copy_missing(tiers.local, tiers.remote, needs, go_on=go_on)
         except StoreError:
@@ -118,11 +118,7 @@ class Upload:
         with tiers.settling:
             found = stands(tiers.local, manifest)
             if found:
-                data = tiers.local.read(manifest, 0, _MAX_SMALL_BYTES)
-                try:
-                    tiers.remote.publish(manifest, data, needs=needs)
-                except ObjectExists:
-                    log.info("- %s was in the store already", checkpoint)
+                self._publish(manifest, needs)
         tiers.remote.delete(layout.intent(checkpoint))
         if found:
             log.info("- %s is in the store: %s sent", checkpoint, words.size(sent))
@@ -138,7 +134,7 @@ class Upload:
         for checkpoint in self.due():
             try:
                 self.upload(checkpoint)
-            except StoreError as error:
+            except ReclaimError as error:
                 if self._stopped.is_set():
                     return False
                 log.warning("- %s is not in the store yet: %s", checkpoint, error)
@@ -166,8 +162,12 @@ class Upload:
             try:
                 done = self.round()
                 self._after()
-            except StoreError as error:
+            except ReclaimError as error:
                 log.warning("- nothing can be uploaded now: %s", error)
+                done = False
+            except Exception:
+                # Whatever it is: if this thread ended, nothing would be uploaded again.
+                log.exception("- the upload has failed: internal")
                 done = False
             if done:
                 pause = _FIRST_PAUSE
@@ -175,6 +175,18 @@ class Upload:
             else:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _publish(self, manifest: str, needs: Sequence[Entry]) -> None:
+        """Put a manifest into the store; the one that stands in the folder then."""
+        local, remote = self._tiers.local, self._tiers.remote
+        data = local.read(manifest, 0, _MAX_SMALL_BYTES)
+        try:
+            remote.publish(manifest, data, needs=needs)
+        except ObjectExists:
+            log.info("- %s was in the store already", manifest)
+        now = local.read(manifest, 0, _MAX_SMALL_BYTES)
+        if now != data:
+            remote.replace(manifest, now)  # another key has wrapped it meanwhile
 
     def _announce(self, checkpoint: str) -> None:
         """Tell the sweeps of other nodes that these packs are no remains."""

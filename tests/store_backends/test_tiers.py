@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
+from jupyterhub_gpu_reclaim.store import upload as uploads
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable
 from jupyterhub_gpu_reclaim.store.eviction import evict
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
@@ -331,3 +332,99 @@ def test_upload_that_is_stopped_goes_on_where_it_was(world):
     assert world.is_whole_in_store("a")
     done = [name for name in sent if world.remote.sent.count(name) == 1]
     assert len(done) >= 5
+
+
+def test_checkpoint_deleted_in_the_wrong_moment_does_not_end_the_uploads(world):
+    _, repository, upload = world.start()
+    repository.commit("a", ONE)
+    repository.commit("b", {"b/0": b"second"}, created=1.0)
+    intent = repository.intent
+
+    def intent_of_what_is_gone(checkpoint):
+        if checkpoint == "a":
+            repository.delete("a")
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="a")
+        return intent(checkpoint)
+
+    repository.intent = intent_of_what_is_gone
+    assert upload.round()
+    assert world.is_whole_in_store("b")
+
+
+def test_upload_goes_on_after_an_error_that_nobody_expected(world, monkeypatch):
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE", 0.01)
+    _, repository, upload = world.start()
+    repository.commit("a", ONE)
+    calls = []
+
+    def fails_once():
+        calls.append(1)
+        if len(calls) == 1:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="a")
+        if len(calls) == 2:
+            raise RuntimeError("a fault of ours")
+
+    upload._after = fails_once
+    upload.start()
+    try:
+        wait_for(lambda: len(calls) == 3)
+    finally:
+        upload.stop()
+
+
+def test_eviction_beside_a_deletion_goes_on(world):
+    tiers, repository, upload = world.start()
+    repository.commit("a", ONE)
+    repository.commit("b", {"b/0": b"second"}, created=1.0)
+    upload.round()
+    objects, infos = repository.objects, repository.list()
+
+    def objects_of_what_is_left(checkpoint):
+        if checkpoint == "a":
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="a")
+        return objects(checkpoint)
+
+    repository.objects = objects_of_what_is_left
+    repository.list = lambda: infos
+    assert evict(tiers, repository, 0) == ["b"]
+
+
+class Outage(MemoryBackend):
+    """A store that refuses to replace anything while it is ``down``."""
+
+    down = True
+
+    def replace(self, name, data):
+        if self.down:
+            raise Unavailable("it does not answer")
+        super().replace(name, data)
+
+
+def test_replace_that_failed_in_the_store_leaves_the_old_one_to_be_found(world):
+    store = Outage()
+    tiers = Tiers(world.node, store, Means.REMOTE)
+    tiers.publish("manifests/a", b"old")
+    with pytest.raises(Unavailable):
+        tiers.replace("manifests/a", b"new")
+    assert tiers.read("manifests/a", 0, 10) == b"old"
+    store.down = False
+    tiers.replace("manifests/a", b"new")
+    assert world.node.objects == store.objects == {"manifests/a": b"new"}
+    with pytest.raises(ObjectMissing):
+        tiers.replace("manifests/b", b"new")
+
+
+def test_manifest_replaced_while_it_is_uploaded_is_the_new_one_in_the_store(world):
+    _, repository, upload = world.start()
+    repository.commit("a", ONE)
+    data = bytes(world.node.objects["manifests/a"]) + b" "
+    publish = world.remote.publish
+
+    def publish_and_replace(name, *given, **more):
+        publish(name, *given, **more)
+        if name == "manifests/a":
+            world.node.replace(name, data)
+
+    world.remote.publish = publish_and_replace
+    assert upload.round()
+    assert world.store.objects["manifests/a"] == data
