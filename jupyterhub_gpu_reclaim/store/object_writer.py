@@ -20,7 +20,7 @@ from obstore.exceptions import AlreadyExistsError
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists, Unavailable
 from jupyterhub_gpu_reclaim.store.object_errors import answers
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ class ObjectUpload:
                 )
         except _CalledOff:
             return
+        except Unavailable as error:
+            # Parts are lost with it: the same call again would not help.
+            self._failure = StoreError(error.reason, detail=error.detail, **error.facts)
         except Exception as error:  # noqa: BLE001 - it is raised where it is written
             self._failure = error
         finally:

@@ -103,6 +103,8 @@ def test_upload_that_dies_on_the_way_is_an_error_of_the_writer(s3, bucket):
         with pytest.raises(StoreError) as caught:
             put(backend, "packs/a/0", BIG * 3)
         assert caught.value.reason is Reason.STORE_FAILED
+        # To repeat it would only keep a session waiting that stands still.
+        assert not isinstance(caught.value, Unavailable)
     assert open_backend(spec(s3, bucket)).list("packs/") == []
 
 
