@@ -16,19 +16,22 @@ import contextlib
 import importlib
 import os
 import re
+import secrets
 import stat
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import crypto
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _BOUND = b"gpu-reclaim store 1 key "
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: What a manifest has room for.
+MAX_WRAPPED = 4096
 #: Far above any file of keys.
 _MAX_BYTES = 65536
 
@@ -96,6 +99,44 @@ class KeyRing:
             ) from None
 
 
+class KeyService:
+    """A key service of the admin's, held to what a :class:`Wrapper` promises.
+
+    Args:
+        service: may raise what it likes, and answer what it likes.
+    """
+
+    def __init__(self, service: Wrapper) -> None:
+        self._service = service
+
+    def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
+        """See :class:`Wrapper`."""
+        with _asked():
+            name, wrapped = self._service.wrap(data_key, checkpoint)
+            if not _NAME.fullmatch(name) or not 0 < len(wrapped) <= MAX_WRAPPED:
+                raise _unusable(
+                    "the key service gives its key a name that cannot be, or wraps it"
+                    f" in more than {MAX_WRAPPED} bytes"
+                )
+            return name, bytes(wrapped)
+
+    def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
+        """See :class:`Wrapper`."""
+        with _asked():
+            return bytes(self._service.unwrap(name, wrapped, checkpoint))
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """Whatever a key service raises, in our words."""
+    try:
+        yield
+    except ReclaimError:
+        raise
+    except Exception as error:  # an admin's class may raise what it likes
+        raise _unusable("the key service has failed", repr(error)) from error
+
+
 def load_keys(
     *,
     file: Path | None = None,
@@ -139,11 +180,12 @@ def make_key_file(path: Path, name: str) -> None:
     """
     if path.exists():
         return
-    aside = path.with_name(f"{path.name}.new")
+    # A name of its own: two that make one at once would write into the same file.
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     line = f"{name} {base64.b64encode(crypto.new_key()).decode()}\n"
     try:
         # A crash in between leaves an unused file aside, never half a key.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(aside, flags, 0o600)
         with os.fdopen(descriptor, "w") as made:
             made.write(line)
@@ -216,7 +258,7 @@ def _read_closed(path: Path) -> str:
 def _hooked(path: str) -> Wrapper:
     module, _, name = path.partition(":")
     try:
-        return cast("Wrapper", getattr(importlib.import_module(module), name)())
+        return KeyService(getattr(importlib.import_module(module), name)())
     except Exception as error:  # an admin's class may raise what it likes
         raise _unusable(f"{path} cannot be made", repr(error)) from error
 

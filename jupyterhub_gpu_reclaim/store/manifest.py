@@ -17,13 +17,13 @@ from jupyterhub_gpu_reclaim.store import binding, crypto, layout
 from jupyterhub_gpu_reclaim.store.backend import Entry
 from jupyterhub_gpu_reclaim.store.binding import MAGIC, Origin
 from jupyterhub_gpu_reclaim.store.index import damaged
+from jupyterhub_gpu_reclaim.store.keys import MAX_WRAPPED
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
 
 #: Far above any manifest of ours; a hostile one must not fill the memory.
 MAX_BYTES = 64 * 1024 * 1024
-MAX_WRAPPED = 4096
 _MAX_KEY_NAME = 64
 _KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _Count = Annotated[int, msgspec.Meta(ge=0)]

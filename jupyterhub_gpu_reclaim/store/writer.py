@@ -250,6 +250,9 @@ class CheckpointWriter:
 
     def _make_exist(self, body: Body) -> None:
         data = manifest.encode(body, self._keys)
+        if manifest.decode(data, self._id, self._keys) != body:
+            # A key service that wraps what it does not give back loses everything.
+            raise StoreError(Reason.STORE_FAILED, why="its key does not open it")
         objects = body.objects()
         self._check_there(objects)
         if self._called_off:

@@ -5,9 +5,12 @@ import stat
 import pytest
 
 from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import keys
 from jupyterhub_gpu_reclaim.store.keys import KeyRing, load_keys, make_key_file
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
 
 ONE, TWO = b"1" * 32, b"2" * 32
 
@@ -80,6 +83,76 @@ def test_variable_and_mounted_secret_give_the_same(tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(hidden / name)
     assert load_keys(folder=tmp_path).unwrap(*wrapped, "c1") == b"data"
     assert load_keys(folder=tmp_path).wrap(b"data", "c1")[0] == "b"
+
+
+class ServiceWithLongNames(Service):
+    """As a cloud calls its keys: nothing that a manifest's head takes."""
+
+    def wrap(self, data_key, checkpoint):
+        return "arn:aws:kms:eu-central-1:1:key/2", data_key
+
+
+class ServiceThatFails(Service):
+    def wrap(self, data_key, checkpoint):
+        raise RuntimeError("AccessDenied")
+
+    def unwrap(self, name, wrapped, checkpoint):
+        raise RuntimeError("AccessDenied")
+
+
+class ServiceThatOnlyWraps(Service):
+    def unwrap(self, name, wrapped, checkpoint):
+        raise RuntimeError("AccessDenied")
+
+
+class ServiceThatForgets(Service):
+    def unwrap(self, name, wrapped, checkpoint):
+        return bytes(32)
+
+
+@pytest.mark.parametrize(
+    "service",
+    [ServiceWithLongNames, ServiceThatFails, ServiceThatOnlyWraps, ServiceThatForgets],
+)
+def test_nothing_is_committed_that_its_key_service_would_not_open(clock, service):
+    backend = MemoryBackend()
+    ring = load_keys(hook=f"{__name__}:{service.__name__}")
+    store = Repository(backend, clock=clock, keys=ring)
+    writer = store.begin(id="c1", key=SessionKey("a"), incarnation="i", generation=1)
+    writer.add("a", b"data")
+    with pytest.raises(StoreError):
+        writer.commit()
+    assert store.list() == []
+    assert backend.objects == {}
+
+
+def test_key_service_that_fails_is_no_missing_key():
+    with pytest.raises(StoreError) as caught:
+        load_keys(hook=f"{__name__}:ServiceThatFails").unwrap("kms", b"x", "c1")
+    assert caught.value.reason is Reason.STORE_FAILED
+
+
+def test_two_that_make_the_file_at_once_agree_on_one_key(tmp_path, monkeypatch):
+    path = tmp_path / "master.key"
+
+    class SystemThatIsSlow:
+        """Another process makes the whole file before we have written ours."""
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def open(self, *given):
+            descriptor = os.open(*given)
+            if not path.exists():
+                monkeypatch.undo()
+                make_key_file(path, "first")
+            return descriptor
+
+    monkeypatch.setattr(keys, "os", SystemThatIsSlow())
+    make_key_file(path, "second")
+    assert path.read_text().startswith("first ")
+    assert len(path.read_text().splitlines()) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["master.key"]
 
 
 def test_hook_is_made_by_its_path():
