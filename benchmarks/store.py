@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import statistics
@@ -489,8 +490,7 @@ def compare(
             methods: list[Ours | Peer] = [
                 Ours(scratch, options.workers, kib) for kib in options.chunk_kib or [0]
             ]
-            if not options.alone:
-                methods += peers(scratch)
+            methods += itertools.islice(peers(scratch), 1 if options.alone else None)
             for method in methods:
                 for share, source in sources.items():
                     if share and not method.generations:
@@ -527,7 +527,7 @@ def main() -> None:
     words.add_argument(
         "--chunk-kib", type=int, nargs="+", help="sizes of chunks to try"
     )
-    words.add_argument("--alone", action="store_true", help="without the peers")
+    words.add_argument("--alone", action="store_true", help="beside cp only")
     words.add_argument("--first", action="store_true", help="no second generations")
     options = words.parse_args()
     print(f"{len(os.sched_getaffinity(0))} cores, medians of {options.runs} runs")
