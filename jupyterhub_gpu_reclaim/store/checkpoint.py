@@ -39,6 +39,8 @@ _AHEAD = 8
 _KEPT = 64
 _READERS = 2
 _ZEROS = bytes(ZERO_BYTES)
+#: So little is copied before a worker is there.
+_FEW_TICKETS = 2
 
 
 class Problem(NamedTuple):
@@ -172,7 +174,7 @@ class Checkpoint:
     ) -> None:
         spec = self._backend.spec()
         hands: filling.Hands
-        if self._pool is None or spec is None or len(plan.tickets) == 1:
+        if self._pool is None or spec is None or len(plan.tickets) <= _FEW_TICKETS:
             hands = filling.Threads(source, plan)
         else:
             hands = CopyCrew(self._pool, source, spec, plan)

@@ -59,11 +59,16 @@ class CaptureCrew:
         self._workers: list[hands.Worker] = []
         self._meter = np.zeros((1, meters.COLUMNS), np.int64)
 
-    def take_pipe(self, file: int, pipe: int) -> int:
+    def take_pipe(self, file: int, pipe: int, offset: int) -> int:
         """Let all of them read a pipe to its end; one pipe at a time.
 
+        Args:
+            file: its number.
+            pipe: neither closed nor changed here.
+            offset: of what comes out of it in the file, a multiple of a slot.
+
         Returns:
-            How many bytes came.
+            How long the file is.
 
         Raises:
             StoreError: what went wrong with one of them, or ``CANCELLED``.
@@ -73,7 +78,7 @@ class CaptureCrew:
             workers = self._ready()
             for worker in workers:
                 worker.tell(channel.TakePipe(file), [pipe, token_out, token_in])
-            os.write(token_in, bytes(TOKEN_BYTES))
+            os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
             heard = hands.hear_all(workers, None)
         except StoreError:
             was_called_off = self._closed

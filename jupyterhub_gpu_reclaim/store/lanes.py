@@ -17,7 +17,14 @@ import numpy as np
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import slots
-from jupyterhub_gpu_reclaim.store.lane import KNOWN, LOGICAL, STORED, Lane, Recipe
+from jupyterhub_gpu_reclaim.store.lane import (
+    KNOWN,
+    LOGICAL,
+    SLOT_BYTES,
+    STORED,
+    Lane,
+    Recipe,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,20 +87,24 @@ class Lanes:
         Raises:
             StoreError: no room, no store, or called off.
         """
-        if self._crew is not None and self._crew_turn.acquire(blocking=False):
-            try:
-                return self._crew.take_pipe(file, pipe)
-            finally:
-                self._crew_turn.release()
-        first = 0
-
-        def emit(data: memoryview, length: int) -> None:
-            nonlocal first
-            self.put(file, first, data, length)
-            first += len(data) // self._recipe.chunk_bytes
-
+        chunk = self._recipe.chunk_bytes
+        slot = memoryview(bytearray(SLOT_BYTES))
+        total = 0
         with self._waking() as wake:
-            return slots.drain(pipe, wake, emit, self._recipe.chunk_bytes)
+            while (filled := slots.fill(pipe, wake, slot)) == SLOT_BYTES:
+                self.put(file, total // chunk, slot, filled)
+                total += filled
+                # Most processes are small; only what is not is worth the workers.
+                if self._crew is not None and self._crew_turn.acquire(blocking=False):
+                    try:
+                        return self._crew.take_pipe(file, pipe, total)
+                    finally:
+                        self._crew_turn.release()
+            if filled:
+                whole = filled + -filled % chunk
+                slot[filled:whole] = bytes(whole - filled)
+                self.put(file, total // chunk, slot[:whole], filled)
+        return total + filled
 
     @property
     def logical(self) -> int:

@@ -60,38 +60,6 @@ class Slots:
             self._emit(memoryview(rest), length)
 
 
-def drain(
-    pipe: int,
-    wake: int,
-    emit: Callable[[memoryview, int], None],
-    chunk_bytes: int,
-) -> int:
-    """All that comes out of a pipe until its end, slot by slot.
-
-    Args:
-        pipe: read here; neither closed nor changed.
-        wake: readable once it is to be given up.
-        emit: see :class:`Slots`.
-        chunk_bytes: size of the chunks.
-
-    Returns:
-        How many bytes came.
-
-    Raises:
-        StoreError: ``CANCELLED``, or what ``emit`` raises.
-    """
-    slot = memoryview(bytearray(SLOT_BYTES))
-    total = 0
-    while filled := fill(pipe, wake, slot):
-        whole = filled + -filled % chunk_bytes
-        slot[filled:whole] = bytes(whole - filled)
-        emit(slot[:whole], filled)
-        total += filled
-        if filled < SLOT_BYTES:
-            break
-    return total
-
-
 def fill(pipe: int, wake: int, slot: memoryview) -> int:
     """Read until a slot is full or the pipe has ended; how many bytes came.
 

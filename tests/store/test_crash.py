@@ -61,13 +61,14 @@ def test_writer_killed_before_every_system_call_leaves_all_or_nothing(tmp_path):
     assert outcomes == {("c1",), ("c1", "c2")}
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_writer_killed_at_random_leaves_all_or_nothing(tmp_path, seed):
-    process = writer(tmp_path / "store", "for-ever")
+@pytest.mark.parametrize("mode", ["alone", "workers"])
+@pytest.mark.parametrize("seed", range(4))
+def test_writer_killed_at_random_leaves_all_or_nothing(tmp_path, seed, mode):
+    process = writer(tmp_path / "store", mode)
     assert process.stdout is not None
     first = process.stdout.readline()
     assert first == "committing\n"
-    time.sleep(random.Random(seed).uniform(0, 0.15))
+    time.sleep(random.Random(seed).uniform(0, 0.3))
     os.kill(process.pid, 9)
     rest = process.communicate(timeout=60)[0]
     judge(tmp_path / "store", told_by(rest))

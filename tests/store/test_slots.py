@@ -62,7 +62,7 @@ def test_slots_flush_of_nothing_emits_nothing():
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("length", [0, 1, CHUNK, SLOT_BYTES, 2 * SLOT_BYTES + 77])
-def test_drain_of_a_pipe_gives_all_of_it(length, blocking):
+def test_fill_from_a_pipe_gives_all_of_it(length, blocking):
     plain = os.urandom(length)
     reading, writing = os.pipe()
     os.set_blocking(reading, blocking)
@@ -74,21 +74,21 @@ def test_drain_of_a_pipe_gives_all_of_it(length, blocking):
 
     feeder = threading.Thread(target=feed)
     feeder.start()
-    out = []
-    total = slots.drain(
-        reading, wake, lambda view, length: out.append(bytes(view[:length])), CHUNK
-    )
+    slot, out = memoryview(bytearray(SLOT_BYTES)), b""
+    while filled := slots.fill(reading, wake, slot):
+        assert filled == min(SLOT_BYTES, length - len(out))
+        out += slot[:filled]
     feeder.join()
     os.close(reading)
     os.close(wake)
-    assert (total, b"".join(out)) == (length, plain)
+    assert out == plain
 
 
-def test_drain_that_is_called_off_ends():
+def test_fill_that_is_called_off_ends():
     reading, writing = os.pipe()
     wake = os.eventfd(1)
     with pytest.raises(StoreError) as caught:
-        slots.drain(reading, wake, lambda view, length: None, CHUNK)
+        slots.fill(reading, wake, memoryview(bytearray(SLOT_BYTES)))
     assert caught.value.reason is Reason.CANCELLED
     for descriptor in (reading, writing, wake):
         os.close(descriptor)

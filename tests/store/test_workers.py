@@ -15,6 +15,7 @@ import pytest
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import channel, hands
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.pool import Pool
@@ -87,7 +88,9 @@ def take(writer, name, plain, sizes=(1 << 20,)):
         assert file.take_pipe(pipe) == len(plain)
 
 
-@pytest.mark.parametrize("length", [0, 1, 4096, 1 << 20, (1 << 20) + 1, len(PLAIN)])
+@pytest.mark.parametrize(
+    "length", [0, 1, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, len(PLAIN)]
+)
 def test_pipe_of_any_length_reads_back(store, length):
     writer = begin(store)
     take(writer, "pages-1.img", PLAIN[:length])
@@ -392,3 +395,17 @@ def test_backend_of_this_process_only_works_without_workers(clock, pool):
     take(writer, "a", PLAIN)
     writer.commit()
     assert store.open("c1").read("a") == PLAIN
+
+
+def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
+    before = len(os.listdir("/proc/self/fd"))
+    (good, its_end), (bad, other_end) = channel.pair(), channel.pair()
+    memory = channel.share("report", [b"report"])
+    channel.send(its_end, channel.Finished(), [memory])
+    other_end.close()
+    with pytest.raises(StoreError, match="ended unexpectedly"):
+        hands.hear_all([hands.Worker(good), hands.Worker(bad)], 5.0)
+    channel.close_all([memory])
+    for end in (good, its_end, bad):
+        end.close()
+    assert len(os.listdir("/proc/self/fd")) == before

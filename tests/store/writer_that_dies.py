@@ -8,12 +8,14 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.store import folder
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.pool import Pool
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 
@@ -40,21 +42,41 @@ class SystemThatDies:
         return call
 
 
-def save(root, number):
+def save(root, number, pool=None):
     repository = Repository(
-        FolderBackend(root), clock=SystemClock(), keys=KEYS, pack_bytes=300_000
+        FolderBackend(root),
+        clock=SystemClock(),
+        keys=KEYS,
+        pool=pool,
+        pack_bytes=300_000,
     )
     writer = repository.begin(
         id=f"c{number}", key=SessionKey("u"), incarnation="i", generation=number
     )
     plain = os.urandom(20_000)[: 5 * 4096] + PLAIN
     with writer.file("pages.img") as file:
-        for at in range(0, len(plain), 65_536):
-            file.write(plain[at : at + 65_536])
+        if pool is None:
+            for at in range(0, len(plain), 65_536):
+                file.write(plain[at : at + 65_536])
+        else:
+            plain *= 8
+            take(file, plain)
     writer.add("plain", plain)
     print("committing", flush=True)
     writer.commit()
     print(f"committed c{number}", flush=True)
+
+
+def take(file, plain):
+    reading, writing = os.pipe()
+
+    def feed():
+        with os.fdopen(writing, "wb") as end:
+            end.write(plain)
+
+    threading.Thread(target=feed).start()
+    file.take_pipe(reading)
+    os.close(reading)
 
 
 def die_everywhere(root):
@@ -82,5 +104,6 @@ if __name__ == "__main__":
     folder_, mode = Path(sys.argv[1]), sys.argv[2]
     if mode == "everywhere":
         die_everywhere(folder_)
-    for each in range(1, 1000 if mode == "for-ever" else 1):
-        save(folder_, each)
+    pool = Pool(2) if mode == "workers" else None
+    for each in range(1, 1 if mode == "everywhere" else 1000):
+        save(folder_, each, pool)
