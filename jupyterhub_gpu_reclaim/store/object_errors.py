@@ -46,7 +46,16 @@ _OF_KIND: dict[type[Exception], str] = {
 }
 #: Refusals that are about the moment.
 _LATER = {"408", "429"}
+#: The store's answer, and what obstore itself says of an answer without a byte.
+_PAST_END = re.compile(r"status code: 416\b|Wanted range starting at")
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
+
+
+class PastTheEnd(StoreError):
+    """A range that begins at the end of an object, or behind it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Reason.STORE_FAILED, why=f"{name} is shorter than that")
 
 
 @contextlib.contextmanager
@@ -57,6 +66,7 @@ def answers(name: str) -> Iterator[None]:
     depends on the call.
 
     Raises:
+        PastTheEnd: only of a range that was asked for.
         Unavailable: a later call may succeed.
         StoreError: ``STORE_FULL``, or it will go on failing.
     """
@@ -81,6 +91,8 @@ def translated(error: Exception, name: str) -> StoreError:
     )
     if word in _FULL or status == "507":
         return StoreError(Reason.STORE_FULL, needed="more", free="none", detail=detail)
+    if _PAST_END.search(str(error)):
+        return PastTheEnd(name)
     if _NO_LOGIN.search(str(error)):
         # Asked for last, where neither options nor environment hold a login.
         return Unavailable("no login for the object store was found", detail=detail)

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
-from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.store.backend import (
     Entry,
     ObjectExists,
     ObjectMissing,
-    Unavailable,
 )
-from jupyterhub_gpu_reclaim.store.object_errors import answers
+from jupyterhub_gpu_reclaim.store.object_errors import PastTheEnd, answers
 from jupyterhub_gpu_reclaim.store.object_options import ObjectOptions, make_store
 from jupyterhub_gpu_reclaim.store.object_writer import ObjectUpload
 
@@ -157,13 +155,8 @@ class ObjectsBackend:
                 )
         except FileNotFoundError:
             raise ObjectMissing(name) from None
-        except Unavailable:
-            raise
-        except StoreError:
-            # Stores refuse a range that begins at the end, each in its own words.
-            if offset >= self.length(name):
-                return memoryview(b"")
-            raise
+        except PastTheEnd:
+            return memoryview(b"")
         return memoryview(found)
 
     def _is_ours(self, name: str, data: bytes) -> bool:
