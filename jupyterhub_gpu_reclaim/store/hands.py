@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.store import channel
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: A killed process is gone at once, unless the disk holds it.
 _DIE_SECONDS = 20.0
@@ -143,12 +143,25 @@ def hear_all(
     Raises:
         StoreError: what went wrong with one, or ``TIMED_OUT``.
     """
+    heard: list[tuple[channel.Message, list[int]]] = []
+    try:
+        heard.extend(_as_they_come(workers, seconds))
+    except BaseException:
+        # Nobody else knows of what those have sent who were heard before.
+        for _, descriptors in heard:
+            channel.close_all(descriptors)
+        raise
+    return heard
+
+
+def _as_they_come(
+    workers: Iterable[Worker], seconds: float | None
+) -> Iterator[tuple[channel.Message, list[int]]]:
     waiting = {worker.fileno(): worker for worker in workers}
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
     until = None if seconds is None else time.monotonic() + seconds
-    heard = []
     while waiting:
         left = None if until is None else max(0.0, until - time.monotonic()) * 1000
         ready = poll.poll(left)
@@ -156,8 +169,7 @@ def hear_all(
             raise StoreError(Reason.TIMED_OUT, step="commit", seconds=seconds)
         for descriptor, _ in ready:
             poll.unregister(descriptor)
-            heard.append(waiting.pop(descriptor).hear())
-    return heard
+            yield waiting.pop(descriptor).hear()
 
 
 def _gone(detail: str) -> NoReturn:

@@ -398,7 +398,7 @@ def test_backend_of_this_process_only_works_without_workers(clock, pool):
 
 
 def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     (good, its_end), (bad, other_end) = channel.pair(), channel.pair()
     memory = channel.share("report", [b"report"])
     channel.send(its_end, channel.Finished(), [memory])
@@ -408,4 +408,4 @@ def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     channel.close_all([memory])
     for end in (good, its_end, bad):
         end.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
