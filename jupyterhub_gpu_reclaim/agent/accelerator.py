@@ -9,6 +9,7 @@ call may be repeated after a crash. It knows nothing of the store.
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,10 @@ from jupyterhub_gpu_reclaim.engine import (
     cuda,
     gpu_processes,
     processes,
+    procfs,
     stale_mappings,
 )
-from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError, State
+from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -122,12 +124,20 @@ class Accelerator:
         )
 
     def empty(
-        self, survey: Survey, limit: LimitRecord, cancel: Cancel | None = None
+        self,
+        snapshot: Snapshot,
+        survey: Survey,
+        limit: LimitRecord,
+        cancel: Cancel | None = None,
     ) -> None:
         """Move its GPU memory into its processes', so that nothing holds a GPU.
 
+        They are stopped afterwards, as is a shell that one of them was started from: it
+        would take its terminal away from a program that stops.
+
         Args:
-            survey: of the session.
+            snapshot: the session's tree.
+            survey: of it.
             limit: on its memory, which is lifted for that.
             cancel: calls it off.
 
@@ -136,6 +146,8 @@ class Accelerator:
         """
         cgroup.lift_memory_limit(limit)
         users = [user.process for user in survey.users]
+        for shell in _shells(snapshot, users):
+            processes.send(shell, signal.SIGSTOP)
         cuda.empty(
             self._driver,
             users,
@@ -161,10 +173,9 @@ class Accelerator:
         return list(compare(gpus, cuda.driver_version(), self._cards(), free))
 
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
-        """Give a session its GPU memory back and let its GPUs go on. Idempotent.
+        """Give a session its GPU memory back. Idempotent.
 
-        Its users are let go on for that, whether or not they were stopped: a stopped
-        process does nothing for the driver. The rest of the tree stays as it is.
+        Nobody is let go on: what is stopped stays so.
 
         Args:
             gpus: what :meth:`describe` said of it; None where it has none.
@@ -178,8 +189,8 @@ class Accelerator:
         if gpus is None:
             return
         users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
-        processes.resume(users)
-        emptied = [p for p in users if self._is_emptied(p)]
+        # The driver cannot be asked about stopped ones, but the kernel can.
+        emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
         moves = plan_moves(gpus.cards, self._cards(), self._room()) or {}
         self._await_room(gpus, {process.ns_pid for process in emptied}, moves)
         cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
@@ -199,17 +210,6 @@ class Accelerator:
         """End what was started."""
         self._driver.close()
         self._nvml.close()
-
-    def _is_emptied(self, process: Process) -> bool:
-        try:
-            return self._driver.state(process.pid) is State.CHECKPOINTED
-        except DriverError as error:
-            raise ReclaimError(
-                Reason.GPU_STUCK,
-                pid=process.ns_pid,
-                name=process.name,
-                detail=str(error),
-            ) from error
 
     def _await_room(self, gpus: Gpus, emptied: set[int], moves: dict[str, str]) -> None:
         """A driver that runs out of memory in the middle loses the process for good.
@@ -249,6 +249,23 @@ class Accelerator:
         except DriverError as error:
             raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
         return [GpuCard(uuid=card.uuid, name=card.name) for card in cards]
+
+
+def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:
+    """Those above the users that share a terminal with them, the uppermost first."""
+    by_pid = {process.pid: process for process in snapshot.processes}
+    found: dict[int, Process] = {}
+    for user in users:
+        above = by_pid.get(user.ppid)
+        while (
+            above is not None
+            and above not in (snapshot.server, snapshot.root)
+            and procfs.has_terminal(above.pid)
+        ):
+            found[above.pid] = above
+            above = by_pid.get(above.ppid)
+    mine = {user.pid for user in users}
+    return [p for p in snapshot.processes if p.pid in found and p.pid not in mine]
 
 
 def _free(cards: list[CardUse] | None) -> dict[str, int | None]:

@@ -164,7 +164,7 @@ class Capture:
         opened = await surroundings.ask_server(self._parts.client, login)
         self._writer = writer = await self._thread("store", self._begin)
         frozen = self._parts.clock.monotonic()
-        await self._empty(survey)
+        await self._empty(snapshot, survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
@@ -215,11 +215,8 @@ class Capture:
             generation=self._generation,
         )
 
-    async def _empty(self, survey: Survey) -> None:
-        """Empty its GPUs; its processes must still run, and wait for them from now on.
-
-        The next step stops them.
-        """
+    async def _empty(self, snapshot: Snapshot, survey: Survey) -> None:
+        """Empty its GPUs; its processes must still run, and are stopped from now on."""
         gpus = self._record.gpus
         if gpus is None:
             return
@@ -229,7 +226,7 @@ class Capture:
         ):
             await in_thread(
                 lambda: self._parts.accelerator.empty(
-                    survey, self._record.memory_limit, self._cancel
+                    snapshot, survey, self._record.memory_limit, self._cancel
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
@@ -325,11 +322,17 @@ def let_go_on(parts: Parts, session: Placed, record: Record) -> None:
 
     Raises:
         NotFound: the session has ended.
-        ReclaimError: it goes on, but for a GPU that it waits for (``gpu_memory``,
-            ``gpu_stuck``).
+        ReclaimError: it goes on, but for those who did not get their GPU memory back
+            (``gpu_memory``, ``gpu_stuck``); without it they must not.
     """
-    thaw(trees.look(session), record.stopped_before)
-    parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+    stopped = list(record.stopped_before)
+    try:
+        parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+    except ReclaimError:
+        stopped += record.gpus.users if record.gpus else []
+        raise
+    finally:
+        thaw(trees.look(session), stopped)
 
 
 def thaw_limit(limits: Limits, record: Record) -> float:

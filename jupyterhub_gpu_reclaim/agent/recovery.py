@@ -16,6 +16,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import capture, release, trees
 from jupyterhub_gpu_reclaim.agent.operations import Operation
@@ -154,7 +156,16 @@ def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
     if tree.root is None:
         _fail(parts, record)
         return
-    parts.accelerator.fill(record.gpus, record.memory_limit, tree)
+    try:
+        parts.accelerator.fill(record.gpus, record.memory_limit, tree)
+    except ReclaimError as error:
+        # Nobody may go on without it; the checkpoint is there for another attempt.
+        processes.kill_tree(
+            session.init_pid, session.init_start, timeout=parts.limits.end
+        )
+        failed = msgspec.structs.replace(record, failure=wire.failure_of(error))
+        _fail(parts, failed)
+        return
     engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
     parts.records.save(record.at(Stage.RESTORED, record.steps))
     _log.info("%s goes on from %s", session.key, record.checkpoint)

@@ -3,7 +3,7 @@
 Called by the agent: :func:`empty` before CRIU saves a tree, :func:`fill` after it has
 come back, and to undo an ``empty``. Everything goes by what the driver says a process
 is, so each call may be repeated after a crash, and takes up where the last one
-ended (FACTS §3). The processes must run: a stopped one does nothing for the driver.
+ended (FACTS §3).
 
 ===============  ===========================  ===========================
 a process is     :func:`empty` makes it       :func:`fill` makes it
@@ -13,22 +13,29 @@ locked           checkpointed                 running
 checkpointed     (nothing to do)              locked, then running
 failed           (refused)                    (refused)
 ===============  ===========================  ===========================
+
+No program may run while its GPU memory is away: JAX, for one, has a thread that looks
+at memory which the driver maps, and ends by a segmentation fault when it is not there.
+So while memory moves all threads are held but the driver's own (which a stopped process
+would stop, too), and what was emptied is stopped before they are let go.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.engine import cuda_driver, processes
+from jupyterhub_gpu_reclaim.engine import cuda_driver, processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError, State
 from jupyterhub_gpu_reclaim.engine.gpu_processes import held_by
 from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
 
 _VERSION = Path("/sys/module/nvidia/version")
 _THREADS = 32
+#: Seconds in which threads must stand still; one that waits for a disk does not.
+_STILL_SECONDS = 30.0
 
 
 def driver_version() -> str:
@@ -56,7 +65,7 @@ def empty(
 ) -> None:
     """Move the GPU memory of those processes into their own; all or nothing.
 
-    Afterwards they hold no GPU, and whatever they ask of one waits.
+    Afterwards they hold no GPU and are stopped.
 
     Args:
         driver: this machine's.
@@ -67,14 +76,14 @@ def empty(
 
     Raises:
         RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_unsupported``,
-            ``gpu_failed``), or it was called off; they compute as before.
+            ``gpu_failed``), or it was called off; all have their memory, and those
+            that were stopped already are stopped.
         ReclaimError: likewise, but one could not be brought back (``gpu_stuck``).
     """
     try:
         _each(tasks, lambda p: _lock(driver, p, lock_seconds))
         _refuse_cancelled(cancel)
         _each(tasks, lambda p: _checkpoint(driver, p, seconds))
-        _each(tasks, lambda p: _verify(driver, p))
         _refuse_cancelled(cancel)
     except ReclaimError as error:
         fill(driver, tasks, seconds=seconds)
@@ -88,25 +97,22 @@ def fill(
     seconds: float,
     moves: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Move the GPU memory of those processes back, and let them compute. Idempotent.
+    """Move the GPU memory of those processes back. Idempotent.
 
-    Nobody is let go before all have their memory: they may share some.
+    Those that are stopped stay so, and may be let go on afterwards.
 
     Args:
         driver: this machine's.
-        tasks: they must run.
+        tasks: the processes.
         seconds: for moving the memory.
         moves: for another machine's cards, pairs of uuids (old, new) that name every
             card; empty where they are the same.
 
     Raises:
         ReclaimError: one of them could not get it back (``gpu_stuck``). The others
-            have theirs and compute.
+            have theirs.
     """
-    failures = [
-        *_try_each(tasks, lambda p: _restore(driver, p, seconds, moves)),
-        *_try_each(tasks, lambda p: _unlock(driver, p)),
-    ]
+    failures = _try_each(tasks, lambda p: _fill(driver, p, seconds, moves))
     if failures:
         raise failures[0]
 
@@ -129,7 +135,9 @@ def _lock(driver: Driver, process: Process, seconds: float) -> None:
 
 
 def _checkpoint(driver: Driver, process: Process, seconds: float) -> None:
-    if _state(driver, process) is State.LOCKED:
+    if _state(driver, process) is not State.LOCKED:
+        return
+    with _held(driver, process):
         try:
             driver.checkpoint(process.pid, seconds=seconds)
         except DriverError as error:
@@ -137,7 +145,9 @@ def _checkpoint(driver: Driver, process: Process, seconds: float) -> None:
                 raise ReclaimError(
                     Reason.GPU_UNSUPPORTED, **_name(process), detail=str(error)
                 ) from None
-            raise _failed(process, error) from error
+            raise
+        _verify(driver, process)
+        processes.send(process, signal.SIGSTOP)
 
 
 def _verify(driver: Driver, process: Process) -> None:
@@ -147,22 +157,60 @@ def _verify(driver: Driver, process: Process) -> None:
         raise _failed(process, f"it is {state.name.lower()} and holds a device")
 
 
-def _restore(
+def _fill(
     driver: Driver,
     process: Process,
     seconds: float,
     moves: Sequence[tuple[str, str]],
 ) -> None:
-    if _state(driver, process) is State.CHECKPOINTED:
-        driver.restore(process.pid, seconds=seconds, moves=moves)
+    stopped = processes.is_stopped(process)
+    if not stopped and _state(driver, process) is State.RUNNING:
+        return
+    with _held(driver, process):
+        if stopped:
+            processes.send(process, signal.SIGCONT)
+        try:
+            state = _state(driver, process)
+            if state is State.CHECKPOINTED:
+                driver.restore(process.pid, seconds=seconds, moves=moves)
+            if state is not State.RUNNING:
+                driver.unlock(process.pid)
+        finally:
+            if stopped:
+                processes.send(process, signal.SIGSTOP)
 
 
-def _unlock(driver: Driver, process: Process) -> None:
-    state = _state(driver, process)
-    if state is State.LOCKED:
-        driver.unlock(process.pid)
-    elif state is not State.RUNNING:
-        raise _failed(process, f"it is {state.name.lower()}")
+@contextlib.contextmanager
+def _held(driver: Driver, process: Process) -> Iterator[None]:
+    """Only the driver's own thread of the process runs inside the block.
+
+    One without such a thread (it uses NVML only) has no memory to be looked at.
+    """
+    thread = driver.thread(process.pid)
+    if thread is None:
+        yield
+        return
+    try:
+        with ptrace.standing(
+            process.pid, but=_ids(process.pid, thread), seconds=_STILL_SECONDS
+        ):
+            yield
+    except ptrace.TraceFailed as error:
+        raise _failed(process, error) from error
+
+
+def _ids(pid: int, thread: int) -> set[int]:
+    """A thread's id as we count, whoever has counted it."""
+    return {
+        tid
+        for tid in ptrace.tasks(pid)
+        if thread in (tid, _innermost(procfs.text(pid, f"task/{tid}/status")))
+    }
+
+
+def _innermost(status: str) -> int:
+    line = status.partition("\nNSpid:")[2].partition("\n")[0]
+    return int(line.split()[-1]) if line.split() else 0
 
 
 def _state(driver: Driver, process: Process) -> State:

@@ -114,6 +114,18 @@ class Driver:
             return None
         return State(answer["state"])
 
+    def thread(self, pid: int) -> int | None:
+        """The thread of a process that does the driver's work there; None for none.
+
+        It may be told as the process's own pid namespace counts.
+        """
+        try:
+            return int(self._ask("thread", QUICK_SECONDS, pid=pid)["thread"])
+        except DriverError as error:
+            if error.code is None:
+                raise
+            return None
+
     def lock(self, pid: int, *, seconds: float) -> None:
         """Wait until the process's GPU work is done and let no more begin."""
         limit = seconds + QUICK_SECONDS

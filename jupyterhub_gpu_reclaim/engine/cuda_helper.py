@@ -92,6 +92,16 @@ class Library:
         """Let it use the GPU again."""
         return {"code": self._process("Unlock", request["pid"])}
 
+    def thread(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The thread in the process that does the driver's work there."""
+        thread = ctypes.c_int()
+        code = self._call(
+            "cuCheckpointProcessGetRestoreThreadId",
+            request["pid"],
+            ctypes.byref(thread),
+        )
+        return {"code": code, "thread": thread.value}
+
     def name(self, code: int) -> str:
         """What the driver calls an error."""
         text = ctypes.c_char_p()

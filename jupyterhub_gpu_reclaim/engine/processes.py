@@ -101,6 +101,12 @@ def start_time(pid: int) -> int | None:
     return None if stat is None or stat[1] in DEAD else stat[3]
 
 
+def is_stopped(process: Process) -> bool:
+    """Whether a signal has stopped it by now."""
+    stat = _stat(process.pid)
+    return stat is not None and stat[1] == STOPPED and stat[3] == process.start_time
+
+
 def _status(pid: int) -> dict[str, list[str]]:
     """The lines of /proc/PID/status; empty when the process is gone."""
     try:

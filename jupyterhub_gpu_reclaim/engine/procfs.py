@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROC = Path("/proc")
+#: Field of /proc/<pid>/stat, counted from the state.
+_TTY = 4
 
 
 class Descriptor(NamedTuple):
@@ -67,6 +69,12 @@ def status(pid: int) -> dict[str, str]:
 def name(pid: int) -> str:
     """The process' short name; ``?`` when it is gone."""
     return text(pid, "comm").strip() or "?"
+
+
+def has_terminal(pid: int) -> bool:
+    """Whether a process has a controlling terminal (proc(5), tty_nr)."""
+    fields = text(pid, "stat").rpartition(")")[2].split()
+    return len(fields) > _TTY and fields[_TTY] != "0"
 
 
 def descriptors(pid: int) -> Iterator[Descriptor]:

@@ -1,12 +1,12 @@
-"""Make a process run system calls that it did not ask for, and leave no other trace.
+"""Hold a process still, or make it run system calls that it did not ask for.
 
-Called by ``stale_mappings`` only. Every thread of the process is stopped for the few
-milliseconds that it takes; its registers, signal mask and memory are put back before
-it goes on, so that a call in which it slept is taken up again by the kernel. x86-64
-only. It decides nothing about what is called.
+Called by ``cuda`` (:func:`standing`) and ``stale_mappings`` (:func:`stopped`). Held
+threads go on as if nothing had been: registers, signal mask and memory are put back, so
+that a call in which one slept is taken up again by the kernel. Calls are made on x86-64
+only. It decides nothing about who is held and what is called.
 
-If the agent is killed in those milliseconds the kernel lets the process go on in the
-middle of it, and it ends: the same as with any debugger.
+If the agent is killed, the kernel lets the threads go on; in the milliseconds of a call
+it does so in the middle of it, and the process ends: the same as with any debugger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.engine import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 # <linux/ptrace.h>
 _CONT, _SYSCALL, _DETACH = 7, 24, 17
@@ -116,14 +116,7 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
     """
     if platform.machine() != "x86_64":
         raise TraceFailed(0, "only on x86-64")
-    threads: dict[int, _Thread] = {}
-    deadline = time.monotonic() + seconds
-    try:
-        while new := [tid for tid in _tasks(pid) if tid not in threads]:
-            for tid in new:
-                thread = _seize(tid, deadline)
-                if thread is not None:
-                    threads[tid] = thread
+    with _held(pid, frozenset(), seconds) as threads:
         leader = threads.get(pid)
         if leader is None:
             raise TraceFailed(0, f"process {pid} has ended")
@@ -133,6 +126,43 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
             yield Traced(pid, leader, code)
         finally:
             leader.end()
+
+
+@contextlib.contextmanager
+def standing(pid: int, *, but: Collection[int], seconds: float) -> Iterator[None]:
+    """Hold all threads of a process but some; they go on at the end of the block.
+
+    A signal that stops the process inside the block holds them from then on.
+    Must be used by one thread from begin to end, as the kernel wants it.
+
+    Args:
+        pid: of the process.
+        but: ids of the threads that go on.
+        seconds: that each of the others has to stand still in.
+
+    Raises:
+        TraceFailed: as :func:`stopped`.
+    """
+    with _held(pid, frozenset(but), seconds):
+        yield
+
+
+@contextlib.contextmanager
+def _held(
+    pid: int, but: frozenset[int], seconds: float
+) -> Iterator[dict[int, _Thread]]:
+    threads: dict[int, _Thread] = {}
+    deadline = time.monotonic() + seconds
+    try:
+        # Those that are not held yet may make new ones.
+        seen = set(but)
+        while new := [tid for tid in tasks(pid) if tid not in seen]:
+            seen.update(new)
+            for tid in new:
+                thread = _seize(tid, deadline)
+                if thread is not None:
+                    threads[tid] = thread
+        yield threads
     finally:
         for thread in threads.values():
             thread.detach()
@@ -239,7 +269,8 @@ def _seize(tid: int, deadline: float) -> _Thread | None:
     return thread
 
 
-def _tasks(pid: int) -> list[int]:
+def tasks(pid: int) -> list[int]:
+    """The ids of a process's threads; none when it has ended."""
     try:
         return [int(path.name) for path in (procfs.PROC / str(pid) / "task").iterdir()]
     except OSError:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 PATIENCE = 0.5
 #: A server that has not run for so many seconds waits for somebody.
 _STILL = 0.02
-#: Field of /proc/<pid>/stat, counted from the state (proc(5), tty_nr).
-_TTY = 4
 
 
 def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> sockets.Cut:
@@ -69,7 +67,7 @@ def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
         if process in {server, tree.root} or not inodes & links:
             continue
         # A shell would see its program stop, and take its terminal away from it.
-        if not _has_terminal(process):
+        if not procfs.has_terminal(process.pid):
             processes.send(process, signal.SIGSTOP)
     return links
 
@@ -118,8 +116,3 @@ def _ran(process: Process) -> list[str]:
         procfs.text(process.pid, f"task/{task.name}/schedstat").partition(" ")[0]
         for task in sorted(tasks)
     ]
-
-
-def _has_terminal(process: Process) -> bool:
-    fields = procfs.text(process.pid, "stat").rpartition(")")[2].split()
-    return len(fields) > _TTY and fields[_TTY] != "0"

@@ -1,8 +1,10 @@
 """GPUs of a session: which cards it may come back on, and when there is no room."""
 
+import fcntl
 import os
 import signal
 import subprocess
+import termios
 
 import pytest
 
@@ -102,7 +104,9 @@ def make(driver, free: int = 1000, *, pid: int = 0, divided: bool = False):
     )
 
 
-def test_a_session_is_described_emptied_and_filled_though_it_was_stopped(sleeper):
+def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed(
+    sleeper,
+):
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
@@ -111,13 +115,13 @@ def test_a_session_is_described_emptied_and_filled_though_it_was_stopped(sleeper
     assert described.bytes() == 100
     assert described.users == [process.ns_pid]
 
-    accelerator.empty(survey, NO_LIMIT)
+    accelerator.empty(sleeper, survey, NO_LIMIT)
     assert driver.states == {process.pid: State.CHECKPOINTED}
-    os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: processes.is_stopped(process))
     accelerator.fill(described, NO_LIMIT, sleeper)
 
     assert driver.states == {process.pid: State.RUNNING}
-    wait_for(lambda: not processes.snapshot_init(process.pid).stopped)
+    assert processes.is_stopped(process)
 
 
 def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper):
@@ -126,7 +130,7 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     accelerator = make(driver, pid=process.pid)
     survey = Survey(users=(User(process, State.RUNNING),))
     described = accelerator.describe(survey)
-    accelerator.empty(survey, NO_LIMIT)
+    accelerator.empty(sleeper, survey, NO_LIMIT)
     crowded = make(driver, free=99)
 
     for call in (
@@ -142,13 +146,43 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     assert driver.states == {process.pid: State.RUNNING}
 
 
-def test_fill_of_what_was_never_emptied_needs_no_room(sleeper):
-    (process,) = sleeper.processes
-    driver = gpu.WellDriver(process.pid)
-    survey = Survey(users=(User(process, State.RUNNING),))
-    described = make(driver, pid=process.pid).describe(survey)
-    make(driver, free=0).fill(described, NO_LIMIT, sleeper)
-    assert driver.calls == []
+def test_fill_of_what_was_never_emptied_needs_no_room():
+    holder = gpu.Holder()
+    try:
+        process = holder.process(holder.pid)
+        driver = gpu.WellDriver(process.pid)
+        survey = Survey(users=(User(process, State.RUNNING),))
+        described = make(driver, pid=process.pid).describe(survey)
+        make(driver, free=0).fill(described, NO_LIMIT, holder.snapshot())
+        assert driver.calls == []
+    finally:
+        holder.close()
+
+
+def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
+    """It would take its terminal away from a program that stops, and say so."""
+    master, slave = os.openpty()
+    nested = "sh -c 'sh -c \"sleep 100; true\"; true'; true"  # root, server, shell
+    with subprocess.Popen(
+        ["sh", "-c", nested],
+        stdin=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+    ) as root:
+        try:
+            wait_for(lambda: len(processes.snapshot(os.getpid()).processes) == 4)
+            tree = processes.snapshot(os.getpid())
+            *above, shell, program = tree.processes
+            driver = gpu.WellDriver(program.pid)
+            survey = Survey(users=(User(program, State.RUNNING),))
+            make(driver).empty(tree, survey, NO_LIMIT)
+            wait_for(lambda: processes.is_stopped(shell))
+            wait_for(lambda: processes.is_stopped(program))
+            assert not any(processes.is_stopped(one) for one in above)
+        finally:
+            os.killpg(root.pid, signal.SIGKILL)
+    os.close(slave)
+    os.close(master)
 
 
 def test_a_session_without_a_gpu_needs_nothing(sleeper):

@@ -2,19 +2,24 @@
 
 import os
 import subprocess
+import sys
+import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import cuda, processes
+from jupyterhub_gpu_reclaim.engine import cuda, processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.engine.cancel import Cancel
 from jupyterhub_gpu_reclaim.engine.cuda_driver import State
 from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
 from tests.support import gpu
+from tests.support.agent import wait_for
 
 
 @pytest.fixture
 def pair():
     """Two live processes."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: ptrace")
     made = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
     pids = [popen.pid for popen in made]
     tree = processes.snapshot(os.getpid()).processes
@@ -26,6 +31,11 @@ def pair():
 
 def empty(driver, tasks, **options):
     cuda.empty(driver, tasks, lock_seconds=1, seconds=1, **options)
+
+
+def stands(process) -> bool:
+    """A signal is on its way for a moment."""
+    return wait_for(lambda: processes.is_stopped(process))
 
 
 def all_run(driver) -> bool:
@@ -41,16 +51,69 @@ def test_empty_locks_everybody_before_it_moves_anybody(pair):
     assert [call for call, _ in driver.calls] == ["lock"] * 2 + ["checkpoint"] * 2
 
 
-def test_fill_gives_everybody_its_memory_before_it_lets_anybody_go(pair):
+def test_what_was_emptied_stands_still_until_it_is_let_go_on(pair):
     driver = gpu.WellDriver(*(p.pid for p in pair))
     empty(driver, pair)
+    assert all(stands(p) for p in pair)
     driver.calls.clear()
 
     cuda.fill(driver, pair, seconds=1, moves=[("a", "b")])
 
     assert all_run(driver)
-    assert [call for call, _ in driver.calls] == ["restore"] * 2 + ["unlock"] * 2
+    assert all(stands(p) for p in pair)
+    assert sorted(call for call, _ in driver.calls) == ["restore"] * 2 + ["unlock"] * 2
     assert driver.moves == [("a", "b")]
+    processes.resume(pair)
+    wait_for(lambda: not any(processes.is_stopped(p) for p in pair))
+
+
+def test_only_the_drivers_own_thread_runs_while_memory_moves():
+    """A thread that counts by itself, and one that is the driver's."""
+    seen = {}
+
+    class Looking(gpu.WellDriver):
+        def checkpoint(self, pid: int, *, seconds: float) -> None:
+            super().checkpoint(pid, seconds=seconds)
+            seen["out"] = states(pid)
+
+        def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+            super().restore(pid, seconds=seconds)
+            time.sleep(0.05)  # the thread has been let go on; it takes a moment to run
+            seen["back"] = states(pid)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", THREADS], stdout=subprocess.PIPE
+    ) as popen:
+        popen.stdout.readline()
+        one = next(
+            p for p in processes.snapshot(os.getpid()).processes if p.pid == popen.pid
+        )
+        driver = Looking(popen.pid)
+        empty(driver, [one])
+        cuda.fill(driver, [one], seconds=1)
+        processes.resume([one])
+        *held, drivers = sorted(ptrace.tasks(popen.pid))
+        for phase in ("out", "back"):
+            assert {seen[phase][tid] for tid in held} == {"t"}
+            assert seen[phase][drivers] in "SR"
+        popen.stdout.readline()  # it goes on
+        popen.kill()
+
+
+THREADS = """
+import threading, time
+def work():
+    while True: time.sleep(0.001)
+for _ in range(3): threading.Thread(target=work, daemon=True).start()
+while True: print("x", flush=True); time.sleep(0.01)
+"""
+
+
+def states(pid: int) -> dict[int, str]:
+    return {
+        tid: procfs.text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[0]
+        for tid in ptrace.tasks(pid)
+    }
 
 
 def test_empty_and_fill_twice_do_nothing_more(pair):

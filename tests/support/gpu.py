@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.engine import cuda_driver, processes
+from jupyterhub_gpu_reclaim.engine import cuda_driver, processes, ptrace
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Card, DriverError, State
 
 ILLEGAL_STATE = 401
@@ -36,6 +36,11 @@ class WellDriver:
 
     def state(self, pid: int) -> State | None:
         return self.states.get(pid)
+
+    def thread(self, pid: int) -> int | None:
+        """Its last one, where it has several."""
+        *_, last = [None, *sorted(ptrace.tasks(pid))[1:]]
+        return last
 
     def lock(self, pid: int, *, seconds: float) -> None:
         self._step("lock", pid, State.RUNNING, State.LOCKED)
