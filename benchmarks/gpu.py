@@ -17,6 +17,7 @@ an agent's sampling, in turns.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shutil
 import statistics
 import subprocess
@@ -34,6 +35,7 @@ from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import cuda, gpu_processes, processes
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.store.pool import Pool
 
 LIMIT = 600.0
 SHM = Path("/dev/shm")
@@ -99,6 +101,8 @@ def ours(driver: Driver, method: tree.Ours, place: tree.Place) -> list[float]:
     cuda.empty(driver, users(place, driver), lock_seconds=LIMIT, seconds=LIMIT)
     free = time.monotonic() - begun
     method.save(place)
+    # The dump found it stopped, by us.
+    method.result = dataclasses.replace(method.result, stopped=())
     return [free, time.monotonic() - begun]
 
 
@@ -115,21 +119,26 @@ WAYS = {"bare": (bare, bare_back), "ours": (ours, ours_back)}
 
 
 def measure(
-    name: str, criu: criu_module.Criu, driver: Driver, gib: float, kind: str
+    name: str,
+    criu: criu_module.Criu,
+    driver: Driver,
+    pool: Pool,
+    gib: float,
+    kind: str,
 ) -> tuple[list[float], list[float], int]:
     save, back = WAYS[name]
     with ExitStack() as stack:
-        talk, folder = (Path(tempfile.mkdtemp(dir=SHM)) for _ in range(2))
-        for one in (talk, folder):
-            stack.callback(shutil.rmtree, one)
+        folder = Path(tempfile.mkdtemp(dir=SHM))
         # The places have a /dev/shm of their own: they talk elsewhere.
         talk = Path(tempfile.mkdtemp(dir="/tmp"))
+        for one in (folder, talk):
+            stack.callback(shutil.rmtree, one)
         command = [sys.executable, "-c", PROGRAM, str(talk), str(gib), kind]
         place = tree.Place.make("start", *command)
         stack.callback(place.end)
         tree.wait_for((talk / "answer").exists)
         before = (talk / "answer").read_text()
-        store = tree.open_store(folder) if name == "ours" else None
+        store = tree.open_store(folder, pool) if name == "ours" else None
         method = tree.Ours(criu, folder, store) if store else tree.Stock(criu, folder)
         saved = save(driver, method, place)
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
@@ -145,7 +154,9 @@ def measure(
         return saved, resumed, size
 
 
-def table(criu: criu_module.Criu, driver: Driver, args: argparse.Namespace) -> None:
+def table(
+    criu: criu_module.Criu, driver: Driver, pool: Pool, args: argparse.Namespace
+) -> None:
     print(
         f"{'GiB':>4} {'kind':<7} {'way':<5} {'free':>7} {'durable':>8} {'resumed':>8}"
         f"  {'(memory':>8} {'driver)':>8} {'stored':>9}"
@@ -155,7 +166,8 @@ def table(criu: criu_module.Criu, driver: Driver, args: argparse.Namespace) -> N
             rows = {}
             for name in WAYS:
                 runs = [
-                    measure(name, criu, driver, gib, kind) for _ in range(args.runs)
+                    measure(name, criu, driver, pool, gib, kind)
+                    for _ in range(args.runs)
                 ]
                 (free, durable), (resumed, memory, moved) = (
                     [statistics.median(v) for v in zip(*part, strict=True)]
@@ -210,7 +222,7 @@ def steady(rounds: int, seconds: float) -> None:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    words.add_argument("--gb", type=float, nargs="+", default=[1])
+    words.add_argument("--gb", type=float, nargs="*", default=[1])
     words.add_argument("--kinds", nargs="+", default=["random", "zeros"])
     words.add_argument("--runs", type=int, default=1)
     words.add_argument("--steady", action="store_true")
@@ -220,11 +232,13 @@ def main() -> None:
     driver = Driver()
     if not driver.present():
         sys.exit("there is no GPU here, or its driver is older than 570")
+    pool = Pool()
     try:
-        table(criu_module.locate(args.criu), driver, args)
+        table(criu_module.locate(args.criu), driver, pool, args)
         if args.steady:
             steady(args.rounds, 2.0)
     finally:
+        pool.close()
         driver.close()
 
 
