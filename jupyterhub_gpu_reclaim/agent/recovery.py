@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.engine import cgroup, processes, procfs
 from jupyterhub_gpu_reclaim.engine import restore as engine
 from jupyterhub_gpu_reclaim.engine.processes import Process
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which the agent answers, whoever is not settled.
 PATIENCE = 20.0
+#: Seconds until a store that did not answer is asked again.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 #: How long a CRIU may take to die of SIGTERM, then of SIGKILL.
 _END_SECONDS = 5.0
 #: What only our own CRIU has in its command line (engine/attempt.py, namespaces.py).
@@ -53,8 +55,9 @@ async def recover(
     """Settle every session of this node, all at once; repeat at will.
 
     A session that cannot be settled now is logged and left as it is: the next start
-    tries again. One that takes longer than that is settled as an operation like any
-    other, so that nobody touches it meanwhile; the others do not wait for it.
+    tries again. One that takes longer than that, or for which the store does not
+    answer yet, is settled as an operation like any other, so that nobody touches it
+    meanwhile; the others do not wait for it.
 
     Args:
         parts: the agent's.
@@ -75,7 +78,12 @@ async def recover(
 def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
     async def work(operation: Operation) -> AsyncIterator[Event]:
         settle = partial(_settle, parts, session)
-        await asyncio.to_thread(_attempt, settle, operation.key)
+        pause = _FIRST_PAUSE
+        # Without the store's word nobody knows whether it may go on; until then it
+        # stays stopped, and busy, or the service would take it for a running one.
+        while not await asyncio.to_thread(_attempt, settle, operation.key):
+            await parts.clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         told: tuple[Event, ...] = ()  # nothing, but this is how operations run
         for event in told:
             yield event
@@ -256,11 +264,15 @@ def _owner(entry: Path) -> int | None:
         return None
 
 
-def _attempt(work: Callable[[], object], key: object) -> None:
-    """Do it, or say in the log why not."""
+def _attempt(work: Callable[[], object], key: object) -> bool:
+    """Do it, or say in the log why not; False when the store did not answer."""
     try:
         work()
     except NotFound:
-        return  # it ended while we looked
+        return True  # it ended while we looked
+    except StoreError as error:
+        _log.error("%s not settled yet: %s", key, error)
+        return False
     except (ReclaimError, OSError) as error:
         _log.error("%s not settled: %s", key, error)
+    return True

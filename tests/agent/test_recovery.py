@@ -1,5 +1,6 @@
 """Recovery of a session that hangs: it alone waits, and nobody touches it."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from jupyterhub_gpu_reclaim.agent.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.agent.recovery import _CRIU_WORDS
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
-from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -80,6 +81,41 @@ async def test_recovery_of_one_that_hangs_delays_no_other(parts, places, counter
     assert tree_of(parts, hung, operations).state is TreeState.RUNNING
     assert goes_on(hung)
     assert operations.attach(hung.incarnation, "capture", "cp") is None
+
+
+class StoreThatIsAway:
+    """A store that does not answer until it is ``back``."""
+
+    back = False
+
+    def __init__(self, store) -> None:
+        self._store = store
+
+    def __getattr__(self, name):
+        if not self.back:
+            raise StoreError(Reason.STORE_FAILED, why="it does not answer")
+        return getattr(self._store, name)
+
+
+async def test_session_stays_busy_until_the_store_answers(parts, counter, monkeypatch):
+    """Nobody may call it running while it is stopped, and its fate is not known."""
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.05)
+    store = StoreThatIsAway(parts.store)
+    parts = dataclasses.replace(parts, store=store)
+    parts.records.save(captured_in_part(counter))
+    for process in counter.tree.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    operations = Operations()
+
+    await recovery.recover(parts, operations, patience=0.3)
+
+    assert tree_of(parts, counter, operations).state is TreeState.CAPTURING
+    assert all(process.stopped for process in counter.tree.processes)
+    store.back = True
+    await operations.running(counter.incarnation).wait(10)
+    assert tree_of(parts, counter, operations).state is TreeState.RUNNING
+    assert parts.records.find(counter.incarnation).stage is Stage.FAILED
+    assert goes_on(counter)
 
 
 def captured_in_part(place) -> Record:
