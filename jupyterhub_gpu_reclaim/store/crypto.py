@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-ID_BYTES = 16
 _NONCE_BYTES = 12
 _DOMAIN = "gpu-reclaim store 1"
 
