@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -28,6 +29,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
+    # A collection would touch every object, and copy every page, in every worker.
+    gc.collect()
+    gc.freeze()
     with contextlib.suppress(OSError):
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
