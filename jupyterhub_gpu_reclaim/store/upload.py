@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: Far above any manifest of ours.
 _MAX_SMALL_BYTES = 64 * 1024 * 1024
 _LOOK_SECONDS = 60.0
-_FIRST_PAUSE = 5.0
+FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 600.0
 
 
@@ -54,7 +54,8 @@ class Upload:
     Args:
         tiers: where from and where to.
         repository: whose checkpoints.
-        after: called after each round that has nothing left, to make room.
+        after: called after each round, to make room.
+        pause: seconds until the next try when one has failed; doubled each time.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Upload:
         repository: Knows,
         *,
         after: Callable[[], object] = lambda: None,
+        pause: float = FIRST_PAUSE,
     ) -> None:
+        self._pause = pause
         self._tiers = tiers
         self._repository = repository
         self._after = after
@@ -156,7 +159,7 @@ class Upload:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        pause = self._pause
         while not self._stopped.is_set():
             self._woken.clear()
             try:
@@ -170,7 +173,7 @@ class Upload:
                 log.exception("- the upload has failed: internal")
                 done = False
             if done:
-                pause = _FIRST_PAUSE
+                pause = self._pause
                 self._woken.wait(_LOOK_SECONDS)
             else:
                 self._stopped.wait(pause)

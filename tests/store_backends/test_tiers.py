@@ -8,7 +8,7 @@ import pytest
 from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store import upload as uploads
+from jupyterhub_gpu_reclaim.store.around import Around
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable
 from jupyterhub_gpu_reclaim.store.eviction import evict
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
@@ -287,7 +287,7 @@ def test_eviction_killed_at_any_call_loses_nothing(world):
     pytest.fail("an eviction has never ended")
 
 
-def test_upload_in_the_background_goes_on_when_the_store_is_back(tmp_path, s3, bucket):
+def test_upload_in_the_background_is_woken_by_a_commit(tmp_path, s3, bucket):
     """With a folder, a real S3 server and a real thread."""
     remote = open_backend(
         spec_of(
@@ -311,6 +311,37 @@ def test_upload_in_the_background_goes_on_when_the_store_is_back(tmp_path, s3, b
     assert remote.read("packs/a/0", 0, len(data)) == data
     elsewhere = SmallRepository(open_backend(tiers.spec()["remote"]))
     assert elsewhere.read("b") == b"second"
+
+
+def test_upload_survives_an_outage_and_says_so(world, caplog):
+    """Whatever the store answers, the thread goes on and comes back to it."""
+    answers = iter([Unavailable("it is away"), RuntimeError("a bug"), None])
+    now = [next(answers)]
+
+    def call(work):
+        if now[0] is not None:
+            raise now[0]
+        return work()
+
+    tiers = Tiers(world.node, Around(world.store, call), Means.LOCAL)
+    here = SmallRepository(world.node)
+    here.commit("a", ONE)
+    rounds = []
+
+    def after():
+        rounds.append(len(caplog.records))
+
+    upload = Upload(tiers, here, after=after, pause=0.01)
+    upload.start()
+    try:
+        wait_for(lambda: "it is away" in caplog.text)
+        now[0] = next(answers)
+        wait_for(lambda: "a bug" in caplog.text)
+        now[0] = next(answers)
+        wait_for(lambda: rounds)
+    finally:
+        upload.stop()
+    assert world.is_whole_in_store("a")
 
 
 def test_upload_that_is_stopped_goes_on_where_it_was(world):
@@ -351,9 +382,8 @@ def test_checkpoint_deleted_in_the_wrong_moment_does_not_end_the_uploads(world):
     assert world.is_whole_in_store("b")
 
 
-def test_upload_goes_on_after_an_error_that_nobody_expected(world, monkeypatch):
-    monkeypatch.setattr(uploads, "_FIRST_PAUSE", 0.01)
-    _, repository, upload = world.start()
+def test_upload_goes_on_after_an_error_that_nobody_expected(world):
+    tiers, repository, _ = world.start()
     repository.commit("a", ONE)
     calls = []
 
@@ -364,7 +394,7 @@ def test_upload_goes_on_after_an_error_that_nobody_expected(world, monkeypatch):
         if len(calls) == 2:
             raise RuntimeError("a fault of ours")
 
-    upload._after = fails_once
+    upload = Upload(tiers, repository, after=fails_once, pause=0.01)
     upload.start()
     try:
         wait_for(lambda: len(calls) == 3)
