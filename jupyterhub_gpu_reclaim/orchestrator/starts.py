@@ -11,7 +11,13 @@ import logging
 from contextlib import suppress
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    StoreError,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.models import (
     HubState,
     Phase,
@@ -142,11 +148,12 @@ class Starts(Spawning):
     ) -> StartPlan | None:
         """The journal says that nothing is saved: is that so, and does it run?"""
         key = row.key
+        trees: list[Tree] = []
         try:
             trees = await self._agent.trees()
             saved = await self._agent.checkpoints()
-        except Unreachable:
-            if row.phase is Phase.STOPPED and (row.since or not placement.checkpoint):
+        except (Unreachable, StoreError):
+            if _is_new(row, placement) and not any(tree.key == key for tree in trees):
                 return StartPlan(action="cold")  # nothing is saved, as far as we know
             raise
         if self._sessions.row(key) != row:
@@ -212,6 +219,11 @@ class Starts(Spawning):
             ),
             checkpoint=placement.checkpoint,
         )
+
+
+def _is_new(row: SessionRow, placement: Placement) -> bool:
+    """Whether neither the journal nor the Hub has heard of anything that is saved."""
+    return row.phase is Phase.STOPPED and bool(row.since or not placement.checkpoint)
 
 
 def _of(trees: list[Tree], incarnation: str) -> Tree | None:

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, StoreError, Unreachable
 from jupyterhub_gpu_reclaim.models import (
     Phase,
     Placement,
@@ -123,7 +123,7 @@ class Stops(Spawning):
         try:
             trees = await self._agent.trees()
             saved = await self._agent.checkpoints()
-        except Unreachable:
+        except (Unreachable, StoreError):
             return
         gone = not any(
             tree.incarnation == row.incarnation and tree.state is not TreeState.GONE

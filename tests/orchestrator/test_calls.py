@@ -7,8 +7,15 @@ import dataclasses
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused, Unreachable
+from jupyterhub_gpu_reclaim.errors import (
+    BadRequest,
+    NotFound,
+    Refused,
+    StoreError,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.models import Placement, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.reasons import Reason
 from tests.orchestrator.conftest import KEY
 
 IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
@@ -232,6 +239,37 @@ async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world)
     pointed = Placement(key=new, incarnation="i1", checkpoint="ckpt-x")
     plan = await controller.plan_start(pointed)
     assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
+
+
+def _store_is_away(world):
+    async def checkpoints():
+        raise StoreError(Reason.STORE_FAILED, why="it does not answer")
+
+    world.node.checkpoints = checkpoints
+
+
+async def test_store_that_is_away_keeps_nobody_from_a_cold_start(world):
+    controller = await world.controller()
+    _store_is_away(world)
+    new = SessionKey("new")
+    plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
+    assert plan.action == "cold"
+    pointed = Placement(key=new, incarnation="i1", checkpoint="ckpt-x")
+    plan = await controller.plan_start(pointed)
+    assert (plan.action, plan.failure.code) == ("refuse", "store_failed")
+    world.node.run(new, "work", "i0")
+    plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
+    assert plan.action == "refuse"
+
+
+async def test_store_that_is_away_keeps_nobody_from_a_real_stop(world):
+    controller = await _suspended(world)
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    _store_is_away(world)
+    incarnation = world.hub.incarnations[KEY]
+    plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
+    assert plan.action == "stop"
 
 
 async def test_cancelled_restore_leaves_the_session_suspended(world):
