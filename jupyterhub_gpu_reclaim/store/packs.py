@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Large enough for few objects, small enough to be settled while the next one fills.
 PACK_BYTES = 128 * 1024 * 1024
+#: Blocks that stand side by side are read in one go, as far as this.
+READ_BYTES = 560 * 1024
 #: A lane's packs are numbered from its own number times this.
 LANE_PACKS = 1 << 16
 
@@ -182,14 +184,19 @@ class _Pack:
 class BlockOpener:
     """Reads and opens blocks into buffers of its own; for one thread.
 
+    Blocks that follow each other in a pack are read some at a time.
+
     Args:
         backend: where they stand.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._sealed = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
+        most = max(READ_BYTES, MAX_BLOCK_BYTES + crypto.TAG_BYTES)
+        self._sealed = memoryview(bytearray(most))
         self._plain = memoryview(bytearray(MAX_BLOCK_BYTES))
+        # Which bytes of which pack are in the buffer, and where the last block ended.
+        self._name, self._begin, self._end, self._next = "", 0, 0, 0
 
     def open(self, name: str, sealer: crypto.Sealer, row: BlockRow) -> memoryview:
         """The stored bytes, decrypted; valid until the next call.
@@ -198,13 +205,26 @@ class BlockOpener:
             Forged: they are not what was written there.
             StoreError: the backend does not work.
         """
-        if not crypto.TAG_BYTES <= row.stored <= len(self._sealed):
+        if not crypto.TAG_BYTES <= row.stored <= MAX_BLOCK_BYTES + crypto.TAG_BYTES:
             raise crypto.Forged
-        sealed = self._sealed[: row.stored]
-        if self._backend.read_into(name, row.offset, sealed) != row.stored:
-            raise crypto.Forged
+        sealed = self._read(name, row.offset, row.stored)
         length = row.stored - crypto.TAG_BYTES
         plain = self._plain[:length]
         bound = binding.block(row.number, Kind(row.kind), row.chunks, length)
         sealer.open_into(row.number, sealed, bound, plain)
         return plain
+
+    def _read(self, name: str, offset: int, length: int) -> memoryview:
+        same = name == self._name
+        if not (same and self._begin <= offset and offset + length <= self._end):
+            goes_on = same and offset == self._next
+            wanted = self._sealed[: max(READ_BYTES, length) if goes_on else length]
+            # Void while it is filled: a read that fails leaves nothing to be taken.
+            self._name = ""
+            count = self._backend.read_into(name, offset, wanted)
+            if count < length:
+                raise crypto.Forged
+            self._name, self._begin, self._end = name, offset, offset + count
+        self._next = offset + length
+        at = offset - self._begin
+        return self._sealed[at : at + length]

@@ -36,38 +36,51 @@ _writev.argtypes = (
 )
 
 
-def poke(
-    pid: int,
-    data: Buffer,
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    addresses: NDArray[np.int64],
-) -> None:
-    """Write pieces of a buffer to addresses of a process (process_vm_writev(2)).
+class Target:
+    """Memory of one process that is to be written, piece by piece (process_vm_writev).
 
     Args:
         pid: of the process, as we see it.
-        data: contiguous bytes.
-        starts: of the pieces in them; every piece lies in the buffer.
+        starts: of the pieces, each in the buffer that it comes from.
         lengths: of the pieces.
         addresses: where each goes.
-
-    Raises:
-        StoreError: ``RESTORE_FAILED``, the process is gone or has no memory there that
-            it could write to itself.
     """
-    whole = np.frombuffer(data, np.uint8)
-    if not len(starts) or int((starts + lengths).max()) > len(whole):
-        raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a piece is beyond its block")
-    local = np.stack([starts + whole.ctypes.data, lengths], 1).astype(np.uint64)
-    remote = np.stack([addresses, lengths], 1).astype(np.uint64)
-    for at in range(0, len(starts), _MOST):
-        ours, theirs = local[at : at + _MOST], remote[at : at + _MOST]
-        count = len(ours)
-        done = _writev(pid, ours.ctypes.data, count, theirs.ctypes.data, count, 0)
-        if done == int(ours[:, 1].sum()):
-            continue
-        _fail(pid, ctypes.get_errno() if done < 0 else errno.EFAULT)
+
+    def __init__(
+        self,
+        pid: int,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        addresses: NDArray[np.int64],
+    ) -> None:
+        self._pid = pid
+        self._ends = starts + lengths
+        self._lengths = lengths
+        self._here = np.stack([starts, lengths], 1).astype(np.uint64)
+        self._there = np.stack([addresses, lengths], 1).astype(np.uint64)
+
+    def poke(self, data: Buffer, begin: int, end: int) -> None:
+        """Write the pieces with those numbers; all of them come from one buffer.
+
+        Raises:
+            StoreError: ``RESTORE_FAILED``, the process is gone or has no memory there
+                that it could write to itself; or a piece is beyond the buffer.
+        """
+        whole = np.frombuffer(data, np.uint8)
+        if int(self._ends[begin:end].max()) > len(whole):
+            why = "a piece is beyond its block"
+            raise StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
+        here = self._here[begin:end].copy()
+        here[:, 0] += np.uint64(whole.ctypes.data)
+        for at in range(begin, end, _MOST):
+            last = min(at + _MOST, end)
+            self._write(here[at - begin : last - begin], at, last)
+
+    def _write(self, here: NDArray[np.uint64], begin: int, end: int) -> None:
+        theirs, count = self._there[begin:end], end - begin
+        done = _writev(self._pid, here.ctypes.data, count, theirs.ctypes.data, count, 0)
+        if done != int(self._lengths[begin:end].sum()):
+            _fail(self._pid, ctypes.get_errno() if done < 0 else errno.EFAULT)
 
 
 def _fail(pid: int, number: int) -> NoReturn:
