@@ -81,7 +81,7 @@ def read_processes(read: Callable[[str], bytes | None]) -> list[Process]:
         image = read(f"mm-{entry.pid}.img")
         if image is None:
             continue  # it had ended, and nobody had asked how
-        mm = images.parse("mm_entry", _only(image, images.MM_MAGIC))
+        mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
         vmas = [vma for vma in mm.vmas if not vma.status & GUARD]
         _check(vmas, entry.pid)
         found[entry.pid] = Process(
@@ -150,14 +150,6 @@ def _first_beyond(spans: Sequence[Span], address: int) -> int:
     return bisect.bisect_right(spans, address, key=lambda span: span.end)
 
 
-def _only(image: bytes, magic: int) -> bytes:
-    """The one message of an image."""
-    payloads = list(images.split(image, magic))
-    if len(payloads) != 1:
-        raise damaged(f"an image holds {len(payloads)} entries, not one")
-    return payloads[0]
-
-
 def _check(vmas: Iterable[Any], pid: int) -> None:
     last = 0
     for vma in vmas:
@@ -200,7 +192,7 @@ def _kept_by_kernel(
         image = read(f"core-{thread}.img")
         if image is None:
             raise damaged(f"thread {thread} has no state")
-        core = images.parse("core_entry", _only(image, images.CORE_MAGIC))
+        core = images.parse("core_entry", images.only(image, images.CORE_MAGIC))
         rseq = core.thread_core.rseq_entry
         if rseq.rseq_abi_pointer:
             end = rseq.rseq_abi_pointer + max(1, rseq.rseq_abi_size)

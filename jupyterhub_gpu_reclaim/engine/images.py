@@ -101,6 +101,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("prot", 5, "uint32"),
         ("flags", 6, "uint32"),
         ("status", 7, "uint32"),
+        ("madv", 9, "uint64"),
     ),
     "mm_entry": (
         ("exe_file_id", 12, "uint32"),
@@ -203,6 +204,18 @@ def join(magic: int, payloads: Iterable[bytes]) -> bytes:
         out += _U32.pack(len(payload))
         out += payload
     return bytes(out)
+
+
+def only(image: bytes, magic: int) -> bytes:
+    """The one message of an image.
+
+    Raises:
+        RestoreFailed: it holds another number of them (``checkpoint_damaged``).
+    """
+    payloads = list(split(image, magic))
+    if len(payloads) != 1:
+        raise _damaged(f"an image holds {len(payloads)} entries, not one")
+    return payloads[0]
 
 
 def file_entries(files_img: bytes) -> Iterator[Any]:

@@ -4,6 +4,10 @@ Called by ``restore``. CRIU fills a process' memory in one thread, one page faul
 the other. Large areas are therefore taken out of its images, mapped empty by it, and
 filled by many workers while the process is stopped (:mod:`engine.fill`). Which areas
 are free for that, ``address_space`` says. Nothing here touches a process.
+
+Filling memory in huge pages is several times cheaper, and on most machines a process
+has to ask for them. Areas that were nearly full are therefore advised (madvise(2)) as
+if the process had asked: it cannot use more memory by that than it did.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from jupyterhub_gpu_reclaim.engine import images
 from jupyterhub_gpu_reclaim.engine.address_space import (
+    GUARD,
     PAGE,
     TOP,
     Span,
@@ -32,6 +37,12 @@ if TYPE_CHECKING:
 #: 95 % (107 pieces) in runs of this size, 96 % (310) in runs of one page.
 SMALLEST: Final = 64 << 10
 
+#: What the kernel fills at once where it may; smaller areas hold none.
+HUGE_PAGE: Final = 2 << 20
+#: An area is advised when at most one page in so many was not in use.
+_NEARLY_FULL: Final = 20
+# madvise(2), as bits of a vma_entry's madv.
+_HUGEPAGE, _NOHUGEPAGE = 1 << 14, 1 << 15
 _KNOWN_FLAGS: Final = images.IN_PARENT | images.LAZY | images.PRESENT
 
 
@@ -91,12 +102,12 @@ class Plan:
     """What is taken away from CRIU.
 
     Attributes:
-        pagemaps: its pagemap images, written anew.
+        files: those of its images that are written anew.
         pieces: pages image → what is copied by others, in ascending order, all of one
             process, whose ``pid`` is one of the session's namespace.
     """
 
-    pagemaps: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
 
     @property
@@ -106,16 +117,20 @@ class Plan:
 
     def serve(self, source: Source, name: str) -> Iterable[bytes | memoryview] | None:
         """A file as CRIU is given it; None where there is none."""
-        if name in self.pagemaps:
-            return [self.pagemaps[name]]
+        if name in self.files:
+            return [self.files[name]]
         if source.size(name) is None:
             return None
         pieces = self.pieces.get(name, ())
         return source.stream(name, [Range(one.offset, one.length) for one in pieces])
 
 
-def make_plan(source: Source) -> Plan:
+def make_plan(source: Source, *, advise: bool = False) -> Plan:
     """Decide what does not go through CRIU.
+
+    Args:
+        source: of its images.
+        advise: whether areas that were nearly full are to be filled in huge pages.
 
     Raises:
         RestoreFailed: the images do not fit together (``checkpoint_damaged``).
@@ -125,7 +140,7 @@ def make_plan(source: Source) -> Plan:
     def read(name: str) -> bytes | None:
         return None if source.size(name) is None else b"".join(source.stream(name))
 
-    pagemaps: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     pieces: dict[str, tuple[Piece, ...]] = {}
     seen: set[str] = set()
     processes = read_processes(read)
@@ -146,8 +161,11 @@ def make_plan(source: Source) -> Plan:
         chosen = tuple(_pieces(areas, free[process.pid], process.pid))
         if chosen:
             pieces[pages] = chosen
-            pagemaps[name] = images.write_pagemap(number, _without(areas, chosen))
-    return Plan(pagemaps, pieces)
+            files[name] = images.write_pagemap(number, _without(areas, chosen))
+            memory = f"mm-{process.pid}.img"
+            if advise:
+                files[memory] = _advised(read(memory) or b"", chosen)
+    return Plan(files, pieces)
 
 
 def _span(area: Area) -> Span:
@@ -191,6 +209,22 @@ def _runs(areas: Iterable[Area]) -> Iterator[tuple[int, Span]]:
         end = _span(area).end
     if end > start:
         yield offset, Span(start, end)
+
+
+def _advised(image: bytes, pieces: Sequence[Piece]) -> bytes:
+    """The image of a process' areas, with advice for huge pages where it counts."""
+    spans = [Span(one.address, one.address + one.length) for one in pieces]
+    mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
+    for vma in mm.vmas:
+        size = vma.end - vma.start
+        if size < HUGE_PAGE or vma.status & GUARD or vma.madv & _NOHUGEPAGE:
+            continue
+        filled = sum(
+            end - start for start, end in overlap(Span(vma.start, vma.end), spans)
+        )
+        if (size - filled) * _NEARLY_FULL <= size:
+            vma.madv |= _HUGEPAGE
+    return images.join(images.MM_MAGIC, [images.serialize(mm)])
 
 
 def _without(areas: Iterable[Area], pieces: Iterable[Piece]) -> Iterator[Area]:

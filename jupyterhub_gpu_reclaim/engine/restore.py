@@ -41,6 +41,8 @@ HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
 LOWEST_PID = 300
 KILL_PATIENCE = 30.0
+#: Who is given huge pages: always, never, or who asks (the one in brackets).
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 #: A new init is set up in some 50 ms; seconds.
 READY_PATIENCE = 30.0
 
@@ -95,7 +97,7 @@ def restore(
         Exception: what the source has raised.
     """
     begun = time.monotonic()
-    plan = make_plan(source)
+    plan = make_plan(source, advise=_advice_counts())
     server = RestoreServer(folder, lambda name: plan.serve(source, name))
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     try:
@@ -207,6 +209,15 @@ def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
     if tree.root is None or tree.root.ns_pid != root_pid:
         raise attempt.failure(Reason.RESTORE_FAILED, 0)
     return tree
+
+
+def _advice_counts() -> bool:
+    """Whether this kernel gives huge pages to those, and only those, who ask."""
+    try:
+        return "[madvise]" in HUGE_PAGES.read_text()
+    except OSError:
+        # A kernel without them. CRIU would fail on the advice.
+        return False
 
 
 def _pid_max() -> int:

@@ -175,6 +175,24 @@ def assert_whole(world):
     assert world("hash(bytes(bytearray(ballast))) == right") is True
 
 
+def test_memory_comes_back_in_huge_pages_where_the_kernel_takes_advice(
+    world, engine, places
+):
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not modes.exists() or "[madvise]" not in modes.read_text():
+        pytest.skip("this kernel takes no advice on huge pages")
+    place, tree, _, result = restored(world, engine, places)
+    flags = [
+        line
+        for line in Path(f"/proc/{place.tree.server.pid}/smaps").read_text().split("\n")
+        if line.startswith("VmFlags")
+    ]
+    assert [line for line in flags if " hg" in line]
+    assert [line for line in flags if " hg" not in line]
+    proceed(tree, result.stopped)
+    assert_whole(world.at(place))
+
+
 class ImageThatCannotCopy(Image):
     """Fails in the middle of the copying."""
 

@@ -182,7 +182,7 @@ def test_plan_pages_that_the_kernel_writes_stay_with_criu():
     rseq = [1000 * PAGE + 64, 5000 * PAGE - 16, 8999 * PAGE]
     image = saved_image(Saved(vmas=vmas, areas=[(0, 9000, 4)], rseq=rseq))
     plan = pages.make_plan(image)
-    _, areas = images.read_pagemap(plan.pagemaps["pagemap-301.img"])
+    _, areas = images.read_pagemap(plan.files["pagemap-301.img"])
     left = [((address - BASE) // PAGE, count) for address, count, _ in areas]
     assert left == [(1000, 1), (4999, 2), (8999, 1)]
     assert_nothing_lost(plan, image, 301)
@@ -340,6 +340,58 @@ def test_subtract_and_overlap_together_are_the_whole(others, place):
     common = [n for part in overlap(span, holes) for n in range(*part)]
     assert sorted(left + common) == list(range(*span))
     assert all(any(a <= n < b for a, b in holes) for n in common)
+
+
+HUGE = pages.HUGE_PAGE // PAGE
+
+
+def advice(image: Image, **options) -> dict[int, int]:
+    """Start of an area, in pages → what it is advised when it comes back."""
+    plan = pages.make_plan(image, **options)
+    payload = images.only(served(plan, image, "mm-301.img"), images.MM_MAGIC)
+    vmas = images.parse("mm_entry", payload).vmas
+    return {(vma.start - BASE) // PAGE: vma.madv for vma in vmas}
+
+
+def test_plan_advises_areas_that_were_nearly_full_and_no_others():
+    vmas = [
+        (0, 4 * HUGE, {}),
+        (4 * HUGE, 8 * HUGE, {"prot": 7}),
+        (8 * HUGE, 12 * HUGE, {"madv": 1 << 15}),
+        (12 * HUGE, 16 * HUGE, {"prot": 1}),
+        (16 * HUGE, 17 * HUGE - 1, {}),
+        (17 * HUGE, 20 * HUGE, {"madv": 1 << 10}),
+    ]
+    # 96 % of the first, 94 % of the second; all of the others.
+    few = 4 * HUGE // 100
+    areas = [
+        (4 * few, 4 * HUGE - 4 * few, 4),
+        (4 * HUGE + 6 * few, 4 * HUGE - 6 * few, 4),
+        (8 * HUGE, 9 * HUGE - 1, 4),
+        (17 * HUGE, 3 * HUGE, 4),
+    ]
+    image = saved_image(Saved(vmas=vmas, areas=areas))
+    none = [0, 0, 1 << 15, 0, 0, 1 << 10]
+    starts = [start for start, _, _ in vmas]
+    assert advice(image) == dict(zip(starts, none, strict=True))
+    some = [1 << 14, 0, 1 << 15, 0, 0, 1 << 10 | 1 << 14]
+    assert advice(image, advise=True) == dict(zip(starts, some, strict=True))
+
+
+def test_plan_advice_keeps_what_we_do_not_know_of_an_area():
+    image = saved_image(Saved(vmas=[(0, HUGE, {})], areas=[(0, HUGE, 4)]))
+    # pgoff (3), shmid (4) and fd (8) of the area; aios (16) of the process.
+    payload = images.only(image["mm-301.img"], images.MM_MAGIC)
+    mm = images.parse("mm_entry", payload)
+    vma = images.serialize(mm.vmas[0]) + b"\x18\x07\x20\x09\x40\x01"
+    head = b"\x60\x01" + b"\x82\x01\x02ab"
+    payload = head + b"\x72" + bytes([len(vma)]) + vma
+    image["mm-301.img"] = images.join(images.MM_MAGIC, [payload])
+    plan = pages.make_plan(image, advise=True)
+    after = images.only(plan.files["mm-301.img"], images.MM_MAGIC)
+    assert images.parse("mm_entry", after).vmas[0].madv == 1 << 14
+    for kept in (b"\x18\x07", b"\x20\x09", b"\x40\x01", b"\x82\x01\x02ab"):
+        assert kept in after
 
 
 @given(st.binary(max_size=120))
