@@ -68,19 +68,33 @@ def of_index(index: Index, packs: Sequence[int]) -> Known:
         packs: lengths of its packs.
     """
     live = index.live()
-    if not len(live):
-        return Known(np.empty((3, 0), np.uint64))
-    blocks = index.blocks_of(live)
+    wanted = _in_live_packs(index, live, packs)
+    table = np.empty((3, np.count_nonzero(wanted)), np.uint64)
+    # There may be millions: nothing is held that is not needed any more.
+    table[2] = live[wanted]
+    del live
+    firsts = index.ids[wanted, 0]
+    order = np.argsort(firsts)
+    np.take(firsts, order, out=table[0])
+    del firsts
+    table[1] = index.ids[wanted, 1][order]
+    table[2] = table[2][order]
+    return Known(table)
+
+
+def _in_live_packs(
+    index: Index, refs: NDArray[np.int64], packs: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Which refs stand in packs that are worth being referenced."""
+    if not len(refs):
+        return np.zeros(0, np.bool_)
     rows = index.blocks
+    blocks = index.blocks_of(refs)
     used = np.bincount(blocks, minlength=len(rows)) / rows["chunks"] * rows["stored"]
     per_pack = np.bincount(rows["pack"], weights=used, minlength=len(packs))
     alive = per_pack >= LIVE_SHARE * np.array(packs)
-    wanted = alive[rows["pack"][blocks]]
-    ids, refs = index.ids[wanted], live[wanted]
-    order = np.argsort(ids[:, 0], kind="stable")
-    return Known(
-        np.stack([ids[order, 0], ids[order, 1], refs[order].astype(np.uint64)])
-    )
+    found: NDArray[np.bool_] = alive[rows["pack"][blocks]]
+    return found
 
 
 def of_descriptor(descriptor: int) -> Known:
