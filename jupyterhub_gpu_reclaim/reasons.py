@@ -225,6 +225,14 @@ class Reason(Enum):
         "Ask the administrator to look at the agent's log.",
         True,
     )
+    GPU_SMALL_PAGES = (
+        "gpu_small_pages",
+        (
+            "Huge pages are '{setting}' on this machine; with 'always', GPUs are emptied"
+            " and filled faster."
+        ),
+        "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
+    )
     GPU_MIG = (
         "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot save.",

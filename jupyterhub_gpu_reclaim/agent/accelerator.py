@@ -85,6 +85,15 @@ class Accelerator:
         """What tells about their use."""
         return self._nvml
 
+    def node_findings(self) -> Iterator[Finding]:
+        """What an administrator should know of this machine's GPUs; nothing is fatal.
+
+        It starts the driver's helper, so that the first session need not wait for it.
+        """
+        setting = cuda.huge_pages()
+        if setting not in ("", "always") and self._driver.present():
+            yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
+
     def survey(self, snapshot: Snapshot) -> Survey:
         """Which of its processes hold a GPU; touches nothing.
 

@@ -52,10 +52,13 @@ class LocalNode:
     # --- looking ------------------------------------------------------------------
 
     async def ready(self) -> list[Finding]:
-        """What keeps this node from saving sessions, as CRIU itself says."""
-        return await in_thread(
-            self._parts.tool.findings, step="check", limit=self._parts.limits.check
-        )
+        """What keeps this node from saving sessions, or makes it slow."""
+        parts = self._parts
+
+        def look() -> list[Finding]:
+            return [*parts.tool.findings(), *parts.accelerator.node_findings()]
+
+        return await in_thread(look, step="check", limit=parts.limits.check)
 
     async def trees(self) -> list[Tree]:
         """Every incarnation with an init or a record here."""

@@ -11,7 +11,7 @@ import pytest
 from jupyterhub_gpu_reclaim.agent import gpu_world
 from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
 from jupyterhub_gpu_reclaim.agent.gpu_world import GpuCard, Gpus, GpuUse
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine import cuda, processes
 from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.engine.cuda_driver import State
 from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey, User
@@ -196,6 +196,15 @@ def test_a_session_without_a_gpu_needs_nothing(sleeper):
 def test_a_machine_without_a_driver_takes_no_gpu_session():
     (found,) = make(gpu.AbsentDriver()).compare(gpus(A))
     assert found.code == "gpu_mismatch"
+
+
+def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
+    setting = cuda.huge_pages()
+    found = list(make(gpu.WellDriver()).node_findings())
+    expected = [] if setting in ("", "always") else ["gpu_small_pages"]
+    assert [one.code for one in found] == expected
+    assert not any(one.fatal for one in found)
+    assert list(make(gpu.AbsentDriver()).node_findings()) == []
 
 
 def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
