@@ -43,6 +43,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     verify = add("verify", "checking", "read everything and name what is damaged")
     verify.add_argument("ids", metavar="ID", nargs="*", help="default: all")
 
+    verify.add_argument(
+        "--repair",
+        action="store_true",
+        help="drop damaged copies of this machine where the store behind has good ones",
+    )
+
     add("sweep", "checking", "remove what writers that died have left")
 
     rekey = add("rekey", "checking", "wrap all keys under the newest master key")

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.cli_store.output import (
     progress,
     say,
 )
+from jupyterhub_gpu_reclaim.cli_store.repairing import repair
 from jupyterhub_gpu_reclaim.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
@@ -42,21 +43,28 @@ class Found(NamedTuple):
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Read everything; exit code 1 when something is damaged."""
+    """Read everything; exit code 1 when something is damaged and stays so."""
     store = open_store(args)
     ids = args.ids or store.ids()
     found: list[Found] = []
+    dropped: list[str] = []
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
-            found += _verify(store, id_, bar)
+            bad = _verify(store, id_, bar)
+            if bad and args.repair:
+                dropped += repair(store, id_, {each.object for each in bad})
+                bad = _verify(store, id_, bar)
+            found += bad
     if args.json:
         damage = [each._asdict() for each in found]
-        print_json({"verified": ids, "damage": damage})
-    elif found:
+        print_json({"verified": ids, "damage": damage, "dropped": dropped})
+        return 1 if found else 0
+    for name in dropped:
+        say(f"the copy of {name} on this machine was damaged and is dropped")
+    if found:
         print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY"), found)
-    if not args.json:
-        bad = len({each.checkpoint for each in found})
-        say(f"{len(ids)} verified, {bad} damaged")
+    bad_ids = {each.checkpoint for each in found}
+    say(f"{len(ids)} verified, {len(bad_ids)} damaged")
     return 1 if found else 0
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
 
-_FOLDERS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS, "tmp/")
+#: What a store has; not ``tmp/``, which others have, too.
+_FOLDERS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS)
 
 
 class Store(NamedTuple):

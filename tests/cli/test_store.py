@@ -71,7 +71,10 @@ def test_verify_of_good_store_is_0(run, run_json):
     code, out, _ = run("verify")
     assert code == 0
     assert out == "3 verified, 0 damaged\n"
-    assert run_json("verify", "ada-1") == (0, {"verified": ["ada-1"], "damage": []})
+    assert run_json("verify", "ada-1") == (
+        0,
+        {"verified": ["ada-1"], "damage": [], "dropped": []},
+    )
 
 
 def test_verify_names_checkpoint_file_and_object(run, run_json, store):
@@ -189,6 +192,7 @@ def test_rm_of_nothing_is_a_sentence(run):
     ],
 )
 def test_place_that_is_no_store_is_left_alone(run, tmp_path, place, says):
+    (tmp_path / "tmp").mkdir(exist_ok=True)  # as in / and /var
     mode = tmp_path.stat().st_mode
     place = place.format(tmp=tmp_path)
     try:
@@ -220,26 +224,70 @@ def test_agents_configuration_file_names_the_store(store, tmp_path, capsys):
     assert "ada-1" in capsys.readouterr().out
 
 
-def test_two_tiers_say_where_each_copy_is(store, tmp_path, capsys):
+@pytest.fixture
+def tiered(store, tmp_path):
+    """The store as the folder in front of another one; options of the command."""
+    behind = tmp_path / "behind"
+    for name in ("manifests", "packs"):
+        (behind / name).mkdir(parents=True)
     config = tmp_path / "agent.py"
     config.write_text(
         "c = get_config()\n"
-        f"c.AgentApp.store_url = {str(tmp_path / 'behind')!r}\n"
+        f"c.AgentApp.store_url = {str(behind)!r}\n"
         f"c.AgentApp.store_local_dir = {str(store.root)!r}\n"
     )
-    for name in ("manifests", "packs"):
-        (tmp_path / "behind" / name).mkdir(parents=True)
-    line = ["--config", str(config), "--key-file", str(store.key_file)]
-    remote = FolderBackend(tmp_path / "behind")
-    tiers = Tiers(FolderBackend(store.root), remote, Means.LOCAL)
+    tiers = Tiers(FolderBackend(store.root), FolderBackend(behind), Means.LOCAL)
     assert Upload(tiers, store.repository).upload("ada-1")
-    assert main(["store", "ls", "--json", *line]) == 0
+    return ["--config", str(config), "--key-file", str(store.key_file)]
+
+
+def test_two_tiers_say_where_each_copy_is(tiered, capsys):
+    assert main(["store", "ls", "--json", *tiered]) == 0
     rows = json.loads(capsys.readouterr().out)
     where = {row["id"]: row["where"] for row in rows}
     assert where == {"ada-1": "node+store", "ada-2": "node", "bob-1": "node"}
-    assert main(["store", "ls", *line]) == 0
+    assert main(["store", "ls", *tiered]) == 0
     assert "WHERE" in capsys.readouterr().out
-    assert main(["store", "verify", *line]) == 0
+    assert main(["store", "verify", *tiered]) == 0
+
+
+@pytest.mark.parametrize("kind", ["pack", "index", "manifest", "cut pack"])
+def test_repair_drops_a_damaged_copy_where_the_other_is_good(
+    store, tiered, capsys, kind
+):
+    pack = next((store.root / "packs" / "ada-1").glob("0*"))
+    name = {
+        "index": "packs/ada-1/index",
+        "manifest": "manifests/ada-1",
+    }.get(kind, f"packs/ada-1/{pack.name}")
+    if kind == "cut pack":
+        os.truncate(pack, 1000)
+    else:
+        store.damage(name, 300)
+    assert main(["store", "verify", "ada-1", *tiered]) == 1
+    capsys.readouterr()
+    assert main(["store", "verify", "ada-1", "--repair", "--json", *tiered]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert name in found["dropped"]
+    assert found["damage"] == []
+    assert not (store.root / name).exists()
+    assert main(["store", "verify", *tiered]) == 0
+
+
+def test_repair_leaves_what_has_no_good_copy(store, tiered, tmp_path, capsys):
+    pack = next((store.root / "packs" / "bob-1").glob("0*"))
+    store.damage(f"packs/bob-1/{pack.name}")
+    assert main(["store", "verify", "--repair", *tiered]) == 1
+    assert pack.exists()
+    # The other copy of ada-1 is damaged, too: neither is touched.
+    for root in (store.root, tmp_path / "behind"):
+        path = next((root / "packs" / "ada-1").glob("0*"))
+        data = bytearray(path.read_bytes())
+        data[500] ^= 1
+        path.write_bytes(data)
+    assert main(["store", "verify", "ada-1", "--repair", *tiered]) == 1
+    assert path.exists()
+    assert next((store.root / "packs" / "ada-1").glob("0*")).exists()
 
 
 def test_program_ends_with_a_sentence_never_a_traceback(store):
