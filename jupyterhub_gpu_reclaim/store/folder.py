@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.store.backend import (
     aside_of,
 )
 from jupyterhub_gpu_reclaim.store.folder_files import fail, read_all, translate, walk
+from jupyterhub_gpu_reclaim.store.layout import INTENTS, MANIFESTS, PACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 #: File systems without hard links: there the look before is all there is.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+#: What a store's folder has from its first object on, and a new file system's.
+_OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
+_NOBODYS = {"lost+found"}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -44,7 +48,8 @@ class FolderBackend:
         root: made when it is missing. One that others may enter is closed to them.
 
     Raises:
-        StoreError: it cannot be made, is no folder or belongs to somebody else.
+        StoreError: it cannot be made, is no folder, belongs to somebody else, or others
+            may enter it and it holds something else than a store.
     """
 
     def __init__(self, root: Path) -> None:
@@ -55,6 +60,8 @@ class FolderBackend:
             if found.st_uid != os.geteuid():
                 fail(f"its folder belongs to user id {found.st_uid}")
             if stat.S_IMODE(found.st_mode) & 0o077:
+                if not _may_be_closed(root):
+                    fail("others may enter its folder, and it holds something else")
                 root.chmod(0o700)
         except OSError as error:
             translate(error, str(root))
@@ -273,6 +280,12 @@ def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
         if path.exists():
             raise FileExistsError(errno.EEXIST, "stands already", str(path))
     aside.rename(path)
+
+
+def _may_be_closed(root: Path) -> bool:
+    """Whether it is a store's, or nobody's; ``/var`` named by mistake is neither."""
+    names = {each.name for each in root.iterdir()}
+    return bool(names & _OURS) or names <= _NOBODYS
 
 
 def _sync_folder(folder: Path) -> None:

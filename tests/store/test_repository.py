@@ -396,12 +396,23 @@ def test_free_bytes_of_a_folder_is_positive(repository):
 # --- the folder ----------------------------------------------------------------------
 
 
-def test_folder_open_to_others_is_closed(tmp_path):
+@pytest.mark.parametrize("inside", [(), ("lost+found",), ("manifests", "tmp")])
+def test_folder_open_to_others_is_closed(tmp_path, inside):
     root = tmp_path / "store"
-    root.mkdir()
+    for name in ("", *inside):
+        (root / name).mkdir()
     root.chmod(0o755)
     FolderBackend(root)
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
+def test_folder_of_something_else_is_refused_and_left_open(tmp_path):
+    """As ``/var`` is, named by mistake."""
+    (tmp_path / "tmp").mkdir()
+    tmp_path.chmod(0o755)
+    with pytest.raises(StoreError, match="holds something else"):
+        FolderBackend(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make another's folder")
