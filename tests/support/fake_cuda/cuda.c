@@ -1,0 +1,120 @@
+/* A libcuda.so.1 for machines without a card: the calls that cuda_helper.py makes.
+
+   A process is a "user" when it has written a file named after its innermost pid into
+   $FAKE_CUDA_DIR: "<state> <thread>". Its own thread (fake_user.py) does what the
+   driver's would: it closes the device when the state becomes 2 and opens it when it
+   becomes 1 again, and says so in "<pid>.done". */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { OK = 0, NOT_INITIALIZED = 3, ILLEGAL_STATE = 401, NOT_READY = 600 };
+enum { RUNNING, LOCKED, CHECKPOINTED };
+
+static int innermost(int pid) {
+    char path[64], line[512];
+    int found = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    while (fgets(line, sizeof line, file))
+        if (!strncmp(line, "NSpid:", 6))
+            for (char *word = strtok(line + 6, "\t\n "); word; word = strtok(0, "\t\n "))
+                found = atoi(word);
+    fclose(file);
+    return found;
+}
+
+static void path_of(char *path, int pid, const char *suffix) {
+    snprintf(path, 512, "%s/%d%s", getenv("FAKE_CUDA_DIR"), innermost(pid), suffix);
+}
+
+static int read_two(int pid, const char *suffix, int *first, int *second) {
+    char path[512];
+    path_of(path, pid, suffix);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    int count = fscanf(file, "%d %d", first, second);
+    fclose(file);
+    return count;
+}
+
+static int change(int pid, int before, int after) {
+    char path[512], new_path[512];
+    int state, thread;
+    if (read_two(pid, "", &state, &thread) != 2) return NOT_INITIALIZED;
+    if (state != before) return ILLEGAL_STATE;
+    path_of(path, pid, "");
+    path_of(new_path, pid, ".new");
+    FILE *file = fopen(new_path, "w");
+    fprintf(file, "%d %d", after, thread);
+    fclose(file);
+    rename(new_path, path);
+    return OK;
+}
+
+/* Until the process's own thread has done what the state asks for. */
+static int await(int pid, int state) {
+    struct timespec pause = {0, 2000000};
+    for (int i = 0; i < 5000; i++) {
+        int done = -1, ignored;
+        if (read_two(pid, ".done", &done, &ignored) >= 1 && done == state) return OK;
+        nanosleep(&pause, 0);
+    }
+    return NOT_READY;
+}
+
+int cuInit(unsigned flags) { (void)flags; return OK; }
+int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
+int cuDeviceGetCount(int *count) { *count = 1; return OK; }
+int cuDeviceGet(int *device, int number) { *device = number; return OK; }
+int cuDeviceGetUuid_v2(char *uuid, int device) {
+    (void)device;
+    memset(uuid, 0xab, 16);
+    return OK;
+}
+int cuDeviceGetName(char *name, int size, int device) {
+    (void)device;
+    snprintf(name, size, "Fake GPU");
+    return OK;
+}
+int cuDeviceTotalMem_v2(size_t *size, int device) {
+    (void)device;
+    *size = 1 << 30;
+    return OK;
+}
+int cuGetErrorName(int code, const char **name) {
+    (void)code;
+    *name = "CUDA_ERROR_FAKE";
+    return OK;
+}
+int cuCheckpointProcessGetState(int pid, int *state) {
+    int thread;
+    return read_two(pid, "", state, &thread) == 2 ? OK : NOT_INITIALIZED;
+}
+int cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
+    int state;
+    return read_two(pid, "", &state, thread) == 2 ? OK : NOT_INITIALIZED;
+}
+int cuCheckpointProcessLock(int pid, void *arguments) {
+    (void)arguments;
+    return change(pid, RUNNING, LOCKED);
+}
+int cuCheckpointProcessCheckpoint(int pid, void *arguments) {
+    (void)arguments;
+    const char *refusal = getenv("FAKE_CUDA_REFUSAL");
+    if (refusal) return atoi(refusal);
+    int code = change(pid, LOCKED, CHECKPOINTED);
+    return code ? code : await(pid, CHECKPOINTED);
+}
+int cuCheckpointProcessRestore(int pid, void *arguments) {
+    (void)arguments;
+    int code = change(pid, CHECKPOINTED, LOCKED);
+    return code ? code : await(pid, LOCKED);
+}
+int cuCheckpointProcessUnlock(int pid, void *arguments) {
+    (void)arguments;
+    return change(pid, LOCKED, RUNNING);
+}
