@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 #: Memory that others use is waited for so long before a session is given up on.
 _ROOM_SECONDS = 60.0
 _ROOM_PAUSE = 0.5
+_LOOK_SECONDS = 10.0
+_LOOK_PAUSE = 0.01
 
 
 class Accelerator:
@@ -63,6 +65,7 @@ class Accelerator:
         lock_seconds: that a GPU may take to finish what it has in hand.
         seconds: that moving a session's memory may take.
         room_seconds: that memory which others use is waited for.
+        look_seconds: that the cards have to answer in.
     """
 
     def __init__(
@@ -73,12 +76,14 @@ class Accelerator:
         lock_seconds: float,
         seconds: float,
         room_seconds: float = _ROOM_SECONDS,
+        look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         self._driver = driver
         self._nvml = nvml
         self._lock_seconds = lock_seconds
         self._seconds = seconds
         self._room_seconds = room_seconds
+        self._look_seconds = look_seconds
 
     @property
     def cards(self) -> CardSource:
@@ -98,7 +103,8 @@ class Accelerator:
         """Which of its processes hold a GPU; touches nothing.
 
         Raises:
-            Refused: the driver does not answer.
+            Refused: the driver does not answer (``gpu_driver_silent``); so do the
+                next ones.
         """
         try:
             return gpu_processes.survey(self._driver, snapshot)
@@ -110,7 +116,7 @@ class Accelerator:
         for process in survey.stopped:
             yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
         if survey.users:
-            for card in self._nvml.look(time.time()) or []:
+            for card in self._look():
                 if card.divided:
                     yield finding(Reason.GPU_MIG, card=card.name)
 
@@ -121,7 +127,7 @@ class Accelerator:
         inner = {user.process.pid: user.process.ns_pid for user in survey.users}
         uses = [
             GpuUse(pid=inner[use.pid], uuid=card.uuid, bytes=use.memory or 0)
-            for card in self._nvml.look(time.time()) or []
+            for card in self._look()
             for use in card.processes or []
             if use.pid in inner
         ]
@@ -178,7 +184,7 @@ class Accelerator:
             return []
         if not self._driver.present():
             return list(compare(gpus, "", [], {}))
-        free = _free(self._nvml.look(time.time()))
+        free = self._room()
         return list(compare(gpus, cuda.driver_version(), self._cards(), free))
 
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
@@ -250,7 +256,20 @@ class Accelerator:
             time.sleep(_ROOM_PAUSE)  # memory comes free without a word
 
     def _room(self) -> dict[str, int | None]:
-        return _free(self._nvml.look(time.time()))
+        return {card.uuid: card.free for card in self._look()}
+
+    def _look(self) -> list[CardUse]:
+        """The cards now. Somebody else's look may be under way: that takes a moment.
+
+        Raises:
+            Refused: they do not answer; nothing may be concluded from that.
+        """
+        deadline = time.monotonic() + self._look_seconds
+        while (cards := self._nvml.look(time.time())) is None:
+            if time.monotonic() > deadline:
+                raise Refused(Reason.GPU_DRIVER_SILENT)
+            time.sleep(_LOOK_PAUSE)
+        return cards
 
     def _cards(self) -> list[GpuCard]:
         try:
@@ -275,7 +294,3 @@ def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:
             above = by_pid.get(above.ppid)
     mine = {user.pid for user in users}
     return [p for p in snapshot.processes if p.pid in found and p.pid not in mine]
-
-
-def _free(cards: list[CardUse] | None) -> dict[str, int | None]:
-    return {card.uuid: card.free for card in cards or []}

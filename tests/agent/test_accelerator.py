@@ -81,6 +81,18 @@ class Cards:
         """Nothing was opened."""
 
 
+class BusyCards(Cards):
+    """Somebody else looks at them for a while, or for ever."""
+
+    def __init__(self, *cards: CardUse, times: int) -> None:
+        super().__init__(*cards)
+        self.times = times
+
+    def look(self, since: float) -> list[CardUse] | None:
+        self.times -= 1
+        return None if self.times >= 0 else self.cards
+
+
 @pytest.fixture
 def sleeper():
     with subprocess.Popen(["sleep", "100"]) as popen:
@@ -144,6 +156,30 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
     assert driver.states == {process.pid: State.RUNNING}
+
+
+def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
+    sleeper,
+):
+    (process,) = sleeper.processes
+    survey = Survey(users=(User(process, State.RUNNING),))
+    use = [ProcessUse(pid=process.pid, memory=100)]
+    card = CardUse(uuid=gpu.CARD.uuid, free=9, processes=use)
+    options = {"lock_seconds": 1, "seconds": 1, "look_seconds": 0.1}
+    driver = gpu.WellDriver(process.pid)
+
+    soon = Accelerator(driver, BusyCards(card, times=3), **options)
+    assert soon.describe(survey).bytes() == 100
+
+    never = Accelerator(driver, BusyCards(card, times=10**6), **options)
+    for call in (
+        lambda: never.describe(survey),
+        lambda: list(never.findings(survey)),
+        lambda: never.await_room(soon.describe(survey)),
+    ):
+        with pytest.raises(Refused) as caught:
+            call()
+        assert caught.value.reason.value == "gpu_driver_silent"
 
 
 def test_fill_of_what_was_never_emptied_needs_no_room():
