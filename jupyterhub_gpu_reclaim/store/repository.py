@@ -288,7 +288,7 @@ class Repository:
             keys=self._keys,
             clock=self._clock,
             ended=self._ended,
-            discard=self._remove,
+            discard=self._give_up,
         )
 
     def _least_chunk(self, expected_bytes: int) -> int:
@@ -340,6 +340,13 @@ class Repository:
             self._garbage.remove(checkpoint)
         finally:
             self._catalogue.drop(checkpoint)
+
+    def _give_up(self, checkpoint: str) -> None:
+        """Remove what a writer has left that writes no more; see :meth:`delete`."""
+        with self._lock:
+            # Now: what cannot be removed in an outage can be deleted after it.
+            self._writing.discard(checkpoint)
+        self._remove(checkpoint)
 
     def _refuse_if_writing(self, checkpoint: str) -> None:
         if checkpoint in self._writing:

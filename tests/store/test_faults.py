@@ -9,6 +9,8 @@ from jupyterhub_gpu_reclaim.clock import ManualClock
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store.around import Around
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
@@ -241,3 +243,32 @@ def test_error_of_the_store_while_looking_is_not_missing():
             look()
         assert caught.value.reason is Reason.STORE_FAILED
         assert not isinstance(caught.value, NotFound)
+
+
+class BackendThatIsAway(Around):
+    """Every call fails while it is ``away``."""
+
+    def __init__(self, backend) -> None:
+        super().__init__(backend, self._refuse_or)
+        self.away = False
+
+    def _refuse_or(self, work):
+        if self.away:
+            raise Unavailable("it does not answer")
+        return work()
+
+
+def test_what_an_outage_has_left_can_be_deleted_after_it(clock):
+    kept = MemoryBackend()
+    backend = BackendThatIsAway(kept)
+    store = Repository(backend, clock=clock, keys=KEYS)
+    writer = store.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1)
+    writer.add("a", RANDOM)
+    backend.away = True
+    for work in (writer.commit, writer.abort, lambda: store.delete("c1")):
+        with pytest.raises(Unavailable):
+            work()
+    backend.away = False
+    store.delete("c1")
+    assert kept.objects == {}
+    assert writer.abort()
