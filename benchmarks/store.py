@@ -325,9 +325,7 @@ class Peer:
         self._shell(self._restore, target.file)
 
     def check(self, target: Target, plain: np.ndarray) -> bool:
-        found = np.fromfile(target.file, np.uint8)
-        target.file.unlink()
-        return bool((found == plain).all())
+        return bool((np.fromfile(target.file, np.uint8) == plain).all())
 
     def close(self) -> None:
         """Nothing runs."""
@@ -491,8 +489,10 @@ def once(
             method.restore(target)
         found.back.append(watch.seconds)
         found.memory = max(found.memory, watch.memory)
-        if not method.check(target, plain):
+        # Looking takes longer than what is measured: once for each.
+        if len(found.back) == 1 and not method.check(target, plain):
             sys.exit(f"{method.name} has not brought back what it saved")
+        target.file.unlink(missing_ok=True)
 
 
 def compare(

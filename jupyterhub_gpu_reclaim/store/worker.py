@@ -44,6 +44,8 @@ def main(end: socket.socket) -> None:
     try:
         channel.send(end, channel.Hello(os.getpid()))
         _serve(end)
+    except ConnectionError:
+        pass  # the agent is gone, and nobody is left to tell
     except ReclaimError as error:
         _tell(end, error.reason, error.detail, error.facts)
     except Exception as error:  # noqa: BLE001 - told to the agent, whatever it is
