@@ -160,7 +160,11 @@ class AgentSettings(StoreSettings, Application):
     commit_seconds = Seconds(
         600.0,
         min=1.0,
-        help="Seconds that the store has to make a checkpoint durable.",
+        help="""Seconds that the store has to make a checkpoint durable.
+
+        Twice that for the whole of the commit, in which the session stands still; with
+        `commit_means = "remote"` the upload has to fit in.
+        """,
     ).tag(config=True)
 
     restore_seconds = Seconds(
