@@ -115,11 +115,15 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _look(path: Path, *, may_be_new: bool) -> None:
-    if not path.is_dir():
-        if may_be_new and not path.exists():
-            return
-        _refuse(f"There is no store at {path}.")
-    names = {each.name + "/" for each in path.iterdir()}
+    try:
+        if not path.is_dir():
+            if may_be_new and not path.exists():
+                return
+            _refuse(f"There is no store at {path}.")
+        names = {each.name + "/" for each in path.iterdir()}
+    except OSError as error:
+        why = (error.strerror or "unknown error").lower()
+        _refuse(f"{path} cannot be read: {why}. Are you root?")
     if names and names.isdisjoint(_FOLDERS):
         _refuse(f"{path} is a folder of something else, no store.")
 

@@ -298,3 +298,22 @@ def test_program_ends_with_a_sentence_never_a_traceback(store):
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "Error: There is no saved session x.\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes somebody else")
+def test_somebody_else_than_root_gets_a_sentence(store, tmp_path):
+    tmp_path.chmod(0o700)
+    # All is imported before: Python itself may lie where only root can read.
+    program = "import os, sys; import jupyterhub_gpu_reclaim.cli_store.listing; "
+    program += "from jupyterhub_gpu_reclaim.cli import main; "
+    program += "os.setgid(65534); os.setuid(65534); sys.exit(main(sys.argv[1:]))"
+    line = ["store", "ls", f"--store={store.root}", f"--key-file={store.key_file}"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *line],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Are you root?" in done.stderr
+    assert "Traceback" not in done.stderr
