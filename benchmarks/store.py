@@ -542,6 +542,7 @@ def main() -> None:
     words.add_argument("--runs", type=int, default=3)
     words.add_argument("--workers", type=int, help="default: one for each core")
     words.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    words.add_argument("--tmpfs", type=Path, default=WHERE["tmpfs"], help="its folder")
     words.add_argument("--on", nargs="+", choices=WHERE, default=["tmpfs"])
     words.add_argument(
         "--chunk-kib", type=int, nargs="+", help="sizes of chunks to try"
@@ -550,7 +551,8 @@ def main() -> None:
     words.add_argument("--first", action="store_true", help="no second generations")
     options = words.parse_args()
     print(f"{len(os.sched_getaffinity(0))} cores, medians of {options.runs} runs")
-    with tempfile.TemporaryDirectory(prefix="store-", dir="/dev/shm") as folder:
+    WHERE["tmpfs"] = options.tmpfs
+    with tempfile.TemporaryDirectory(prefix="store-", dir=options.tmpfs) as folder:
         for kind in options.kinds:
             plain = KINDS[kind](options.mib)
             sources = {}
