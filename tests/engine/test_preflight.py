@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -210,6 +211,21 @@ def test_examine_device_is_found_by_name(run, device):
     found = only(run(f"keep = os.open({device!r}, os.O_RDONLY)"))
     assert found.code == "device_open"
     assert device in found.message
+
+
+def test_examine_gpu_is_found_unless_it_is_emptied_before(run):
+    """Another device under the name of a card: it is the name that counts."""
+    real, path = Path("/dev/loop-control"), Path(f"/dev/nvidia-test-{os.getpid()}")
+    if not real.exists():
+        pytest.skip(f"there is no {real} here")
+    os.mknod(path, stat.S_IFCHR | 0o600, real.stat().st_rdev)
+    try:
+        snapshot = run(f"keep = os.open('{path}', os.O_RDONLY)")
+        assert only(snapshot).code == "device_open"
+        pids = {process.pid for process in snapshot.processes}
+        assert examine(snapshot, gpu_savable=pids) == []
+    finally:
+        path.unlink()
 
 
 def test_examine_tunnel_is_found_only_with_its_interface(run):
