@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.backend import ObjectExists
-from jupyterhub_gpu_reclaim.store.copying import copy_missing
+from jupyterhub_gpu_reclaim.store.copying import copy_missing, missing
 from jupyterhub_gpu_reclaim.store.tiers import stands
 
 if TYPE_CHECKING:
@@ -182,6 +183,10 @@ class Upload:
     def _publish(self, manifest: str, needs: Sequence[Entry]) -> None:
         """Put a manifest into the store; the one that stands in the folder then."""
         local, remote = self._tiers.local, self._tiers.remote
+        if gone := missing(remote, needs):
+            # A sweep elsewhere has taken an upload of days for one that was given up.
+            why = f"{gone[0].name} has gone from the store; it is sent again"
+            raise StoreError(Reason.STORE_FAILED, why=why)
         data = local.read(manifest, 0, _MAX_SMALL_BYTES)
         try:
             remote.publish(manifest, data, needs=needs)

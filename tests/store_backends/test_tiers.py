@@ -458,3 +458,22 @@ def test_manifest_replaced_while_it_is_uploaded_is_the_new_one_in_the_store(worl
     world.remote.publish = publish_and_replace
     assert upload.round()
     assert world.store.objects["manifests/a"] == data
+
+
+def test_pack_that_a_sweep_takes_during_the_upload_is_sent_again(world):
+    _, repository, upload = world.start()
+    repository.commit("a", ONE)
+    listed = world.remote.list
+
+    def sweep_and_list(prefix):
+        if len(world.remote.sent) == len(ONE):
+            world.store.delete("packs/a/0")
+        return listed(prefix)
+
+    world.remote.list = sweep_and_list
+    assert not upload.round()
+    world.remote.list = listed
+    assert upload.due() == ["a"]
+    assert upload.round()
+    assert world.is_whole_in_store("a")
+    assert world.remote.broken == []
