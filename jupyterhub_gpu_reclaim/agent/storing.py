@@ -6,6 +6,7 @@ closes it. It wires only; what a store does is in ``store/``.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
+
+log = logging.getLogger(__name__)
 
 _GB = 10**9
 KEY_FILE = "master.key"
@@ -149,6 +152,7 @@ def _make_key(file: Path, backend: Backend, clock: Clock) -> None:
         raise StoreError(Reason.STORE_FAILED, why=why)
     day = datetime.fromtimestamp(clock.now(), UTC).date().isoformat()
     make_key_file(file, f"{day}-{secrets.token_hex(3)}")
+    log.warning("- a master key was made, %s: keep a copy of it elsewhere", file)
 
 
 def _nothing() -> None:

@@ -48,9 +48,11 @@ def a_key(name="k1"):
     return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
 
 
-def test_first_start_makes_a_key_beside_the_state_folder(opened, tmp_path):
+def test_first_start_makes_a_key_beside_the_state_folder(opened, tmp_path, caplog):
     save(opened())
     file = tmp_path / "master.key"
+    assert "keep a copy" in caplog.text
+    assert file.read_text().split()[1] not in caplog.text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text().startswith("2023-11-14-")
     assert opened().repository.verify("one") == []
