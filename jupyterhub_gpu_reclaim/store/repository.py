@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.store.codec import Compression
 from jupyterhub_gpu_reclaim.store.crew import CaptureCrew
 from jupyterhub_gpu_reclaim.store.garbage import Garbage
 from jupyterhub_gpu_reclaim.store.lane import Recipe
-from jupyterhub_gpu_reclaim.store.merge import Earlier
+from jupyterhub_gpu_reclaim.store.leaning import lean, least_chunk
 from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter, Draft
 
@@ -35,15 +35,13 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.merge import Earlier
     from jupyterhub_gpu_reclaim.store.pool import Pool
 
 log = logging.getLogger(__name__)
 
 #: One page: what a session changes is found exactly; docs/explanation/store.md.
 CHUNK_BYTES = 4096
-#: Most chunks of a checkpoint. Their list takes about 100 bytes for each of them while
-#: it is made, so sessions that would have more get larger chunks.
-_MOST_CHUNKS = 1 << 23
 
 
 class SweepResult(NamedTuple):
@@ -130,8 +128,10 @@ class Repository:
             self._remove(id)
             self._refuse_if_needed(id)
             begun = self._clock.now()
-            least = self._least_chunk(expected_bytes)
-            earlier = self._lean(id, key, begun, least)
+            least = least_chunk(self._chunk_bytes, expected_bytes)
+            earlier = lean(
+                self._backend, self._catalogue, id, key, begun=begun, chunk_bytes=least
+            )
             recipe = Recipe(
                 origin=Origin(
                     id=id, key=key, generation=generation, data_key=crypto.new_key()
@@ -290,37 +290,6 @@ class Repository:
             ended=self._ended,
             discard=self._give_up,
         )
-
-    def _least_chunk(self, expected_bytes: int) -> int:
-        sizes = [size for size in layout.CHUNK_SIZES if size >= self._chunk_bytes]
-        fit = (size for size in sizes if expected_bytes <= size * _MOST_CHUNKS)
-        return next(fit, sizes[-1])
-
-    def _lean(
-        self, checkpoint: str, key: SessionKey, begun: float, least_chunk: int
-    ) -> Earlier | None:
-        """Publish the intent, then read the last generation, if it can be used."""
-        candidates = [
-            body
-            for body in self._catalogue.all()
-            if body.info.key == key and body.chunk_bytes >= least_chunk
-        ]
-        last = max(
-            candidates,
-            key=lambda body: (body.info.generation, body.info.created),
-            default=None,
-        )
-        leans_on = frozenset(origin.id for origin in last.origins) if last else ()
-        intent = intents.Intent(checkpoint, begun, frozenset(leans_on))
-        intents.publish(self._backend, intent)
-        # Only now it is sure that nobody removes its packs, if it still exists.
-        if last is None or not self.exists(last.info.id):
-            return None
-        try:
-            return Earlier(last, self._catalogue.index(last))
-        except StoreError as error:
-            log.warning("%s %s is not built upon: %s", key, last.info.id, error)
-            return None
 
     def _rewrap(self, checkpoint: str) -> bool:
         data = self._catalogue.raw(checkpoint)
