@@ -162,7 +162,9 @@ class Capture:
     ) -> CheckpointInfo:
         """From the first thing that is touched to the commit."""
         opened = await surroundings.ask_server(self._parts.client, login)
-        self._writer = writer = await self._thread("store", self._begin)
+        self._writer = writer = await self._thread(
+            "store", lambda: self._begin(snapshot)
+        )
         frozen = self._parts.clock.monotonic()
         await self._empty(snapshot, survey)
         cut = await self._cut(snapshot)
@@ -207,12 +209,15 @@ class Capture:
     def _since(self, begun: float) -> float:
         return round(self._parts.clock.monotonic() - begun, 3)
 
-    def _begin(self) -> CheckpointWriter:
+    def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
+        gpus = self._record.gpus
+        moved = gpus.bytes() if gpus else 0
         return self._parts.store.begin(
             id=self._checkpoint,
             key=self._session.key,
             incarnation=self._session.incarnation,
             generation=self._generation,
+            expected_bytes=trees.resident_bytes(snapshot) + moved,
         )
 
     async def _empty(self, snapshot: Snapshot, survey: Survey) -> None:
