@@ -1,6 +1,6 @@
 """Which saved sessions are kept no longer: by number, age and quota.
 
-Called at every tick by ``orchestrator.checkpoints``, which does what is decided here.
+Called at every tick by ``orchestrator.retaining``, which does what is decided here.
 It decides only about what nobody is using: sizes are what each checkpoint has written,
 so that where two of a session share bytes, dropping the older may free less than told.
 """

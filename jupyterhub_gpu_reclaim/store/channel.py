@@ -67,7 +67,7 @@ class Finished(msgspec.Struct, tag=True):
 class Copy(msgspec.Struct, tag=True):
     """Agent: copy until no ticket is left, and end.
 
-    Descriptors: the job (``crew.CopyJob`` and its arrays), the meter, the tickets.
+    Descriptors: the job (``copy_job``), the meter, the tickets.
     """
 
     row: int  #: of the meter
