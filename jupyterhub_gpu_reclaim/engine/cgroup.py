@@ -1,8 +1,8 @@
 """Read, join and limit the control groups of a session, v1, v2 and both at once.
 
-Called by the agent: to account a restored tree where its new init lives, to lift the
-memory limit while GPU memory is moved into the host's, and for samples. It never
-moves a process between sessions and never deletes a group that holds one.
+Called by the agent: to account a restored tree where its new init lives, and to lift
+the memory limit while GPU memory is moved into the host's. It never moves a process
+between sessions and never deletes a group that holds one.
 
 On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
 controllers stands beside them; :func:`groups_of` lists all of them, and whoever asks
@@ -78,27 +78,6 @@ def memory_limit(pid: int) -> int | None:
         return None
     limits = [_limit(folder, group.version) for folder in _upwards(group)]
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def memory_usage(pid: int) -> int | None:
-    """Bytes that the group of a process is charged with; None when not accounted."""
-    group = _with(pid, "memory")
-    name = "memory.current" if group and group.version == 2 else "memory.usage_in_bytes"
-    return _number(group.folder / name) if group else None
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """CPU time that the group of a process has used; None when not accounted."""
-    group = _with(pid, "cpuacct")
-    if group is not None:
-        nanoseconds = _number(group.folder / "cpuacct.usage")
-        return None if nanoseconds is None else nanoseconds / 1e9
-    for group in groups_of(pid):
-        if group.version == 2:
-            for line in _text(group.folder / "cpu.stat").splitlines():
-                if line.startswith("usage_usec "):
-                    return int(line.split()[1]) / 1e6
-    return None
 
 
 def join(pid: int, other: int) -> None:

@@ -62,15 +62,11 @@ def test_groups_of_a_process_that_is_gone_is_empty():
     gone.wait()
     assert cgroup.groups_of(gone.pid) == []
     assert cgroup.memory_limit(gone.pid) is None
-    assert cgroup.memory_usage(gone.pid) is None
-    assert cgroup.cpu_seconds(gone.pid) is None
 
 
 def test_create_sets_limits_and_is_idempotent(groups, sleeper):
     put(sleeper, groups)
     assert cgroup.memory_limit(sleeper) == 64 * MIB
-    assert cgroup.memory_usage(sleeper) is not None
-    assert cgroup.cpu_seconds(sleeper) >= 0
     cpu = next(g for g in groups if "cpu" in g.controllers)
     name = "cpu.max" if cpu.version == 2 else "cpu.cfs_quota_us"
     assert (cpu.folder / name).read_text().split()[0] == "50000"
