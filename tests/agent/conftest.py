@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent import COUNTER, Agent, Jupyter, Place, criu_folder, wait_for
+from tests.support.agent import COUNTER, Agent, Jupyter, criu_folder, wait_for
+from tests.support.agent import places as make_places
 
 
 @pytest.fixture
@@ -36,17 +37,7 @@ def agent(folder):
     print(made.log.read_text())
 
 
-@pytest.fixture
-def places(folder):
-    made = []
-
-    def make(mode: str, *command: str, env=None) -> Place:
-        made.append(Place(folder, mode, *command, env=env))
-        return made[-1]
-
-    yield make
-    for place in made:
-        place.kill()
+places = pytest.fixture(make_places)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
 from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
-from tests.support.object_store import s3_server
+from tests.support.object_store import served
 
 BACKENDS = [
     "folder",
@@ -25,10 +25,7 @@ BACKENDS = [
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
+s3 = pytest.fixture(scope="session")(served)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from tests.engine.conftest import REPL
-from tests.support.agent import Agent, Jupyter, Place, criu_folder, wait_for
+from tests.support.agent import Agent, Jupyter, criu_folder, wait_for
+from tests.support.agent import places as make_places
 
 PATIENCE = 90
 #: Frameworks find the driver by it, and cuBLAS is deterministic with it.
@@ -67,17 +68,7 @@ def agent(folder, driver):
     print(made.log.read_text())
 
 
-@pytest.fixture
-def places(folder):
-    made = []
-
-    def make(mode: str, *command: str, env=None) -> Place:
-        made.append(Place(folder, mode, *command, env=env))
-        return made[-1]
-
-    yield make
-    for place in made:
-        place.kill()
+places = pytest.fixture(make_places)
 
 
 class Session:

@@ -4,15 +4,12 @@ import itertools
 
 import pytest
 
-from tests.support.object_store import s3_server
+from tests.support.object_store import served
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
+s3 = pytest.fixture(scope="session")(served)
 
 
 @pytest.fixture

@@ -49,6 +49,12 @@ class S3:
         return [upload["Key"] for upload in found.get("Uploads", [])]
 
 
+def served(tmp_path_factory):
+    """A fixture's body: one server for all tests of a folder."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
 @contextlib.contextmanager
 def s3_server(folder: Path):
     """A server on a free port of 127.0.0.1, until the block ends."""
