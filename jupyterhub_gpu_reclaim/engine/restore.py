@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import outputs, processes
+from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
 from jupyterhub_gpu_reclaim.engine.fill import copy_all
 from jupyterhub_gpu_reclaim.engine.pages import Plan, make_plan
@@ -146,12 +146,14 @@ def fill(
         The tree, whole and still stopped.
 
     Raises:
-        RestoreFailed: a process has ended, time was up, or it was called off.
+        RestoreFailed: a process has ended or was let go on by its user, time was up,
+            or it was called off.
         Exception: what the source has raised.
     """
     begun = time.monotonic()
     try:
         copy_all(restored.missing, restored.tree, source, limit=limit, cancel=cancel)
+        _refuse_if_it_went_on(session, restored.tree)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):
@@ -209,6 +211,19 @@ def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
     if tree.root is None or tree.root.ns_pid != root_pid:
         raise attempt.failure(Reason.RESTORE_FAILED, 0)
     return tree
+
+
+def _refuse_if_it_went_on(session: Session, tree: Snapshot) -> None:
+    """Who runs before his memory is there has worked on zeros.
+
+    Raises:
+        ReclaimError: its user, from outside, has let somebody of it go on.
+    """
+    now = processes.snapshot(session.init_pid, session.init_start)
+    who = standstill.gone_on(now, [process.ns_pid for process in tree.processes])
+    if who:
+        why = f"{who} was let go on before its memory was there"
+        raise ReclaimError(Reason.RESTORE_FAILED, why=why)
 
 
 def _advice_counts() -> bool:

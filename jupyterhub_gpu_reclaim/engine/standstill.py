@@ -1,7 +1,8 @@
-"""A tree that is about to be ended: brought to a stand, or looked at whether it stands.
+"""A tree that must not run now: brought to a stand, or looked at whether it stands.
 
-Called by the agent's release and kill. A user may wake his own processes at any moment,
-so that a tree was stopped once proves nothing later. It ends and thaws nothing.
+Called by the agent's release and kill, and after a restore. A user may wake his own
+processes at any moment, so that a tree was stopped once proves nothing later. It ends
+and thaws nothing.
 """
 
 from __future__ import annotations

@@ -224,6 +224,14 @@ class ImageThatKills(Image):
         assert processes.wait_gone([victim], time.monotonic() + 20) == []
 
 
+class ImageThatWakes(Image):
+    """Its user, from outside, lets a process go on before the whole tree may."""
+
+    def copy(self, name, pieces, stop):
+        super().copy(name, pieces, stop)
+        os.kill(pieces[0].pid, signal.SIGCONT)
+
+
 def fails(world, engine, places, kind, **options) -> ReclaimError:
     """The error; and nothing but the init is left, which can take it once more."""
     image = engine.image()
@@ -261,6 +269,12 @@ def test_copy_takes_too_long_leaves_only_the_init(world, engine, places):
 
 def test_copy_into_a_process_that_ends_leaves_only_the_init(world, engine, places):
     error = fails(world, engine, places, ImageThatKills)
+    assert isinstance(error, RestoreFailed)
+    assert error.reason is Reason.RESTORE_FAILED
+
+
+def test_process_that_runs_while_the_tree_is_filled_is_ended(world, engine, places):
+    error = fails(world, engine, places, ImageThatWakes)
     assert isinstance(error, RestoreFailed)
     assert error.reason is Reason.RESTORE_FAILED
 
