@@ -241,7 +241,12 @@ class Ours:
         self._number = 0
 
     def prepare(self, source: Path) -> None:
-        """Start what feeds the pipe; CRIU is there already, too."""
+        """Start what feeds the pipe; CRIU is there already, too.
+
+        In an agent a checkpoint is begun, which warms the pool, seconds before the
+        session stands still.
+        """
+        self._pool.warm()
         self._reading, writing = os.pipe()
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
         code = (

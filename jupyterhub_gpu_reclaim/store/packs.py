@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.binding import Origin
 
 #: Large enough for few objects, small enough to be settled while the next one fills.
-PACK_BYTES = 128 * 1024 * 1024
+PACK_BYTES = 64 * 1024 * 1024
 #: Blocks that stand side by side are read in one go, as far as this.
 READ_BYTES = 560 * 1024
 #: A lane's packs are numbered from its own number times this.

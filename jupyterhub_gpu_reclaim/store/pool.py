@@ -38,16 +38,20 @@ class Pool:
         self._lock = threading.Lock()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        #: Asked for, not yet wanted by anybody.
+        self._spare: list[Worker] = []
 
     def warm(self) -> None:
-        """Be ready soon: start the process that workers come from, but do not wait.
+        """Be ready soon: ask for workers that will be wanted, but do not wait for them.
 
         Raises:
-            StoreError: it cannot be started.
+            StoreError: they cannot be asked for.
         """
         try:
             with self._lock:
                 self._ready()
+                while len(self._spare) < self.size:
+                    self._spare.append(Worker(self._ask()))
         except OSError as error:
             raise _cannot(error) from error
 
@@ -60,11 +64,18 @@ class Pool:
         Raises:
             StoreError: they do not come.
         """
+        wanted = count or self.size
         workers: list[Worker] = []
         try:
-            for _ in range(count or self.size):
-                workers.append(Worker(self._ask()))  # noqa: PERF401 - see the finally
-            for worker in workers:
+            with self._lock:
+                self._ready()  # without the spare ones of a zygote that is dead
+                spare, self._spare = self._spare[:wanted], self._spare[wanted:]
+            workers += [worker for worker in spare if _came(worker)]
+            came = len(workers)
+            while len(workers) < wanted:
+                with self._lock:
+                    workers.append(Worker(self._ask()))
+            for worker in workers[came:]:
                 worker.greet(_START_SECONDS)
         except (OSError, TimeoutError) as error:
             for worker in workers:
@@ -81,8 +92,7 @@ class Pool:
         ours, theirs = channel.pair()
         with theirs:
             try:
-                with self._lock:
-                    socket.send_fds(self._ready(), [b"w"], [theirs.fileno()])
+                socket.send_fds(self._ready(), [b"w"], [theirs.fileno()])
             except BaseException:
                 ours.close()
                 raise
@@ -112,6 +122,9 @@ class Pool:
     def _end(self) -> None:
         control, self._control = self._control, None
         zygote, self._zygote = self._zygote, None
+        spare, self._spare = self._spare, []
+        for worker in spare:
+            worker.end()
         if control is not None:
             control.close()
         if zygote is not None:
@@ -120,6 +133,16 @@ class Pool:
             except subprocess.TimeoutExpired:
                 zygote.kill()
                 zygote.wait()
+
+
+def _came(worker: Worker) -> bool:
+    """Whether a spare worker is there; one that died meanwhile is let go of."""
+    try:
+        worker.greet(_START_SECONDS)
+    except OSError:
+        worker.end()
+        return False
+    return True
 
 
 def _cannot(error: Exception) -> StoreError:

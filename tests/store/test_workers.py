@@ -409,3 +409,21 @@ def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     for end in (good, its_end, bad):
         end.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_spare_workers_are_taken_and_a_dead_one_is_replaced():
+    pool = Pool(2)
+    try:
+        pool.warm()
+        pool.warm()
+        first, second = pool._spare
+        first.greet(30)
+        first.kill()
+        workers = pool.start()
+        assert len(workers) == 2
+        assert second in workers
+        assert first not in workers
+        for worker in workers:
+            worker.end()
+    finally:
+        pool.close()
