@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
     from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.metrics.gpu import CardSource, CardUse
+    from jupyterhub_gpu_reclaim.metrics.gpu import CardSource, CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
     from jupyterhub_gpu_reclaim.models import Finding
 
@@ -121,13 +121,21 @@ class Accelerator:
                     yield finding(Reason.GPU_MIG, card=card.name)
 
     def describe(self, survey: Survey) -> Gpus | None:
-        """What the session has of GPUs; None where it has nothing."""
+        """What the session has of GPUs; None where it has nothing.
+
+        Raises:
+            Refused: a card does not tell who uses it (``gpu_driver_silent``), so how
+                much memory will be needed is not known.
+        """
         if not survey.users:
             return None
         inner = {user.process.pid: user.process.ns_pid for user in survey.users}
+        cards = self._look()
+        if any(card.processes is None for card in cards):
+            raise Refused(Reason.GPU_DRIVER_SILENT)
         uses = [
-            GpuUse(pid=inner[use.pid], uuid=card.uuid, bytes=use.memory or 0)
-            for card in self._look()
+            GpuUse(pid=inner[use.pid], uuid=card.uuid, bytes=_at_most(use, card))
+            for card in cards
             for use in card.processes or []
             if use.pid in inner
         ]
@@ -277,6 +285,19 @@ class Accelerator:
         except DriverError as error:
             raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
         return [GpuCard(uuid=card.uuid, name=card.name) for card in cards]
+
+
+def _at_most(use: ProcessUse, card: CardUse) -> int:
+    """Bytes that a process has on a card; where it is not told, all that is in use.
+
+    Raises:
+        Refused: not even that is known.
+    """
+    if use.memory is not None:
+        return use.memory
+    if card.total is None:
+        raise Refused(Reason.GPU_DRIVER_SILENT)
+    return card.total - (card.free or 0)
 
 
 def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:

@@ -281,8 +281,10 @@ class Capture:
             )
 
     async def _roll_back(self) -> bool:
-        """Remove what was written, let the tree go on; whether nothing is left."""
-        clean = await self._discard()
+        """Let the tree go on, remove what was written; whether nothing is left.
+
+        In this order: a store that hangs must not keep the tree.
+        """
         try:
             await in_thread(
                 lambda: let_go_on(self._parts, self._session, self._record),
@@ -293,8 +295,9 @@ class Capture:
             _log.warning("%s has ended while it was saved", self._session.key)
         except ReclaimError as error:
             _log.error("%s is not known to run again: %s", self._session.key, error)
+            await self._discard()
             return False
-        return clean
+        return await self._discard()
 
     async def _discard(self) -> bool:
         """Remove what was written, even what was committed; whether that worked."""

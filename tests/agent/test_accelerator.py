@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.engine.cuda_driver import State
 from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey, User
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.metrics.gpu import CardUse, ProcessUse
+from jupyterhub_gpu_reclaim.reasons import Reason
 from tests.support import gpu
 from tests.support.agent import wait_for
 
@@ -134,6 +135,40 @@ def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed
 
     assert driver.states == {process.pid: State.RUNNING}
     assert processes.is_stopped(process)
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "expected"), [(300, 1000, 700), (None, 1000, 1000)]
+)
+def test_memory_that_is_not_told_counts_as_all_that_is_in_use(
+    sleeper, free, total, expected
+):
+    (process,) = sleeper.processes
+    accelerator = told(
+        CardUse(
+            uuid=gpu.CARD.uuid,
+            total=total,
+            free=free,
+            processes=[ProcessUse(pid=process.pid, memory=None)],
+        )
+    )
+    survey = Survey(users=(User(process, State.RUNNING),))
+    assert accelerator.describe(survey).bytes() == expected
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
+    (process,) = sleeper.processes
+    uses = [ProcessUse(pid=process.pid)] if known else None
+    accelerator = told(CardUse(uuid=gpu.CARD.uuid, processes=uses))
+    with pytest.raises(Refused) as caught:
+        accelerator.describe(Survey(users=(User(process, State.RUNNING),)))
+    assert caught.value.reason is Reason.GPU_DRIVER_SILENT
+
+
+def told(card: CardUse) -> Accelerator:
+    driver = gpu.WellDriver()
+    return Accelerator(driver, Cards(card), lock_seconds=1, seconds=1)
 
 
 def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper):
