@@ -55,13 +55,17 @@ class Taken(msgspec.Struct, tag=True):
 
 
 class Finish(msgspec.Struct, tag=True):
-    """Agent: settle everything, and end."""
+    """Agent: report, then settle everything."""
 
     seconds: float
 
 
-class Finished(msgspec.Struct, tag=True):
+class Reported(msgspec.Struct, tag=True):
     """Worker: here is my report, as a descriptor."""
+
+
+class Settled(msgspec.Struct, tag=True):
+    """Worker: what I have reported is durable, and reads back."""
 
 
 class Copy(msgspec.Struct, tag=True):
@@ -90,7 +94,16 @@ class Failed(msgspec.Struct, tag=True):
 
 
 Message = (
-    Hello | Capture | TakePipe | Taken | Finish | Finished | Copy | Copied | Failed
+    Hello
+    | Capture
+    | TakePipe
+    | Taken
+    | Finish
+    | Reported
+    | Settled
+    | Copy
+    | Copied
+    | Failed
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -96,8 +96,8 @@ class CaptureCrew:
         """Sum of one of the counters of all lanes."""
         return int(self._meter[:, column].sum())
 
-    def begin_finish(self, seconds: float) -> None:
-        """Tell all of them to settle their packs.
+    def begin_report(self, seconds: float) -> None:
+        """Tell all of them to report, and then to settle within some seconds.
 
         Raises:
             StoreError: one of them is gone.
@@ -105,19 +105,29 @@ class CaptureCrew:
         for worker in self._workers:
             worker.tell(channel.Finish(seconds))
 
-    def finish(self, seconds: float) -> list[Report]:
-        """What each has done; they are gone then.
+    def reports(self, seconds: float) -> list[Report]:
+        """What each has written; it settles in the background.
 
         Raises:
             StoreError: what went wrong with one of them, or ``TIMED_OUT``.
         """
-        reports = []
+        found = []
         for _, descriptors in hands.hear_all(self._workers, seconds):
             memory = mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ)
             close_all(descriptors)
-            reports.append(Report.of_bytes(memoryview(memory)))
+            found.append(Report.of_bytes(memoryview(memory)))
+        return found
+
+    def settled(self, seconds: float) -> None:
+        """Wait until all that was reported is durable and was read back.
+
+        They are gone then.
+
+        Raises:
+            StoreError: what went wrong with one of them, or ``TIMED_OUT``.
+        """
+        hands.hear_all(self._workers, seconds)
         self.stop()
-        return reports
 
     def call_off(self) -> None:
         """Kill them; never blocks, idempotent. What waits for them gets an error."""

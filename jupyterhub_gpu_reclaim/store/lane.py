@@ -165,23 +165,30 @@ class Lane:
         self._refs.append(refs)
         self._meter[LOGICAL] += length
 
-    def finish(self, timeout: float) -> Report:
-        """Write what is left and settle every pack.
+    def report(self) -> Report:
+        """Write what is left; the packs settle in the background from now on.
 
         Raises:
-            StoreError: something is not durable, or reads back differently.
+            StoreError: no room, or no store.
         """
         if self._filled:
             self._write(self._pending[: self._filled])
             self._filled = 0
-        packs = self._packs.finish(timeout)
         return Report(
-            packs=packs,
+            packs=self._packs.close(),
             blocks=_table(self._packs.rows),
             ids=_joined(self._ids, np.empty((0, 2), np.uint64)),
             rows=np.array(self._rows, np.int64).reshape(-1, 3),
             refs=_joined(self._refs, np.empty(0, np.int64)),
         )
+
+    def settled(self, timeout: float) -> None:
+        """Wait until what was reported is durable, and was read back.
+
+        Raises:
+            StoreError: it is not, or reads back differently.
+        """
+        self._packs.settled(timeout)
 
     def abandon(self) -> None:
         """Let go of everything; idempotent, never waits."""

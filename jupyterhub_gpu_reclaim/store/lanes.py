@@ -121,8 +121,29 @@ class Lanes:
         """Plain bytes that stood there already."""
         return self._sum(KNOWN)
 
-    def finish(self, timeout: float) -> list[Report]:
-        """Settle every pack; no thread may be writing.
+    def reports(self, timeout: float) -> list[Report]:
+        """What all lanes have written; no thread may be writing.
+
+        It settles in the background from now on; see :meth:`settled`.
+
+        Args:
+            timeout: seconds to wait for the disk.
+
+        Raises:
+            StoreError: no room, or no store.
+        """
+        with self._turn:
+            self._closed = True
+        crew = self._crew
+        if crew is not None:
+            crew.begin_report(timeout)
+        reports = [lane.report() for lane in self._made]
+        if crew is not None:
+            reports += crew.reports(timeout)
+        return reports
+
+    def settled(self, timeout: float) -> None:
+        """Wait until all that was reported is durable, and was read back.
 
         Args:
             timeout: seconds to wait for the disk.
@@ -131,15 +152,10 @@ class Lanes:
             StoreError: something is not durable, or reads back differently.
         """
         until = time.monotonic() + timeout
-        with self._turn:
-            self._closed = True
-        crew = self._crew
-        if crew is not None:
-            crew.begin_finish(timeout)
-        reports = [lane.finish(_left(until)) for lane in self._made]
-        if crew is not None:
-            reports += crew.finish(_left(until))
-        return reports
+        for lane in self._made:
+            lane.settled(_left(until))
+        if self._crew is not None:
+            self._crew.settled(_left(until))
 
     def call_off(self) -> None:
         """Make every thread that is in here leave soon; idempotent, never blocks."""

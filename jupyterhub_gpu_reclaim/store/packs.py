@@ -99,21 +99,26 @@ class Packs:
             self._settle(pack)
         return stored
 
-    def finish(self, timeout: float) -> list[tuple[int, int]]:
-        """Sync and read back what is left.
-
-        Args:
-            timeout: seconds to wait for the disk.
+    def close(self) -> list[tuple[int, int]]:
+        """Begin to settle what is left; nothing may be appended any more.
 
         Returns:
             Number and length of every pack.
-
-        Raises:
-            StoreError: a pack is not durable, or reads back differently.
         """
         if self._open is not None:
             self._settle(self._open)
         self._settler.shutdown(wait=False)
+        return [(pack.number, pack.length) for pack, _ in self._settling]
+
+    def settled(self, timeout: float) -> None:
+        """Wait until every pack is durable, and was read back.
+
+        Args:
+            timeout: seconds to wait for the disk.
+
+        Raises:
+            StoreError: a pack is not durable, or reads back differently.
+        """
         futures = [future for _, future in self._settling]
         if wait_for(futures, timeout).not_done:
             raise StoreError(Reason.TIMED_OUT, step="commit", seconds=timeout)
@@ -121,7 +126,6 @@ class Packs:
             future.result()
         if self._failed:
             raise StoreError(Reason.STORE_FAILED, why="a pack was given up")
-        return [(pack.number, pack.length) for pack, _ in self._settling]
 
     def abandon(self) -> None:
         """Let go of everything; idempotent, never waits."""

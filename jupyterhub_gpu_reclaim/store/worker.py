@@ -69,9 +69,10 @@ def _serve(end: socket.socket) -> None:
                 close_all(descriptors)
                 channel.send(end, channel.Taken(total))
             case channel.Finish() if lane is not None:
-                report = lane.finish(message.seconds)
-                memory = channel.share("lane-report", report.parts())
-                channel.send(end, channel.Finished(), [memory])
+                memory = channel.share("lane-report", lane.report().parts())
+                channel.send(end, channel.Reported(), [memory])
+                lane.settled(message.seconds)
+                channel.send(end, channel.Settled())
             case channel.Copy():
                 _copy(message, descriptors)
                 channel.send(end, channel.Copied())

@@ -216,8 +216,10 @@ class CheckpointWriter:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
         recipe = self._draft.recipe
-        reports = self._lanes.finish(timeout)
+        reports = self._lanes.reports(timeout)
         merged = merge(files, recipe.chunk_bytes, reports, self._earlier)
+        # The packs settle meanwhile; nothing that names them is written before.
+        self._lanes.settled(timeout)
         index = self._write_index(merged)
         own = sum(length for report in reports for _, length in report.packs)
         info = CheckpointInfo(

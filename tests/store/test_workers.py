@@ -401,7 +401,7 @@ def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     before = len(list(Path("/proc/self/fd").iterdir()))
     (good, its_end), (bad, other_end) = channel.pair(), channel.pair()
     memory = channel.share("report", [b"report"])
-    channel.send(its_end, channel.Finished(), [memory])
+    channel.send(its_end, channel.Reported(), [memory])
     other_end.close()
     with pytest.raises(StoreError, match="ended unexpectedly"):
         hands.hear_all([hands.Worker(good), hands.Worker(bad)], 5.0)
