@@ -10,8 +10,9 @@ from jupyterhub_gpu_reclaim.agent.wakeup import WakeUp
 from jupyterhub_gpu_reclaim.metrics.jupyter import Address
 from tests.support.agent import wait_for
 
-CULL_AFTER = 5
-CULL_EVERY = 3
+#: Longer than what a busy machine takes for a capture and a restore.
+CULL_AFTER = 8
+CULL_EVERY = 6
 
 
 def suspend_and_resume(agent, server, places, seconds: float):
