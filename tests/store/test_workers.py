@@ -336,12 +336,12 @@ def test_workers_of_a_dead_zygote_die_and_a_new_one_comes(working):
     workers = workers_of(working)
     assert len(workers) == 3
     working._pool._zygote.kill()
-    with pytest.raises(StoreError):
-        writer.commit()
     until = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < until
         time.sleep(0.01)
+    with pytest.raises(StoreError):
+        writer.commit()
     writer = begin(working, 2)
     take(writer, "a", PLAIN)
     writer.commit()
