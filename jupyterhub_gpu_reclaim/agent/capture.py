@@ -9,7 +9,7 @@ It never ends a process of the session.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from jupyterhub_gpu_reclaim.words import size
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.agent.gpu_world import Gpus
     from jupyterhub_gpu_reclaim.agent.operations import Operation
     from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session as Placed
@@ -52,8 +53,16 @@ _log = logging.getLogger(__name__)
 _ABORT_SECONDS = 30.0
 
 
-def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> list[Finding]:
-    """Everything that keeps a session from being saved now; touches nothing."""
+class Look(NamedTuple):
+    """What a pre-flight has seen."""
+
+    found: list[Finding]  #: everything that keeps the session from being saved now
+    survey: Survey
+    gpus: Gpus | None
+
+
+def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
+    """Look at everything that may keep a session from being saved; touches nothing."""
     survey = parts.accelerator.survey(snapshot)
     gpus = parts.accelerator.describe(survey)
     moved = gpus.bytes() if gpus else 0
@@ -68,7 +77,7 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> list[Finding]:
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
     if free is not None and free < needed:
         found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
-    return found
+    return Look(found, survey, gpus)
 
 
 class Capture:
@@ -106,10 +115,8 @@ class Capture:
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
-        snapshot, login = await self._look()
-        accelerator, init_pid = self._parts.accelerator, self._session.init_pid
-        survey = await self._thread("preflight", lambda: accelerator.survey(snapshot))
-        gpus = await self._thread("preflight", lambda: accelerator.describe(survey))
+        snapshot, login, look = await self._look()
+        init_pid, gpus = self._session.init_pid, look.gpus
         yield self._note(
             Stage.CAPTURING,
             stopped_before=sorted(snapshot.stopped),
@@ -117,7 +124,7 @@ class Capture:
             memory_limit=cgroup.find_memory_limit(init_pid) if gpus else LimitRecord(),
         )
         try:
-            info = await self._save(snapshot, login, survey)
+            info = await self._save(snapshot, login, look.survey)
             yield self._note(Stage.CAPTURED)
         # CancelledError is left out: it is the agent's own end, and recovery undoes
         # at the next start what is unfinished then.
@@ -133,7 +140,7 @@ class Capture:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
 
-    async def _look(self) -> tuple[Snapshot, Login]:
+    async def _look(self) -> tuple[Snapshot, Login, Look]:
         """Pre-flight: the last moment at which nothing has been touched.
 
         Raises:
@@ -146,16 +153,16 @@ class Capture:
             if snapshot.server is None:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
-            found = await self._thread(
+            look = await self._thread(
                 "preflight", lambda: examine(self._parts, self._session, snapshot)
             )
-            saved.refuse_fatal(found, Refused)
+            saved.refuse_fatal(look.found, Refused)
             try:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
             self._cancel.check()
-            return snapshot, login
+            return snapshot, login, look
 
     async def _save(
         self, snapshot: Snapshot, login: Login, survey: Survey

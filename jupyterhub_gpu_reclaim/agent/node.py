@@ -76,7 +76,7 @@ class LocalNode:
         """What keeps that session from being saved; touches nothing."""
         session = await self._find(incarnation)
         return await in_thread(
-            lambda: capture.examine(self._parts, session, trees.look(session)),
+            lambda: capture.examine(self._parts, session, trees.look(session)).found,
             step="preflight",
             limit=self._parts.limits.check,
         )
