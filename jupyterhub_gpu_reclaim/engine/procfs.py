@@ -71,9 +71,17 @@ def name(pid: int) -> str:
     return text(pid, "comm").strip() or "?"
 
 
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on; empty when it is gone.
+
+    Before them stands the name, which may hold anything.
+    """
+    return text(pid, "stat").rpartition(")")[2].split()
+
+
 def has_terminal(pid: int) -> bool:
     """Whether a process has a controlling terminal (proc(5), tty_nr)."""
-    fields = text(pid, "stat").rpartition(")")[2].split()
+    fields = stat(pid)
     return len(fields) > _TTY and fields[_TTY] != "0"
 
 

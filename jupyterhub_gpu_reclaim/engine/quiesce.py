@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import processes, procfs, sockets
 from jupyterhub_gpu_reclaim.engine.processes import PROC
-from jupyterhub_gpu_reclaim.engine.sock_diag import Diag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -60,8 +59,7 @@ def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
     """Stop whoever is connected to the server; the inodes of both ends."""
     held = {process: _inodes(process) for process in tree.processes}
     everybody = frozenset().union(*held.values())
-    with Diag(tree.init.pid) as diag:
-        mine = [one for one in diag.sockets() if one.inode in everybody]
+    mine = sockets.sockets_of(tree.init.pid, everybody)
     links = sockets.links_of(mine, held[server])
     for process, inodes in held.items():
         if process in {server, tree.root} or not inodes & links:
@@ -79,13 +77,11 @@ def _inodes(process: Process) -> frozenset[int]:
 def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
     """Whether the server has read all that was said to it inside the session."""
     ears = _inodes(server) & frozenset(links)
-    with Diag(init_pid) as diag:
-        return not any(
-            # What the server says waits for those who are stopped, and may.
-            one.unread if one.inode in ears else one.unsent
-            for one in diag.sockets()
-            if one.inode in links
-        )
+    return not any(
+        # What the server says waits for those who are stopped, and may.
+        one.unread if one.inode in ears else one.unsent
+        for one in sockets.sockets_of(init_pid, links)
+    )
 
 
 def _has_noticed(server: Process, cut: Collection[int]) -> bool:

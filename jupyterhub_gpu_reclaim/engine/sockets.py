@@ -86,9 +86,12 @@ def tree_inodes(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def tree_sockets(init_pid: int, pids: Iterable[int]) -> list[InetSocket]:
-    """The TCP and UDP sockets of those processes, in the network namespace of init."""
-    inodes = tree_inodes(pids)
+def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:
+    """The TCP and UDP sockets with those inodes, in the network namespace of init.
+
+    Raises:
+        Refused: the session or the kernel's list is not there.
+    """
     with Diag(init_pid) as diag:
         return [one for one in diag.sockets() if one.inode in inodes]
 

@@ -292,6 +292,10 @@ def test_reset_all_leaves_nothing_on_the_port(child):
         again.bind(("127.0.0.1", port))
 
 
+def tree_sockets(init_pid, pids):
+    return sockets.sockets_of(init_pid, sockets.tree_inodes(pids))
+
+
 def test_tree_sockets_of_a_foreign_network_namespace_are_seen():
     code = (
         "import socket; s=socket.socket(); s.bind(('0.0.0.0', 4711)); s.listen();"
@@ -303,7 +307,7 @@ def test_tree_sockets_of_a_foreign_network_namespace_are_seen():
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout.readline() == b"up\n"
-        (one,) = sockets.tree_sockets(process.pid, [process.pid])
+        (one,) = tree_sockets(process.pid, [process.pid])
         assert (one.state, one.local.port) == (State.LISTEN, 4711)
         assert ip_address("127.0.0.1") not in sockets.own_addresses(process.pid)
         process.stdin.close()
@@ -315,7 +319,7 @@ def test_tree_sockets_of_a_session_that_is_gone_is_refused():
     gone = subprocess.Popen(["true"])
     gone.wait()
     with pytest.raises(Refused):
-        sockets.tree_sockets(gone.pid, [gone.pid])
+        tree_sockets(gone.pid, [gone.pid])
 
 
 PROGRAM = """
@@ -357,7 +361,7 @@ def test_cut_and_close_external_session_comes_back_with_its_own_connections(
             image = engine.image()
             # Not cut: as if both had come after the cut.
             result = engine.dump(place, image.sink)
-            assert [s for s in sockets.tree_sockets(place.init_pid, pids) if s.inode]
+            assert [s for s in tree_sockets(place.init_pid, pids) if s.inode]
             sockets.reset_all(place.init_pid, pids)
             place.kill()
     image["files.img"] = sockets.close_external(
