@@ -205,6 +205,9 @@ class Identity(Value, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     uid: int = 0
     cwd: str = "/"
+    image: str = ""  #: of its container, by digest where that was known
+    #: Labels of the node that it ran on and that the next one must have, too.
+    node_labels: dict[str, str] = {}
 
 
 class Tree(Value, frozen=True, kw_only=True):
