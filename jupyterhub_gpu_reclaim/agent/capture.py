@@ -312,7 +312,8 @@ class Capture:
         if writer is None:
             return True
         try:
-            await in_thread(writer.abort, step="abort", limit=_ABORT_SECONDS)
+            if await in_thread(writer.abort, step="abort", limit=_ABORT_SECONDS):
+                return True
             await in_thread(
                 lambda: store.delete(self._checkpoint),
                 step="abort",

@@ -92,8 +92,10 @@ class StoreSettings(Configurable):
         `remote`: when the store behind has it whole. The session stands still until
         it is uploaded, and its work survives the loss of this machine. `local`: as
         soon as the folder of this machine has it. That is fast, and the GPU is free
-        sooner; the upload follows in the background, and **whoever loses this machine
-        or its disk before that has lost the suspended session**.
+        sooner; the upload follows in the background, also after days in which the store
+        behind was away, and **whoever loses this machine or its disk before that has
+        lost the suspended session**. Only what the folder still holds of the session's
+        last save is not written again.
         """,
     ).tag(config=True)
 

@@ -15,10 +15,10 @@ from jupyterhub_gpu_reclaim.store import index as indexes
 from jupyterhub_gpu_reclaim.store import layout, manifest
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.index import damaged
-from jupyterhub_gpu_reclaim.store.infos import Infos
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.infos import Infos
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.manifest import Body
 
@@ -31,12 +31,14 @@ class Catalogue:
     Args:
         backend: where the objects stand.
         keys: unwrap the data keys.
+        infos: what was read before, shared by several catalogues of the same
+            checkpoints.
     """
 
-    def __init__(self, backend: Backend, keys: Wrapper) -> None:
+    def __init__(self, backend: Backend, keys: Wrapper, infos: Infos) -> None:
         self._backend = backend
         self._keys = keys
-        self._infos = Infos()
+        self._infos = infos
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, be it damaged or not.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.errors import NotFound
-from jupyterhub_gpu_reclaim.store import layout
+from jupyterhub_gpu_reclaim.store import intents, layout
 from jupyterhub_gpu_reclaim.store.copying import missing
 from jupyterhub_gpu_reclaim.store.tiers import stands
 
@@ -91,8 +91,14 @@ def _is_whole_there(tiers: Tiers, checkpoint: str, needs: Sequence[Entry]) -> bo
 
 def _drop_unneeded(tiers: Tiers, needs: Iterable[Sequence[Entry]]) -> int:
     """Drop packs that no checkpoint here needs and that the store has; bytes freed."""
+    found = tiers.local.list(layout.PACKS)  # first: who begins later leans upon nothing
     needed = {entry for entries in needs for entry in entries}
-    spare = [e for e in tiers.local.list(layout.PACKS) if e not in needed]
+    leaned_on = intents.leaned_on(tiers.local)
+    spare = [
+        entry
+        for entry in found
+        if entry not in needed and layout.id_of(entry.name) not in leaned_on
+    ]
     kept = set(missing(tiers.remote, spare))
     freed = 0
     for entry in spare:

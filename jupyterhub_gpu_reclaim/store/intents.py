@@ -63,6 +63,16 @@ def fresh(backend: Backend, now: float) -> list[Intent]:
     return [one for one in found if one and one.begun > now - FRESH_SECONDS]
 
 
+def leaned_on(backend: Backend) -> set[str]:
+    """Checkpoints whose packs somebody needs who writes, or has died doing so.
+
+    Raises:
+        StoreError: the store does not work.
+    """
+    found = (read(backend, entry.name) for entry in backend.list(layout.INTENTS))
+    return {owner for one in found if one for owner in one.leans_on}
+
+
 def read(backend: Backend, name: str) -> Intent | None:
     """What an object says; None when it is gone, or no intent.
 

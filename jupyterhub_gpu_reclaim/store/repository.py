@@ -7,24 +7,16 @@ checkpoints are worth keeping is not decided here.
 
 from __future__ import annotations
 
-import logging
-import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim.errors import BadRequest, Refused, StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import crypto, intents, known, lanes, layout, manifest
+from jupyterhub_gpu_reclaim.store import intents, layout, manifest
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.binding import Origin
-from jupyterhub_gpu_reclaim.store.catalogue import Catalogue
+from jupyterhub_gpu_reclaim.store.beginning import Beginner, Busy, Place, Terms
 from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
 from jupyterhub_gpu_reclaim.store.codec import Compression
-from jupyterhub_gpu_reclaim.store.crew import CaptureCrew
-from jupyterhub_gpu_reclaim.store.garbage import Garbage
-from jupyterhub_gpu_reclaim.store.lane import Recipe
-from jupyterhub_gpu_reclaim.store.leaning import lean, least_chunk
+from jupyterhub_gpu_reclaim.store.infos import Infos
 from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter, Draft
+from jupyterhub_gpu_reclaim.store.tiers import Tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +27,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
-    from jupyterhub_gpu_reclaim.store.merge import Earlier
     from jupyterhub_gpu_reclaim.store.pool import Pool
-
-log = logging.getLogger(__name__)
+    from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter
 
 #: One page: what a session changes is found exactly; docs/explanation/store.md.
 CHUNK_BYTES = 4096
@@ -82,14 +72,20 @@ class Repository:
         self._clock = clock
         self._keys = keys
         self._pool = pool
-        self._pack_bytes = pack_bytes
-        self._chunk_bytes = chunk_bytes
-        self._compression = Compression(compression)
-        self._read_back = read_back
-        self._lock = threading.Lock()
-        self._writing: set[str] = set()
-        self._catalogue = Catalogue(backend, keys)
-        self._garbage = Garbage(backend, clock, self._catalogue.known_or_none)
+        self._busy = Busy()
+        infos = Infos()
+        self._place = place = Place.of(backend, clock, keys, infos)
+        self._catalogue = place.catalogue
+        if isinstance(backend, Tiers) and (front := backend.front()) is not backend:
+            place = Place.of(front, clock, keys, infos)
+        self._beginner = Beginner(
+            place,
+            clock=clock,
+            keys=keys,
+            pool=pool,
+            terms=Terms(pack_bytes, chunk_bytes, Compression(compression), read_back),
+            busy=self._busy,
+        )
 
     def begin(
         self,
@@ -118,35 +114,7 @@ class Repository:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        if not layout.is_id(id):
-            raise BadRequest(Reason.INVALID, what=f"No checkpoint is called {id!r}.")
-        with self._lock:
-            self._refuse_if_writing(id)
-            self._writing.add(id)
-        try:
-            self._refuse_if_committed(id)
-            self._remove(id)
-            self._refuse_if_needed(id)
-            begun = self._clock.now()
-            least = least_chunk(self._chunk_bytes, expected_bytes)
-            earlier = lean(
-                self._backend, self._catalogue, id, key, begun=begun, chunk_bytes=least
-            )
-            recipe = Recipe(
-                origin=Origin(
-                    id=id, key=key, generation=generation, data_key=crypto.new_key()
-                ),
-                id_key=earlier.body.id_key if earlier else crypto.new_key(),
-                chunk_bytes=earlier.body.chunk_bytes if earlier else least,
-                pack_bytes=self._pack_bytes,
-                compression=self._compression,
-                read_back=self._read_back,
-            )
-            draft = Draft(recipe=recipe, incarnation=incarnation, begun=begun)
-            return self._writer(draft, earlier)
-        except BaseException:
-            self._ended(id)
-            raise
+        return self._beginner.begin(id, key, incarnation, generation, expected_bytes)
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, be it damaged or not.
@@ -246,9 +214,9 @@ class Repository:
         """
         if not layout.is_id(checkpoint):
             return
-        with self._lock:
-            self._refuse_if_writing(checkpoint)
-            self._remove(checkpoint)
+        with self._busy.lock:
+            self._busy.refuse(checkpoint)
+            self._place.remove(checkpoint)
 
     def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
         """Remove what nobody needs; committed checkpoints are not touched.
@@ -259,85 +227,28 @@ class Repository:
         Raises:
             StoreError: the store does not work; what was removed is removed.
         """
-        with self._lock:
+        with self._busy.lock:
             # No writer of ours begins meanwhile.
-            removed, freed = self._garbage.sweep(self._writing | keep_writing)
+            writing = self._busy.ids | keep_writing
+            removed, freed = self._place.garbage.sweep(writing)
         return SweepResult(removed, freed)
 
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
         return self._backend.free_bytes()
 
-    def _writer(self, draft: Draft, earlier: Earlier | None) -> CheckpointWriter:
-        table = None
-        if earlier is not None:
-            packs = [pack.length for pack in earlier.body.packs]
-            table = known.of_index(earlier.index, packs)
-        crew, spec = None, self._backend.spec()
-        if self._pool is not None and spec is not None:
-            # Before the session stands still: its first start takes a while.
-            self._pool.warm()
-            crew = CaptureCrew(
-                self._pool, spec, draft.recipe, table, first_lane=lanes.OWN
-            )
-        return CheckpointWriter(
-            self._backend,
-            draft,
-            lanes=lanes.Lanes(self._backend, draft.recipe, table, crew),
-            earlier=earlier,
-            keys=self._keys,
-            clock=self._clock,
-            ended=self._ended,
-            discard=self._give_up,
-        )
-
     def _rewrap(self, checkpoint: str) -> bool:
         data = self._catalogue.raw(checkpoint)
         new = manifest.rewrap(data, checkpoint, self._keys)
         if manifest.split(new).key == manifest.split(data).key:
             return False
-        with self._lock:
+        with self._busy.lock:
             # Not beside a delete of ours: it would come back.
             try:
                 self._backend.replace(layout.manifest(checkpoint), new)
             except ObjectMissing:
                 return False
         return True
-
-    def _remove(self, checkpoint: str) -> None:
-        try:
-            self._garbage.remove(checkpoint)
-        finally:
-            self._catalogue.drop(checkpoint)
-
-    def _give_up(self, checkpoint: str) -> None:
-        """Remove what a writer has left that writes no more; see :meth:`delete`."""
-        with self._lock:
-            # Now: what cannot be removed in an outage can be deleted after it.
-            self._writing.discard(checkpoint)
-        self._remove(checkpoint)
-
-    def _refuse_if_writing(self, checkpoint: str) -> None:
-        if checkpoint in self._writing:
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="saving")
-
-    def _refuse_if_committed(self, checkpoint: str) -> None:
-        if self.exists(checkpoint):
-            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
-
-    def _refuse_if_needed(self, checkpoint: str) -> None:
-        if self._backend.list(layout.pack_prefix(checkpoint)):
-            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
-
-    def _ended(self, checkpoint: str) -> None:
-        # A commit that failed late had a manifest for a moment.
-        self._catalogue.drop(checkpoint)
-        try:
-            self._backend.delete(layout.intent(checkpoint))
-        except StoreError as error:
-            log.warning("- the intent of %s stays for a day: %s", checkpoint, error)
-        with self._lock:
-            self._writing.discard(checkpoint)
 
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first; unreadable ones are logged.

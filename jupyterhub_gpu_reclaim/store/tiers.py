@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
 from jupyterhub_gpu_reclaim.store.copying import copy_missing
+from jupyterhub_gpu_reclaim.store.front import Front
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ _T = TypeVar("_T")
 class Means(StrEnum):
     """Where a checkpoint stands when its commit returns."""
 
-    LOCAL = "local"  #: in the node's folder: lost with the node until it is uploaded
+    #: In the node's folder: lost with the node until it is uploaded. The store behind
+    #: need not even answer; what is saved leans upon nothing that only that has.
+    LOCAL = "local"
     REMOTE = "remote"  #: in the store behind it: survives the node
 
 
@@ -74,10 +77,9 @@ class Tiers:
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
         """Put it in the folder; before that in the store, where a commit means that.
 
-        A crash between the two leaves it in the store, where it is found. A writer's
-        intent is for the other nodes, which see the store only: it goes to both.
+        A crash between the two leaves it in the store, where it is found.
         """
-        if self.means is Means.REMOTE or name.startswith(layout.INTENTS):
+        if self.means is Means.REMOTE:
             copy_missing(self.local, self.remote, needs)
             self.remote.publish(name, data)
         try:
@@ -148,17 +150,22 @@ class Tiers:
             "means": self.means.value,
         }
 
+    def front(self) -> Backend:
+        """Where a checkpoint is written and committed."""
+        return Front(self) if self.means is Means.LOCAL else self
+
     def _is_here_only(self, name: str) -> bool:
         """Whether a deletion is for the folder alone, as far as can be seen there."""
         checkpoint = layout.id_of(name)
         if self.means is Means.REMOTE or checkpoint is None:
             return False
-        committed = stands(self.local, layout.manifest(checkpoint))
-        if name == layout.intent(checkpoint):
-            # The upload takes the one in the store over, and removes it at its end.
-            return committed
+        intent = layout.intent(checkpoint)
+        if name == intent:
+            # A writer's stands here, an upload's in the store: one is not the other.
+            return stands(self.local, name)
         # Nothing of a checkpoint is sent before its commit.
-        return not committed and stands(self.local, layout.intent(checkpoint))
+        committed = stands(self.local, layout.manifest(checkpoint))
+        return not committed and stands(self.local, intent)
 
     def _first(self, call: Callable[[Backend], _T]) -> _T:
         try:

@@ -9,7 +9,8 @@ from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.around import Around
-from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing, Unavailable
+from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 
 
 class SmallRepository:
@@ -128,3 +129,12 @@ class Remote(Around):
                 if not whole:
                     self.broken.append((name, each))
         super().publish(name, data, needs=needs)
+
+
+class Unreachable(MemoryBackend):
+    """A store behind the node that does not answer."""
+
+    def __getattribute__(self, name):
+        if name in {"publish", "read", "length", "list", "delete", "create"}:
+            raise Unavailable("it does not answer")
+        return super().__getattribute__(name)

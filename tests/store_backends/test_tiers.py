@@ -16,21 +16,18 @@ from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers, stands
 from jupyterhub_gpu_reclaim.store.upload import Upload
-from tests.store_backends.doubles import Died, DiesAt, Remote, SmallRepository
+from tests.store_backends.doubles import (
+    Died,
+    DiesAt,
+    Remote,
+    SmallRepository,
+    Unreachable,
+)
 from tests.support.agent import wait_for
 
 ONE = {"a/0": b"x" * 1000, "a/1": b"y" * 500, "a/index": b"i" * 10}
 #: The second generation needs a pack of the first.
 TWO = {"b/0": b"z" * 300, "b/index": b"j" * 10, "a/0": None}
-
-
-class Unreachable(MemoryBackend):
-    """A store behind the node that does not answer."""
-
-    def __getattribute__(self, name):
-        if name in {"publish", "read", "length", "list", "delete", "create"}:
-            raise Unavailable("it does not answer")
-        return super().__getattribute__(name)
 
 
 class World:
