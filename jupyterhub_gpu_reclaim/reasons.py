@@ -346,6 +346,22 @@ class Reason(Enum):
         "The session was saved with GPU driver {there}; here it is {here}.",
         "Bring it back on a machine with that driver, or put that driver back.",
     )
+    NODE_MISMATCH = (
+        "node_mismatch",
+        "The session needs a machine with {label}={wanted}; its profile asks for {given}.",
+        "Bring it back with the profile that it was started with.",
+    )
+    NOT_PLACED = (
+        "not_placed",
+        "No machine could take the session within {seconds:.0f} s: {why}.",
+        "Try again when a GPU is free.",
+        True,
+    )
+    POD_CHANGED = (
+        "pod_changed",
+        "The session's pod was changed after it was made ready to bring the session back.",
+        "The administrator finds out which hook of KubeSpawner does that.",
+    )
     GPU_MEMORY = (
         "gpu_memory",
         "GPU {card} has too little free memory: {needed} needed, {free} free.",
@@ -417,6 +433,32 @@ class Reason(Enum):
         "The agent of the session's machine does not answer.",
         "Is jupyterhub-gpu-reclaim-agent running there?",
         True,
+    )
+    NODE_SILENT = (
+        "node_silent",
+        "The agent on {node}, where the session runs, does not answer.",
+        (
+            "If that machine is lost, the session is free as soon as Kubernetes has"
+            " removed its pod; what is saved is kept."
+        ),
+        True,
+    )
+    NO_AGENT = (
+        "no_agent",
+        "No agent is ready on any node of the cluster.",
+        "Does the DaemonSet of the agents run?",
+        True,
+    )
+    CLUSTER_UNREACHABLE = (
+        "cluster_unreachable",
+        "The API server of Kubernetes does not answer.",
+        "",
+        True,
+    )
+    CLUSTER_FORBIDS = (
+        "cluster_forbids",
+        "Kubernetes does not let the service {verb} {resource}.",
+        "The administrator compares the service's role with etc/kubernetes.",
     )
     SERVICE_UNREACHABLE = (
         "service_unreachable",

@@ -1,0 +1,210 @@
+"""The pod of a session: what is changed, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kubespawner.objects import make_pod
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.spawner import session_init
+from jupyterhub_gpu_reclaim.spawner.pod import INCARNATION, Wish, holds, prepared
+from tests.kube.schemas import as_json, problems
+
+CMD = ["jupyterhub-singleuser", "--ip=0.0.0.0"]
+DIGEST = "quay.io/jupyter/base@sha256:" + "a" * 64
+
+
+def a_pod(**more):
+    given = {
+        "name": "jupyter-ada",
+        "cmd": list(CMD),
+        "port": 8888,
+        "image": "quay.io/jupyter/base:latest",
+        "image_pull_policy": "IfNotPresent",
+        "env": {"JUPYTERHUB_API_TOKEN": "fresh", "HOME": "/home/jovyan"},
+        "labels": {"component": "singleuser-server"},
+        "annotations": {"hub.jupyter.org/username": "ada"},
+        "logger": logging.getLogger(),
+        **more,
+    }
+    return make_pod(**given)
+
+
+def a_wish(mode="start", **more):
+    given = {"key": SessionKey("ada"), "incarnation": "f" * 32, **more}
+    return Wish(mode=mode, **given)
+
+
+def notebook(pod):
+    return next(
+        c for c in as_json(pod)["spec"]["containers"] if c["name"] == "notebook"
+    )
+
+
+def expanded(word: str) -> str:
+    """A word as the kubelet hands it on, where no variable has that name."""
+    return word.replace("$$", "$")
+
+
+def init_of(words: list[str]):
+    """The command line as the session's init reads it."""
+    assert words[:2] == ["python3", "-c"]
+    compile(expanded(words[2]), "session_init", "exec")
+    return session_init.parse([expanded(word) for word in words[3:]])
+
+
+def test_start_prefixes_the_arguments_and_leaves_the_entrypoint() -> None:
+    container = notebook(prepared(a_pod(), a_wish()))
+    assert "command" not in container
+    init = init_of(container["args"])
+    assert (init.mode, init.user, init.incarnation) == ("start", "ada", "f" * 32)
+    assert init.command == CMD
+    assert init.relay
+
+
+def test_start_with_a_command_prefixes_that_and_leaves_the_arguments() -> None:
+    pod = a_pod(extra_container_config={"command": ["tini", "--", "start.sh"]})
+    container = notebook(prepared(pod, a_wish()))
+    assert init_of(container["command"]).command == ["tini", "--", "start.sh"]
+    assert container["args"] == CMD
+
+
+def test_start_without_any_command_is_refused_with_what_to_set() -> None:
+    with pytest.raises(Refused, match=r"KubeSpawner\.cmd"):
+        prepared(a_pod(cmd=None), a_wish())
+
+
+def test_hold_is_pid_1_by_digest_with_the_saved_login(monkeypatch) -> None:
+    monkeypatch.setattr(session_init.os, "getpid", lambda: 1)
+    wish = a_wish("hold", image=DIGEST, token="saved", generation=3)
+    container = notebook(prepared(a_pod(image_pull_policy="Always"), wish))
+    assert init_of(container["command"]).mode == "hold"
+    assert not container.get("args")
+    assert (container["image"], container["imagePullPolicy"]) == (
+        DIGEST,
+        "IfNotPresent",
+    )
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert env == {"JUPYTERHUB_API_TOKEN": "saved", "HOME": "/home/jovyan"}
+
+
+def test_an_image_without_a_digest_stays_for_the_agent_to_compare() -> None:
+    wish = a_wish("hold", image="sha256:" + "b" * 64)
+    assert notebook(prepared(a_pod(), wish))["image"] == "quay.io/jupyter/base:latest"
+
+
+def test_probes_and_hooks_that_a_stopped_tree_cannot_answer_go() -> None:
+    probe = {"httpGet": {"path": "/", "port": 8888}}
+    extra = {"livenessProbe": probe, "readinessProbe": probe, "startupProbe": probe}
+    hooks = {
+        "postStart": {"exec": {"command": ["true"]}},
+        "preStop": {"exec": {"command": ["true"]}},
+    }
+    pod = a_pod(extra_container_config=extra, lifecycle_hooks=hooks)
+    start, hold = prepared(pod, a_wish()), prepared(pod, a_wish("hold"))
+    assert "livenessProbe" not in notebook(start)
+    assert {"readinessProbe", "startupProbe"} <= notebook(start).keys()
+    assert set(notebook(start)["lifecycle"]) == {"postStart", "preStop"}
+    assert not {name for name in notebook(hold) if name.endswith("Probe")}
+    assert set(notebook(hold)["lifecycle"]) == {"preStop"}
+
+
+def test_the_node_of_a_return_is_of_the_same_kind() -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
+    pod = a_pod(node_selector={"pool": "gpu"})
+    held = prepared(pod, a_wish("hold", node_labels=labels))
+    assert as_json(held)["spec"]["nodeSelector"] == {"pool": "gpu", **labels}
+    assert as_json(pod)["spec"]["nodeSelector"] == {"pool": "gpu"}
+
+
+def test_a_profile_for_another_gpu_is_refused_with_both_names() -> None:
+    pod = a_pod(node_selector={"nvidia.com/gpu.product": "NVIDIA-L4"})
+    wish = a_wish("hold", node_labels={"nvidia.com/gpu.product": "NVIDIA-H200"})
+    with pytest.raises(Refused) as refused:
+        prepared(pod, wish)
+    assert refused.value.reason is Reason.NODE_MISMATCH
+    assert "NVIDIA-H200" in refused.value.message
+    assert "NVIDIA-L4" in refused.value.message
+
+
+def test_shared_process_namespace_is_refused() -> None:
+    pod = a_pod(extra_pod_config={"shareProcessNamespace": True})
+    with pytest.raises(Refused, match="shareProcessNamespace"):
+        prepared(pod, a_wish())
+
+
+def test_a_hook_that_takes_the_init_out_is_noticed() -> None:
+    for mode in ("start", "hold"):
+        wish = a_wish(mode)
+        pod = prepared(a_pod(), wish)
+        assert holds(pod, wish)
+        pod.spec.containers[0].command, pod.spec.containers[0].args = None, CMD
+        assert not holds(pod, wish)
+    assert not holds(prepared(a_pod(), a_wish()), a_wish(incarnation="e" * 32))
+
+
+def test_sidecars_and_init_containers_stay_as_they_are() -> None:
+    side = {
+        "name": "side",
+        "image": "busybox",
+        "livenessProbe": {"tcpSocket": {"port": 1}},
+    }
+    first = {"name": "first", "image": "busybox", "command": ["true"]}
+    pod = a_pod(extra_containers=[side], init_containers=[first])
+    spec = as_json(prepared(pod, a_wish("hold")))["spec"]
+    before = as_json(pod)["spec"]
+    assert spec["initContainers"] == before["initContainers"]
+    assert spec["containers"][1] == before["containers"][1]
+    assert spec["restartPolicy"] == "Never"
+
+
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    user=names,
+    server=st.one_of(st.just(""), names),
+    mode=st.sampled_from(["start", "hold"]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "uid": st.just(1000),
+            "fs_gid": st.just(100),
+            "extra_resource_limits": st.just({"nvidia.com/gpu": "1"}),
+            "extra_container_config": st.just({"command": ["start.sh"]}),
+            "extra_containers": st.just([{"name": "side", "image": "busybox"}]),
+            "volumes": st.just(
+                [{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]
+            ),
+            "volume_mounts": st.just([{"name": "home", "mountPath": "/home/jovyan"}]),
+            "node_selector": st.just({"pool": "gpu"}),
+        },
+    ),
+)
+def test_any_pod_stays_valid_and_itself(user, server, mode, options) -> None:
+    pod = a_pod(**options)
+    before = as_json(pod)
+    wish = a_wish(mode, key=SessionKey(user, server), image=DIGEST)
+    made = prepared(pod, wish)
+    assert as_json(pod) == before
+    assert holds(made, wish)
+    after = as_json(made)
+    assert problems(after) == []
+    assert after["metadata"]["labels"][INCARNATION] == wish.incarnation
+    ours = notebook(made)
+    words = [*ours.get("command", ()), *ours.get("args", ())]
+    assert f"--user={user}" in map(expanded, words)
+    assert f"--server={server}" in map(expanded, words)
+    for name in ("resources", "volumeMounts", "securityContext", "ports"):
+        assert ours.get(name) == notebook(pod).get(name)
