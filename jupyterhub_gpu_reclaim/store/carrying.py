@@ -10,11 +10,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import archive, layout, manifest
+from jupyterhub_gpu_reclaim.store.announcing import Announcement
 from jupyterhub_gpu_reclaim.store.backend import ObjectExists
 from jupyterhub_gpu_reclaim.store.copying import copy_missing, missing
 from jupyterhub_gpu_reclaim.store.folder import put_in_place
@@ -132,22 +134,23 @@ def bring_in(
         raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id_)
     data = found.read(layout.manifest(id_), 0, manifest.MAX_BYTES)
     data = manifest.rewrap(data, id_, Rewrap(opens, keys))
-    name, intent = source.intent(id_)
-    try:
-        backend.publish(name, intent)
-    except ObjectExists:
-        backend.replace(name, intent)  # of an import that was cut off
+    announced = Announcement(backend, partial(source.intent, id_))
+
+    def go_on() -> bool:
+        announced.refresh()
+        return True
+
     there = set(objects) - set(missing(backend, objects))
     for entry in sorted(there):
         _compare(found, backend, entry)
-    copy_missing(found, backend, objects)
+    copy_missing(found, backend, objects, go_on=go_on)
     try:
         backend.publish(layout.manifest(id_), data, needs=objects)
     except ObjectExists:
         raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id_) from None
     # Where something fails, the intent stays until it is stale: so do the packs, and
     # the next import of the same goes on with them.
-    backend.delete(name)
+    backend.delete(layout.intent(id_))
     return store.info(id_)
 
 

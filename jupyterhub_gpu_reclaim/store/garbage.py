@@ -1,7 +1,8 @@
 """Removes what nobody needs, beside whoever writes (``FORMAT.md``, order of deleting).
 
-Called by the repository, which holds its lock meanwhile. A pack stays while any
-manifest or any intent names it; where that cannot be known, it stays too.
+Called by the repository, which holds its lock meanwhile; other processes write, copy
+and remove at the same time. A pack stays while any manifest or any intent names it;
+where that cannot be known, it stays too.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim.store import intents, layout
+from jupyterhub_gpu_reclaim.errors import StoreError
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.store import intents, layout, removals
 from jupyterhub_gpu_reclaim.store.backend import ASIDE, ObjectMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.clock import Clock
@@ -28,6 +31,7 @@ class _Needed(NamedTuple):
 
     packs: frozenset[str]  #: objects that readable manifests name
     owners: frozenset[str]  #: checkpoints all of whose packs must stay
+    coming: frozenset[str]  #: checkpoints that are being written or copied
     committed: frozenset[str]  #: checkpoints that exist
     blind: bool  #: some manifest could not be read: it may name anything
 
@@ -60,22 +64,30 @@ class Garbage:
             StoreError: something could not be removed. Once the manifest is gone the
                 rest is remains, which a sweep removes.
         """
-        backend, intent = self._backend, layout.intent(checkpoint)
+        backend = self._backend
         never, earlier = False, []
         if self._stands(layout.manifest(checkpoint)):
             body = self._body(checkpoint)
             earlier = [origin.id for origin in body.origins[1:]] if body else []
             # The intent goes first: where it stands alone, nothing was ever committed.
-            backend.delete(intent)
+            self._drop_intent(checkpoint)
             backend.delete(layout.manifest(checkpoint))
         else:
             never = self._is_writers(checkpoint)
-        for entry in backend.list(ASIDE):
-            if layout.id_of(entry.name) == checkpoint:
-                backend.delete(entry.name)
-        freed = self._delete_packs(checkpoint, earlier, never=never)
-        backend.delete(intent)
-        return freed
+        aside = [e for e in backend.list(ASIDE) if layout.id_of(e.name) == checkpoint]
+        packs = backend.list(layout.pack_prefix(checkpoint))
+        done = self._clear(
+            checkpoint, aside + packs, never=never, except_writing=checkpoint
+        )
+        for owner in earlier:
+            # That only it has kept alive.
+            if not self._stands(layout.manifest(owner)):
+                packs = backend.list(layout.pack_prefix(owner))
+                done += self._clear(
+                    owner, packs, never=False, except_writing=checkpoint
+                )
+        self._drop_intent(checkpoint)
+        return sum(entry.length for entry in done)
 
     def sweep(self, writing: AbstractSet[str]) -> tuple[list[str], int]:
         """Remove the remains of checkpoints that do not exist, and stale odds and ends.
@@ -95,66 +107,74 @@ class Garbage:
             for entry in self._backend.list(prefix):
                 if id_ := layout.id_of(entry.name):
                     found.setdefault(id_, []).append(entry)
+        self._drop_marks()
         needed = self._needed()
         removed, freed = [], 0
-        for id_ in sorted(found.keys() - needed.owners - writing):
+        for id_ in sorted(found.keys() - needed.owners - needed.coming - writing):
             entries = found[id_]
             if id_ in needed.committed:
                 # Its packs are its own affair; what it left beside them is not needed.
                 entries = [e for e in entries if not e.name.startswith(layout.PACKS)]
+            elif all(e.name in needed.packs for e in entries):
+                continue  # others lean upon all that is left of it
             never = any(map(_is_intent, entries)) and self._is_writers(id_)
-            done = self._delete(entries, id_, needed, never=never)
+            done = self._clear(id_, entries, never=never)
             freed += sum(entry.length for entry in done)
             if done and id_ not in needed.committed:
                 removed.append(id_)
         return removed, freed
 
-    def _delete_packs(
-        self, checkpoint: str, earlier: Iterable[str], *, never: bool
-    ) -> int:
-        """Delete its packs, and those of earlier ones that only it has kept alive."""
-        found = {id_: self._packs(id_) for id_ in (checkpoint, *earlier)}
-        if not any(found.values()):
-            return 0
-        needed = self._needed(except_writing=checkpoint)
-        done: list[Entry] = []
-        for id_, entries in found.items():
-            if id_ not in needed.committed:
-                never_this = never and id_ == checkpoint
-                done += self._delete(entries, id_, needed, never=never_this)
-        return sum(entry.length for entry in done)
-
-    def _packs(self, checkpoint: str) -> list[Entry]:
-        return self._backend.list(layout.pack_prefix(checkpoint))
-
-    def _delete(
-        self, entries: Iterable[Entry], owner: str, needed: _Needed, *, never: bool
+    def _clear(
+        self,
+        owner: str,
+        entries: Sequence[Entry],
+        *,
+        never: bool,
+        except_writing: str = "",
     ) -> list[Entry]:
-        """Delete what of a checkpoint's objects is not needed; what was deleted.
+        """Remove what of some objects of a checkpoint is not needed; what that was.
 
         Args:
-            entries: the objects.
-            owner: the checkpoint, which does not exist.
-            needed: what must stay.
+            owner: the checkpoint.
+            entries: the objects, listed before this call.
             never: it has never existed anywhere, so that a manifest which cannot be
                 read does not name its packs either.
+            except_writing: a writer's intent of this checkpoint does not count.
         """
-        done = []
         # An intent goes last: while it stands, it says that nobody names the packs.
-        for entry in sorted(entries, key=_is_intent):
-            name = entry.name
-            shared = name.startswith(layout.PACKS) and name != layout.index(owner)
-            named = name in needed.packs or owner in needed.owners
-            if shared and (named or (needed.blind and not never)):
-                continue
-            self._backend.delete(name)
-            done.append(entry)
-        return done
+        todo = sorted(entries, key=_is_intent)
+        if not todo:
+            return []
+        backend = self._backend
+        try:
+            with removals.Removal(backend, owner, self._clock) as removal:
+                # Looked at under the mark: who announces a copy now sees that.
+                needed = self._needed(except_writing=except_writing)
+                spare = _spare(owner, todo, needed, never=never)
+                for entry in spare:
+                    removal.check()
+                    backend.delete(entry.name)
+                return spare
+        except StoreError as error:
+            if error.reason is not Reason.STORE_FULL:
+                raise
+        # Not even a mark finds room, nor would a copy's intent: one object makes some.
+        needed = self._needed(except_writing=except_writing)
+        spare = _spare(owner, todo, needed, never=never)
+        if not spare:
+            return []
+        backend.delete(spare[0].name)
+        rest = self._clear(owner, spare[1:], never=never, except_writing=except_writing)
+        return [spare[0], *rest]
 
     def _needed(self, *, except_writing: str = "") -> _Needed:
         fresh = intents.fresh(self._backend, self._clock.now())
         owners = {id_ for one in fresh for id_ in one.leans_on}
-        owners |= {one.checkpoint for one in fresh} - {except_writing}
+        coming = {
+            one.checkpoint
+            for one in fresh
+            if one.is_copy or one.checkpoint != except_writing
+        }
         packs: set[str] = set()
         committed: set[str] = set()
         blind = False
@@ -170,7 +190,27 @@ class Garbage:
                 blind = True
         if blind:
             log.warning("- some manifest cannot be read, so no shared pack is removed")
-        return _Needed(frozenset(packs), frozenset(owners), frozenset(committed), blind)
+        return _Needed(
+            frozenset(packs),
+            frozenset(owners),
+            frozenset(coming),
+            frozenset(committed),
+            blind,
+        )
+
+    def _drop_marks(self) -> None:
+        """Delete what removals that died have left to say that they go on."""
+        for entry in self._backend.list(layout.REMOVALS):
+            id_ = layout.id_of(entry.name)
+            if id_ and not removals.stands(self._backend, id_, self._clock.now()):
+                self._backend.delete(entry.name)
+
+    def _drop_intent(self, checkpoint: str) -> None:
+        """Delete an intent, but not that of a copy that is on its way."""
+        name, now = layout.intent(checkpoint), self._clock.now()
+        intent = intents.read(self._backend, name)
+        if intent is None or not (intent.is_copy and intent.is_fresh(now)):
+            self._backend.delete(name)
 
     def _is_writers(self, checkpoint: str) -> bool:
         """Whether its intent is of a writer, not of a copy of what is committed."""
@@ -183,6 +223,25 @@ class Garbage:
         except ObjectMissing:
             return False
         return True
+
+
+def _spare(
+    owner: str, entries: Sequence[Entry], needed: _Needed, *, never: bool
+) -> list[Entry]:
+    """What of some objects of a checkpoint nobody needs; see :meth:`Garbage._clear`."""
+    if owner in needed.coming:
+        return []
+    named = owner in needed.owners or owner in needed.committed
+    blind = needed.blind and not never
+
+    def stays(name: str) -> bool:
+        if not name.startswith(layout.PACKS):
+            return False
+        if name == layout.index(owner):
+            return owner in needed.committed  # nobody else has a use for it
+        return named or blind or name in needed.packs
+
+    return [entry for entry in entries if not stays(entry.name)]
 
 
 def _is_intent(entry: Entry) -> bool:

@@ -36,6 +36,10 @@ class Intent(NamedTuple):
         """Whether it is committed in another store, and on its way into this one."""
         return self.checkpoint in self.leans_on
 
+    def is_fresh(self, now: float) -> bool:
+        """Whether it counts; one from the future does: some machine's clock is off."""
+        return self.begun > now - FRESH_SECONDS
+
 
 def publish(backend: Backend, intent: Intent) -> None:
     """Say so, durably.
@@ -59,8 +63,7 @@ def fresh(backend: Backend, now: float) -> list[Intent]:
         StoreError: the store does not work.
     """
     found = (read(backend, entry.name) for entry in backend.list(layout.INTENTS))
-    # One from the future counts: some machine's clock is off.
-    return [one for one in found if one and one.begun > now - FRESH_SECONDS]
+    return [one for one in found if one and one.is_fresh(now)]
 
 
 def leaned_on(backend: Backend) -> set[str]:

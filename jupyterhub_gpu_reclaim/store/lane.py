@@ -194,6 +194,10 @@ class Lane:
         """Let go of everything; idempotent, never waits."""
         self._packs.abandon()
 
+    def let_end(self, timeout: float) -> None:
+        """Wait until nothing new appears in the backend, after :meth:`abandon`."""
+        self._packs.let_end(timeout)
+
     def _place(
         self, rows: NDArray[np.uint8], data: memoryview, found: NDArray[np.int64]
     ) -> NDArray[np.int64]:

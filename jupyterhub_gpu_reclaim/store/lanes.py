@@ -179,6 +179,9 @@ class Lanes:
             self._turn.wait_for(lambda: not self._busy, _LET_GO_SECONDS)
         for lane in self._made:
             lane.abandon()
+        until = time.monotonic() + _LET_GO_SECONDS
+        for lane in self._made:
+            lane.let_end(_left(until))
 
     @contextlib.contextmanager
     def _waking(self) -> Iterator[int]:

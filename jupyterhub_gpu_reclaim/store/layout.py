@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.store.backend import name_of
 MANIFESTS = "manifests/"
 PACKS = "packs/"
 INTENTS = "writing/"
+REMOVALS = "removing/"
 
 #: What a chunk may have.
 CHUNK_SIZES = tuple(4096 << shift for shift in range(7))
@@ -35,6 +36,11 @@ def intent(checkpoint: str) -> str:
     return f"{INTENTS}{checkpoint}"
 
 
+def removal(checkpoint: str) -> str:
+    """The object that says that packs of a checkpoint are being removed."""
+    return f"{REMOVALS}{checkpoint}"
+
+
 def pack_prefix(checkpoint: str) -> str:
     """Where a checkpoint's own packs and index stand."""
     return f"{PACKS}{checkpoint}/"
@@ -53,7 +59,7 @@ def index(checkpoint: str) -> str:
 def id_of(name: str) -> str | None:
     """Whose object that is; None for what is not ours."""
     name = name_of(name)
-    for prefix in (MANIFESTS, INTENTS):
+    for prefix in (MANIFESTS, INTENTS, REMOVALS):
         if name.startswith(prefix):
             found = name.removeprefix(prefix)
             break

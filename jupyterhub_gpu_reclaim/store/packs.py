@@ -138,6 +138,10 @@ class Packs:
             if future.cancelled():
                 pack.writer.abandon()
 
+    def let_end(self, timeout: float) -> None:
+        """Wait until nothing settles any more, after :meth:`abandon`."""
+        wait_for([future for _, future in self._settling], timeout)
+
     def _begin(self) -> _Pack:
         if self._next % LANE_PACKS == LANE_PACKS - 1:
             raise StoreError(Reason.STORE_FAILED, why="a checkpoint has too many packs")

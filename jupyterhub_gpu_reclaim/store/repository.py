@@ -158,11 +158,10 @@ class Repository:
         """
         return self._catalogue.known(checkpoint).objects()
 
-    def intent(self, checkpoint: str) -> tuple[str, bytes]:
+    def intent(self, checkpoint: str) -> intents.Intent:
         """An intent for a committed checkpoint, while it is copied to another store.
 
-        Returns:
-            Its object's name and bytes; it keeps all that :meth:`objects` names there.
+        It keeps all that :meth:`objects` names there.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
@@ -170,8 +169,7 @@ class Repository:
         """
         origins = self._catalogue.known(checkpoint).origins
         leans_on = frozenset(origin.id for origin in origins)
-        intent = intents.Intent(checkpoint, self._clock.now(), leans_on)
-        return layout.intent(checkpoint), intents.encode(intent)
+        return intents.Intent(checkpoint, self._clock.now(), leans_on)
 
     def verify(
         self, checkpoint: str, *, progress: Callable[[int, int], None] | None = None

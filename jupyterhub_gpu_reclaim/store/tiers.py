@@ -77,8 +77,12 @@ class Tiers:
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
         """Put it in the folder; before that in the store, where a commit means that.
 
-        A crash between the two leaves it in the store, where it is found.
+        A crash between the two leaves it in the store, where it is found. What says
+        that something is removed is for everybody: it stands in the store.
         """
+        if name.startswith(layout.REMOVALS):
+            self.remote.publish(name, data)
+            return
         if self.means is Means.REMOTE:
             copy_missing(self.local, self.remote, needs)
             self.remote.publish(name, data)
@@ -155,17 +159,10 @@ class Tiers:
         return Front(self) if self.means is Means.LOCAL else self
 
     def _is_here_only(self, name: str) -> bool:
-        """Whether a deletion is for the folder alone, as far as can be seen there."""
-        checkpoint = layout.id_of(name)
-        if self.means is Means.REMOTE or checkpoint is None:
-            return False
-        intent = layout.intent(checkpoint)
-        if name == intent:
-            # A writer's stands here, an upload's in the store: one is not the other.
-            return stands(self.local, name)
-        # Nothing of a checkpoint is sent before its commit.
-        committed = stands(self.local, layout.manifest(checkpoint))
-        return not committed and stands(self.local, intent)
+        """Whether a deletion is for the folder alone."""
+        # A writer's stands here, an upload's in the store: one is not the other.
+        local = self.means is Means.LOCAL and name.startswith(layout.INTENTS)
+        return local and stands(self.local, name)
 
     def _first(self, call: Callable[[Backend], _T]) -> _T:
         try:

@@ -3,20 +3,25 @@
 Started by the agent where there are two tiers. There is no queue that could be lost:
 what has a manifest in the folder and none in the store is due, oldest first. Packs go
 first, the manifest last; what stands there already is not sent again, so an upload that
-was cut off goes on where it was. Nothing is deleted here but the upload's own intent.
+was cut off goes on where it was. Other processes (the command line, other nodes)
+delete and sweep meanwhile: an :class:`~.announcing.Announcement` keeps them away from
+the packs, and what they delete here does not come back there.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists
+from jupyterhub_gpu_reclaim.store.announcing import Announcement
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
 from jupyterhub_gpu_reclaim.store.copying import copy_missing, missing
 from jupyterhub_gpu_reclaim.store.tiers import stands
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Entry
+    from jupyterhub_gpu_reclaim.store.intents import Intent
     from jupyterhub_gpu_reclaim.store.tiers import Tiers
 
 log = logging.getLogger(__name__)
@@ -45,8 +51,11 @@ class Knows(Protocol):
     def objects(self, checkpoint: str) -> Sequence[Entry]:
         """What one needs to be read, without its manifest."""
 
-    def intent(self, checkpoint: str) -> tuple[str, bytes]:
-        """The object that says to other nodes that its packs are being written."""
+    def intent(self, checkpoint: str) -> Intent:
+        """What says to other nodes that its packs are being written."""
+
+    def delete(self, checkpoint: str) -> None:
+        """Remove what is left of one that was deleted."""
 
 
 class Upload:
@@ -57,6 +66,7 @@ class Upload:
         repository: whose checkpoints.
         after: called after each round, to make room.
         pause: seconds until the next try when one has failed; doubled each time.
+        elapsed: a clock that never jumps, in seconds.
     """
 
     def __init__(
@@ -66,7 +76,9 @@ class Upload:
         *,
         after: Callable[[], object] = lambda: None,
         pause: float = FIRST_PAUSE,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._elapsed = elapsed
         self._pause = pause
         self._tiers = tiers
         self._repository = repository
@@ -101,31 +113,34 @@ class Upload:
         Raises:
             StoreError: ``CANCELLED``, or it could not be; call again.
         """
-        tiers = self._tiers
+        tiers, repository = self._tiers, self._repository
         manifest = layout.manifest(checkpoint)
-
-        def go_on() -> bool:
-            return not self._stopped.is_set() and stands(tiers.local, manifest)
-
         try:
-            needs = self._repository.objects(checkpoint)
-            self._announce(checkpoint)
+            needs = repository.objects(checkpoint)
+            intent = partial(repository.intent, checkpoint)
+            announced = Announcement(tiers.remote, intent, elapsed=self._elapsed)
         except NotFound:
             return False
+
+        def go_on() -> bool:
+            if self._stopped.is_set() or not stands(tiers.local, manifest):
+                return False
+            announced.refresh()
+            return True
+
         try:
             sent = copy_missing(tiers.local, tiers.remote, needs, go_on=go_on)
-        except StoreError:
-            if not stands(tiers.local, manifest):
-                tiers.remote.delete(layout.intent(checkpoint))
-                return False
-            raise
-        with tiers.settling:
-            found = stands(tiers.local, manifest)
-            if found:
-                self._publish(manifest, needs)
+            found = self._publish(manifest, needs)
+        except (NotFound, StoreError):
+            if stands(tiers.local, manifest):
+                raise
+            found = False
         tiers.remote.delete(layout.intent(checkpoint))
         if found:
             log.info("- %s is in the store: %s sent", checkpoint, words.size(sent))
+        elif not stands(tiers.remote, manifest):
+            # Who deleted it has left the packs alone, because they were on their way.
+            repository.delete(checkpoint)
         return found
 
     def round(self) -> bool:
@@ -180,27 +195,41 @@ class Upload:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _publish(self, manifest: str, needs: Sequence[Entry]) -> None:
-        """Put a manifest into the store; the one that stands in the folder then."""
+    def _publish(self, manifest: str, needs: Sequence[Entry]) -> bool:
+        """Put a manifest into the store; the one that stands in the folder then.
+
+        Returns:
+            False when it was deleted meanwhile, by whomever.
+
+        Raises:
+            StoreError: it is not there, or what it needs is not; call again.
+        """
         local, remote = self._tiers.local, self._tiers.remote
-        if gone := missing(remote, needs):
-            # A sweep elsewhere has taken an upload of days for one that was given up.
+        with self._tiers.settling:
+            if not stands(local, manifest):
+                return False
+            self._check(needs)
+            data = local.read(manifest, 0, _MAX_SMALL_BYTES)
+            try:
+                remote.publish(manifest, data, needs=needs)
+            except ObjectExists:
+                log.info("- %s was in the store already", manifest)
+            try:
+                self._check(needs)
+                now = local.read(manifest, 0, _MAX_SMALL_BYTES)
+            except ObjectMissing:
+                # Deleted by another process: there it was not found yet.
+                remote.delete(manifest)
+                return False
+            except StoreError:
+                remote.delete(manifest)
+                raise
+            if now != data:
+                remote.replace(manifest, now)  # another key has wrapped it meanwhile
+        return True
+
+    def _check(self, needs: Sequence[Entry]) -> None:
+        if gone := missing(self._tiers.remote, needs):
+            # By hand, or by a process that was asleep for an hour.
             why = f"{gone[0].name} has gone from the store; it is sent again"
             raise StoreError(Reason.STORE_FAILED, why=why)
-        data = local.read(manifest, 0, _MAX_SMALL_BYTES)
-        try:
-            remote.publish(manifest, data, needs=needs)
-        except ObjectExists:
-            log.info("- %s was in the store already", manifest)
-        now = local.read(manifest, 0, _MAX_SMALL_BYTES)
-        if now != data:
-            remote.replace(manifest, now)  # another key has wrapped it meanwhile
-
-    def _announce(self, checkpoint: str) -> None:
-        """Tell the sweeps of other nodes that these packs are no remains."""
-        remote = self._tiers.remote
-        name, data = self._repository.intent(checkpoint)
-        try:
-            remote.publish(name, data)
-        except ObjectExists:
-            remote.replace(name, data)  # of an attempt that was cut off: a fresh time

@@ -250,7 +250,7 @@ def test_intent_of_a_committed_checkpoint_keeps_its_packs_elsewhere(store, clock
     save(store, 1)
     save(store, 2)
     elsewhere = MemoryBackend()
-    elsewhere.publish(*store.intent("c2"))
+    intents.publish(elsewhere, store.intent("c2"))
     for entry in store.objects("c2"):
         elsewhere.publish(entry.name, b"x" * 10)
     assert Repository(elsewhere, clock=clock, keys=KEYS).sweep().removed == []
@@ -344,7 +344,7 @@ def test_upload_that_was_cut_off_costs_no_later_generation(store, backend, clock
     """Its intent stands alone in the store, and yet it was committed on its node."""
     save(store, 1)
     save(store, 2)
-    backend.publish(*store.intent("c1"))
+    intents.publish(backend, store.intent("c1"))
     del backend.objects["manifests/c1"]
     clock.advance(2 * intents.FRESH_SECONDS)
     other_node = Repository(backend, clock=clock, keys=KEYS)
@@ -358,7 +358,7 @@ def test_upload_that_was_cut_off_costs_no_later_generation(store, backend, clock
 def test_sweep_without_the_key_leaves_what_an_upload_has_brought(store, backend, clock):
     save(store, 1)
     save(store, 2)
-    backend.publish(*store.intent("c1"))
+    intents.publish(backend, store.intent("c1"))
     del backend.objects["manifests/c1"]
     clock.advance(2 * intents.FRESH_SECONDS)
     keyless = Repository(backend, clock=clock, keys=KeyRing({"k2": b"2" * 32}))

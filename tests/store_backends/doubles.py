@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
 from jupyterhub_gpu_reclaim.store.around import Around
 from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing, Unavailable
+from jupyterhub_gpu_reclaim.store.intents import Intent
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 
 
@@ -43,7 +44,10 @@ class SmallRepository:
         self.backend.delete(layout.intent(checkpoint))
 
     def delete(self, checkpoint):
-        needs = self.objects(checkpoint)
+        try:
+            needs = self.objects(checkpoint)
+        except NotFound:
+            return
         self.backend.delete(layout.manifest(checkpoint))
         for entry in needs:
             self.backend.delete(entry.name)
@@ -57,7 +61,7 @@ class SmallRepository:
         return [Entry(*each) for each in self._body(checkpoint)["needs"]]
 
     def intent(self, checkpoint):
-        return layout.intent(checkpoint), b"intent of the upload"
+        return Intent(checkpoint, 0.0, frozenset([checkpoint]))
 
     def read(self, checkpoint):
         """All bytes of it, from wherever they stand."""

@@ -223,20 +223,6 @@ def test_store_that_does_not_answer_is_unknown_never_missing(world):
         tiers.list(layout.MANIFESTS)
 
 
-def test_abandoned_capture_is_removed_without_the_store(world):
-    tiers = Tiers(world.node, world.store, Means.LOCAL)
-    tiers.publish(layout.intent("a"), b"intent")
-    writer = tiers.create("packs/a/0")
-    writer.write(b"x")
-    writer.finish()
-    away = Tiers(world.node, Unreachable(), Means.LOCAL)
-    away.delete("packs/a/0")
-    assert world.node.list(layout.PACKS) == []
-    tiers.delete(layout.intent("a"))
-    assert world.store.objects == {}
-    assert world.node.objects == {}
-
-
 def test_eviction_takes_the_oldest_that_is_whole_in_the_store(world):
     tiers, repository, upload = world.start()
     repository.commit("a", ONE)
