@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import network
+
 #: The longest first, so that in the end no worker is left with one of them alone.
 WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "service"]
 #: Runs the tests with the mark "extra" as well.
@@ -25,6 +27,17 @@ def pytest_configure() -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LIGHT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIGHT), *paths]))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Leave the network of the others, once what tells of second chances is connected.
+
+    Whoever only hands out the tests stays; so do frameworks on real cards, which look
+    for the machine's interfaces.
+    """
+    option = session.config.option
+    if getattr(option, "dist", "no") == "no" and "gpu" not in option.markexpr:
+        network.be_alone()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
