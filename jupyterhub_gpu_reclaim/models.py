@@ -69,6 +69,7 @@ class TreeState(StrEnum):
     CAPTURED = "captured"  #: committed; the tree is stopped but alive
     RESTORING = "restoring"
     GONE = "gone"
+    UNKNOWN = "unknown"  #: there is a pod, and the agent of its node does not answer
 
 
 class KernelSample(Value, frozen=True, kw_only=True):
@@ -117,6 +118,7 @@ class Sample(Value, frozen=True, kw_only=True):
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page
+    pod: str = ""  #: uid of the pod that it was taken in; empty outside of Kubernetes
 
 
 class Usage(Value, frozen=True, kw_only=True):
@@ -222,6 +224,8 @@ class Tree(Value, frozen=True, kw_only=True):
     operation: str = ""
     steps: list[Step] = []
     failure: Failure | None = None  #: how the last operation ended, if it failed
+    pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
+    container: str = ""  #: id of the container there
 
 
 class Event(Value, frozen=True, kw_only=True):

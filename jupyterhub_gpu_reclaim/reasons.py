@@ -380,6 +380,11 @@ class Reason(Enum):
         "user_mismatch",
         "The saved session belongs to user id {there}, here it would be {here}.",
     )
+    RIGHTS_MISMATCH = (
+        "rights_mismatch",
+        "The saved session has rights that its new place does not give: {what}.",
+        "Start it with the same profile as before.",
+    )
     TOKEN_REVOKED = (
         "token_revoked",
         "The login of the saved session has been revoked, so it is not brought back.",

@@ -32,12 +32,14 @@ from jupyterhub_gpu_reclaim.agent.node import LocalNode
 from jupyterhub_gpu_reclaim.agent.operations import Operations
 from jupyterhub_gpu_reclaim.agent.parts import Parts
 from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
+from jupyterhub_gpu_reclaim.agent.pods import PodPlacements
 from jupyterhub_gpu_reclaim.agent.records import Records
 from jupyterhub_gpu_reclaim.agent.settings import AgentSettings
 from jupyterhub_gpu_reclaim.agent.storing import open_store
 from jupyterhub_gpu_reclaim.agent.tool import Tool
 from jupyterhub_gpu_reclaim.agent.watcher import Watcher
 from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.engine import cgroup
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -48,6 +50,7 @@ from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from jupyterhub_gpu_reclaim.agent.placements import Placements
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -103,13 +106,20 @@ class AgentApp(AgentSettings):
                 await asyncio.to_thread(store.close)
                 remove_socket(self)
 
+    def _placements(self) -> Placements:
+        if self.placement == "kubernetes":
+            # Control groups are named from here on as the host names them.
+            cgroup.enter_namespace_of(1)
+            return PodPlacements(self.realm)
+        return LocalPlacements(self.realm)
+
     def _parts(self, state: Path, clock: Clock, store: Repository) -> Parts:
         limits = self.limits()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
         return Parts(
-            placements=LocalPlacements(self.realm),
+            placements=self._placements(),
             records=Records(folder(state / "records")),
             store=store,
             tool=Tool(Path(self.criu_dir), clock),

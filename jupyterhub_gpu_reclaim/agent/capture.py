@@ -105,6 +105,7 @@ class Capture:
             init_pid=session.init_pid,
             init_start=session.init_start,
             begun=parts.clock.now(),
+            pod=session.told.pod,
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -168,7 +169,7 @@ class Capture:
         self, snapshot: Snapshot, login: Login, survey: Survey
     ) -> CheckpointInfo:
         """From the first thing that is touched to the commit."""
-        opened = await surroundings.ask_server(self._parts.client, login)
+        opened = await surroundings.ask_server(self._parts.client, self._session, login)
         self._writer = writer = await self._thread(
             "store", lambda: self._begin(snapshot)
         )

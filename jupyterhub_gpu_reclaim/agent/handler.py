@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.agent.placements import Told
     from jupyterhub_gpu_reclaim.models import (
         CheckpointInfo,
         Event,
@@ -51,6 +52,9 @@ class Node(Protocol):
 
     async def samples(self) -> list[Sample]:
         """What every session does now."""
+
+    async def tell(self, incarnation: str, told: Told) -> None:
+        """Take the service's word about that incarnation; first of all, or not."""
 
     async def preflight(self, incarnation: str) -> list[Finding]:
         """What keeps that session from being saved; touches nothing."""

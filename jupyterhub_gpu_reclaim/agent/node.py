@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim import wire
+import msgspec
+
 from jupyterhub_gpu_reclaim.agent import (
     capture,
     outcomes,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.agent.parts import Parts
-    from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.agent.placements import Session, Told
     from jupyterhub_gpu_reclaim.agent.records import Record
     from jupyterhub_gpu_reclaim.agent.watcher import Watcher
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, Finding, Sample
@@ -48,11 +49,18 @@ class LocalNode:
         self._operations = operations
         self._watcher = watcher
         self._gone: dict[str, Tree] = {}
+        self._look: asyncio.Task[list[Finding]] | None = None
 
     # --- looking ------------------------------------------------------------------
 
     async def ready(self) -> list[Finding]:
         """What keeps this node from saving sessions, or makes it slow."""
+        # Anybody may ask, and as often as he likes; one look at a time answers all.
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._look_at_node())
+        return await asyncio.shield(self._look)
+
+    async def _look_at_node(self) -> list[Finding]:
         parts = self._parts
 
         def look() -> list[Finding]:
@@ -89,10 +97,18 @@ class LocalNode:
         """The login of a saved session, from inside its checkpoint."""
 
         def read() -> Identity:
-            data = self._parts.store.open(checkpoint).read(saved.IDENTITY)
-            return wire.decode(data, Identity)
+            there = saved.Saved(self._parts.store.open(checkpoint))
+            return msgspec.structs.replace(
+                there.identity,
+                image=there.world.image,
+                node_labels=there.world.node_labels,
+            )
 
         return await asyncio.to_thread(read)
+
+    async def tell(self, incarnation: str, told: Told) -> None:
+        """Take the service's word about a session before anything else is asked."""
+        await asyncio.to_thread(self._parts.placements.tell, incarnation, told)
 
     # --- doing --------------------------------------------------------------------
 
@@ -236,17 +252,19 @@ class LocalNode:
 
     def _trees(self) -> list[Tree]:
         """Trees of all inits, then of the records whose init has ended."""
-        sessions = {s.incarnation: s for s in self._parts.placements.list()}
+        sessions = self._parts.placements.list()
         records = {r.incarnation: r for r in self._parts.records.list()}
         found = [
             tree
-            for name, session in sessions.items()
-            if (tree := self._tree_of(session, records.get(name))) is not None
+            for session in sessions
+            if (tree := self._tree_of(session, records.get(session.incarnation)))
+            is not None
         ]
+        here = {session.incarnation for session in sessions}
         return found + [
             trees.gone(record, record.checkpoint)
             for name, record in records.items()
-            if name not in sessions
+            if name not in here
         ]
 
     def _tree(self, incarnation: str) -> Tree:

@@ -95,7 +95,7 @@ def refuse_if_needed(parts: Parts, checkpoint: str) -> None:
 def _stands(parts: Parts, record: Record) -> bool:
     """Whether the incarnation of a record has processes besides its init."""
     try:
-        session = parts.placements.find(record.incarnation)
+        session = parts.placements.find(record.incarnation, record.pod)
         if not trees.matches(record, session):
             return False
         return bool(trees.look(session).processes)

@@ -1,24 +1,39 @@
 """Finds the sessions that live on this node: nothing is registered, so nothing is lost.
 
 Asked by the agent's calls, its operations and its recovery. It only reads ``/proc``:
-it never starts, stops or signals anything, and it believes only what a user cannot
-forge: a process of root that is pid 1 of a pid namespace of its own and runs our
-``session_init``.
+it never starts, stops or signals anything. ``LocalPlacements`` believes only what a
+user cannot forge: a process of root that is pid 1 of a pid namespace of its own and
+runs our ``session_init``. For sessions in containers see ``pods``.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.errors import NotFound
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MODES = ("start", "hold")
+
+
+class Told(Value, frozen=True, kw_only=True):
+    """What the service says of a session; its word counts, not the session's own."""
+
+    pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
+    key: SessionKey | None = None  #: whose it is; None where that was not said
+    image: str = ""  #: of its container, as the kubelet names it
+    #: Of its node, for whoever brings it back.
+    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,8 @@ class Session:
         init_start: the init's start time in clock ticks since boot; with the pid it
             names one process for ever.
         holding: the init was started to wait for a tree (``hold``).
+        container: id of the container that it lives in; empty outside of Kubernetes.
+        told: what the service has said of it. Its ``pod`` is where it was found.
     """
 
     incarnation: str
@@ -37,19 +54,35 @@ class Session:
     init_pid: int
     init_start: int
     holding: bool
+    container: str = ""
+    told: Told = field(default_factory=Told)
 
 
 class Placements(Protocol):
-    """Where sessions of this node are found. Both calls only read; repeat at will."""
+    """Where sessions of this node are found. All calls only read; repeat at will."""
 
     def list(self) -> list[Session]:
-        """Every session with an init on this node."""
+        """Every session with an init on this node.
 
-    def find(self, incarnation: str) -> Session:
+        In Kubernetes these are claims, of which two may name the same incarnation.
+        """
+
+    def find(self, incarnation: str, pod: str = "") -> Session:
         """That incarnation's session.
+
+        Args:
+            incarnation: which.
+            pod: the uid of its pod; empty for the one that the service has told.
 
         Raises:
             NotFound: there is no init of that incarnation here (``unknown_session``).
+        """
+
+    def tell(self, incarnation: str, told: Told) -> None:
+        """Take the service's word about an incarnation, before anything is done to it.
+
+        Raises:
+            NotFound: it cannot be one of ours (``unknown_session``).
         """
 
 
@@ -76,12 +109,16 @@ class LocalPlacements:
                 found.setdefault(session.incarnation, session)
         return sorted(found.values(), key=lambda session: session.incarnation)
 
-    def find(self, incarnation: str) -> Session:
+    def find(self, incarnation: str, pod: str = "") -> Session:
         """That incarnation's session, or ``NotFound`` (``unknown_session``)."""
+        del pod
         for session in self.list():
             if session.incarnation == incarnation:
                 return session
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+
+    def tell(self, incarnation: str, told: Told) -> None:
+        """Nothing: an init of root says all that is to be known of its session."""
 
     def _session(self, entry: Path) -> Session | None:
         """The session whose init that process is; None when it is none of ours."""
@@ -99,7 +136,7 @@ class LocalPlacements:
         fields = stat.rpartition(")")[2].split()
         if fields[0] in "ZX":
             return None
-        return _parse(words, int(entry.name), int(fields[19]), self._realm)
+        return parse(words, int(entry.name), int(fields[19]), self._realm)
 
 
 def _is_root_and_first(status: str) -> bool:
@@ -110,8 +147,15 @@ def _is_root_and_first(status: str) -> bool:
     return uids == ["0"] * 4 and len(pids) >= 2 and pids[-1] == "1"
 
 
-def _parse(words: list[bytes], pid: int, start: int, realm: str) -> Session | None:
-    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``."""
+def parse(words: Iterable[bytes], pid: int, start: int, realm: str) -> Session | None:
+    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
+
+    Args:
+        words: a command line.
+        pid: whose.
+        start: its start time.
+        realm: the agent's own; None comes back for a session of another.
+    """
     text = [word.decode("utf-8", "replace") for word in words]
     mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
     if mode_at is None:

@@ -68,6 +68,7 @@ class Record(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     gpus: Gpus | None = None
     memory_limit: LimitRecord = LimitRecord()
+    pod: str = ""  #: uid of its pod; empty outside of Kubernetes
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""

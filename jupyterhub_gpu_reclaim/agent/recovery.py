@@ -21,6 +21,7 @@ import msgspec
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import capture, release, trees
 from jupyterhub_gpu_reclaim.agent.operations import Operation
+from jupyterhub_gpu_reclaim.agent.placements import Told
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.engine import cgroup, processes, procfs
 from jupyterhub_gpu_reclaim.engine import restore as engine
@@ -64,7 +65,9 @@ async def recover(
         operations: where a session is busy until it is settled.
         patience: seconds until it returns, whoever is not settled by then.
     """
+    await asyncio.to_thread(_remember_pods, parts)
     sessions = await asyncio.to_thread(parts.placements.list)
+    sessions = await asyncio.to_thread(_one_each, sessions)
     await asyncio.to_thread(_forget_gone, parts, sessions)
     begun = [(session, _begin(parts, operations, session)) for session in sessions]
     waits = [operation.wait(patience) for _, operation in begun]
@@ -90,6 +93,22 @@ def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
 
     operation = Operation(trees.RECOVER, session.key, "")
     return operations.begin(session.incarnation, operation, work)
+
+
+def _remember_pods(parts: Parts) -> None:
+    """Which pods were told to the former agent; nobody tells again before we answer."""
+    for record in parts.records.list():
+        if record.pod:
+            told = Told(pod=record.pod, key=record.key)
+            parts.placements.tell(record.incarnation, told)
+
+
+def _one_each(sessions: list[Session]) -> list[Session]:
+    """The oldest of those that claim the same incarnation; nothing was told of it."""
+    found: dict[str, Session] = {}
+    for session in sorted(sessions, key=lambda one: one.init_start):
+        found.setdefault(session.incarnation, session)
+    return list(found.values())
 
 
 def _forget_gone(parts: Parts, sessions: list[Session]) -> None:
@@ -197,6 +216,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
         init_pid=session.init_pid,
         init_start=session.init_start,
         begun=parts.clock.now(),
+        pod=session.told.pod,
     )
     if mine:
         parts.records.save(record)

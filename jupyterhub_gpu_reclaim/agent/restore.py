@@ -19,8 +19,14 @@ from jupyterhub_gpu_reclaim.agent.memory import SavedImages
 from jupyterhub_gpu_reclaim.agent.nudge import find_connection
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.agent.rights import compare_rights
 from jupyterhub_gpu_reclaim.agent.wakeup import WakeUp
-from jupyterhub_gpu_reclaim.agent.world import World, compare_machines, this_machine
+from jupyterhub_gpu_reclaim.agent.world import (
+    World,
+    compare_images,
+    compare_machines,
+    this_machine,
+)
 from jupyterhub_gpu_reclaim.engine import cgroup, files, ports, processes, sockets
 from jupyterhub_gpu_reclaim.engine import restore as engine
 from jupyterhub_gpu_reclaim.engine.attempt import Session
@@ -71,6 +77,7 @@ class Restore:
             init_pid=session.init_pid,
             init_start=session.init_start,
             begun=parts.clock.now(),
+            pod=session.told.pod,
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -189,7 +196,7 @@ class Restore:
 
     async def _go_on(self, there: saved.Saved, result: engine.RestoreResult) -> None:
         """Let it run, and wait until its server answers."""
-        address, world = there.address(), there.world
+        address, world = there.address(self._session), there.world
         await self._fill_gpus(result)
         async with self._progress.step("answer", "Waiting for the server"):
             if address is None:
@@ -293,6 +300,9 @@ def _compare(
     """What speaks against bringing it back here; and files.img fit for this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
+    found += compare_images(world.image, session.told.image)
+    init = processes.snapshot_init(init_pid, session.init_start)
+    found += compare_rights(world.rights, init)
     found += parts.accelerator.compare(world.gpus)
     limit = cgroup.memory_limit(init_pid)
     # What its GPUs held does not stay in its processes.

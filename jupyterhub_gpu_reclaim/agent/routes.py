@@ -1,20 +1,23 @@
 """The agent's HTTP calls, exactly those of ``docs/explanation/architecture.md``.
 
-Made by the agent's app; asked by the service alone. Every call but ``/healthz`` needs
-the bearer token. It decides nothing: it reads the request, asks the :class:`Node`,
-and writes the answer.
+Made by the agent's app; asked by the service, and by the kubelet's probes. Every call
+but ``/healthz`` and ``/readyz`` needs the bearer token. It decides nothing: it reads
+the request, asks the :class:`Node`, and writes the answer.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
+import msgspec
 from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.agent.handler import Handler, Node
-from jupyterhub_gpu_reclaim.models import Identifier, Value
+from jupyterhub_gpu_reclaim.agent.placements import Told
+from jupyterhub_gpu_reclaim.models import Identifier, SessionKey, Value
 
 _log = logging.getLogger(__name__)
 
@@ -24,20 +27,25 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class CaptureOrder(Value, frozen=True, kw_only=True):
-    """Body of ``capture``."""
+    """Body of ``capture``; the last three are for sessions in pods."""
 
     checkpoint: Identifier
     generation: int = 1
+    key: SessionKey | None = None
+    image: str = ""
+    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class CheckpointOrder(Value, frozen=True, kw_only=True):
-    """Body of ``restore`` and ``release``."""
+    """Body of ``restore`` and ``release``; the last two are for sessions in pods."""
 
     checkpoint: Identifier
+    key: SessionKey | None = None
+    image: str = ""
 
 
 class Health(Handler):
-    """``GET /healthz``: alive; the one call without a token."""
+    """``GET /healthz``: alive. No token: the kubelet asks, too."""
 
     def prepare(self) -> None:
         """Anybody may ask."""
@@ -48,13 +56,19 @@ class Health(Handler):
 
 
 class Ready(Handler):
-    """``GET /readyz``: whether this node can save sessions, and what is missing."""
+    """``GET /readyz``: whether this node can save sessions, and what is missing.
+
+    No token, as for ``/healthz``: sentences about the machine, nothing of a session.
+    """
+
+    def prepare(self) -> None:
+        """Anybody may ask."""
 
     async def get(self) -> None:
-        """Answer with the node's findings."""
+        """Answer with the node's findings; 503 where one of them is fatal."""
         findings = await self.node.ready()
         ready = not any(finding.fatal for finding in findings)
-        self.answer({"ready": ready, "findings": findings})
+        self.answer({"ready": ready, "findings": findings}, 200 if ready else 503)
 
 
 class Sessions(Handler):
@@ -65,11 +79,21 @@ class Sessions(Handler):
         self.answer(await self.node.trees())
 
 
-class Session(Handler):
+class OneSession(Handler):
+    """Base of the calls on one session; in Kubernetes ``?pod=`` says where it lives."""
+
+    async def tell(self, incarnation: str, **more: Any) -> None:
+        """Hand on what the service says of the session, before it is looked for."""
+        pod = self.get_query_argument("pod", "")
+        await self.node.tell(incarnation, Told(pod=pod, **more))
+
+
+class Session(OneSession):
     """``GET /v1/sessions/{incarnation}``."""
 
     async def get(self, incarnation: str) -> None:
         """Answer with that tree."""
+        await self.tell(incarnation)
         self.answer(await self.node.tree(incarnation))
 
 
@@ -81,22 +105,31 @@ class Samples(Handler):
         self.answer(await self.node.samples())
 
 
-class Order(Handler):
+class Order(OneSession):
     """``POST /v1/sessions/{incarnation}/{order}``."""
 
     async def post(self, incarnation: str, order: str) -> None:
         """Do as ordered."""
+        if order not in {"capture", "restore"}:
+            await self.tell(incarnation)
         match order:
             case "preflight":
                 self.answer(await self.node.preflight(incarnation))
             case "capture":
                 capture = self.body(CaptureOrder)
+                await self.tell(
+                    incarnation,
+                    key=capture.key,
+                    image=capture.image,
+                    node_labels=capture.node_labels,
+                )
                 events = await self.node.capture(
                     incarnation, capture.checkpoint, capture.generation
                 )
                 await self.stream(events)
             case "restore":
                 restore = self.body(CheckpointOrder)
+                await self.tell(incarnation, key=restore.key, image=restore.image)
                 await self.stream(
                     await self.node.restore(incarnation, restore.checkpoint)
                 )
@@ -156,7 +189,7 @@ def make_application(node: Node, token: str) -> Application:
 
     Args:
         node: does what the calls ask for.
-        token: the bearer token that every call but ``/healthz`` must carry.
+        token: the bearer token that every call but the two probes must carry.
     """
     name = f"({_IDENTIFIER.pattern})"
     orders = "(preflight|capture|restore|thaw|release|kill|cancel)"

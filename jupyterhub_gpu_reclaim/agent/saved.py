@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from jupyterhub_gpu_reclaim.agent.placements import Session
     from jupyterhub_gpu_reclaim.errors import ReclaimError
     from jupyterhub_gpu_reclaim.models import Finding
     from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
@@ -51,12 +52,18 @@ class Saved:
                 Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
             ) from None
 
-    def address(self) -> jupyter.Address | None:
-        """Where its server will answer."""
+    def address(self, session: Session) -> jupyter.Address | None:
+        """Where its server will answer, below that init."""
         prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
         if not self.identity.port:
             return None
-        return jupyter.Address(self.identity.port, prefix, self.identity.api_token)
+        return jupyter.Address(
+            self.identity.port,
+            prefix,
+            self.identity.api_token,
+            session.init_pid,
+            session.init_start,
+        )
 
 
 def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:

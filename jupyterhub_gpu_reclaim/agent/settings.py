@@ -97,16 +97,22 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     placement = Enum(
-        ["local"],
+        ["local", "kubernetes"],
         "local",
-        help="""Where sessions run: `local` is in namespaces on this machine.""",
+        help="""Where sessions run.
+
+        `local`: in namespaces on this machine, started by `ReclaimLocalSpawner`.
+        `kubernetes`: in the pods of this node, started by `ReclaimKubeSpawner`; the
+        agent needs the host's process ids (`hostPID`) and a service that names the pod
+        of each session. Example: `kubernetes`.
+        """,
     ).tag(config=True)
 
     realm = Unicode(
         "",
         help="""Which Hub's sessions this agent looks after, by name.
 
-        Only sessions that were started with the same `ReclaimLocalSpawner.realm` are
+        Only sessions that were started with the same `realm` of their spawner are
         seen. Needed only where two Hubs share one machine. Example: `teaching`.
         """,
     ).tag(config=True)

@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.agent import saved, trees
+from jupyterhub_gpu_reclaim.agent.rights import rights_of
 from jupyterhub_gpu_reclaim.agent.world import World, this_machine
-from jupyterhub_gpu_reclaim.engine import archive, files, mounts, sockets, unarchive
+from jupyterhub_gpu_reclaim.engine import archive, files, rootfs, sockets, unarchive
 from jupyterhub_gpu_reclaim.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.metrics import jupyter
 from jupyterhub_gpu_reclaim.models import Value
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.agent.operations import Cancel
     from jupyterhub_gpu_reclaim.agent.placements import Session
     from jupyterhub_gpu_reclaim.engine.dump import DumpResult
+    from jupyterhub_gpu_reclaim.engine.mounts import Mount
     from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
     from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter
 
@@ -48,11 +50,13 @@ class Opened(Value, frozen=True, kw_only=True):
     terminals: list[str]
 
 
-async def ask_server(client: AsyncHTTPClient, login: Login) -> Opened:
+async def ask_server(client: AsyncHTTPClient, session: Session, login: Login) -> Opened:
     """The kernels and terminals of a session's server; what is not told is left out."""
     if not login.port:
         return Opened(kernels=[], terminals=[])
-    address = jupyter.Address(login.port, login.prefix, login.token)
+    address = jupyter.Address(
+        login.port, login.prefix, login.token, session.init_pid, session.init_start
+    )
 
     async def ask(path: str, kind: type[list[T]]) -> list[T]:
         try:
@@ -86,7 +90,7 @@ def describe(
         Refused: its files cannot be looked at.
     """
     snapshot = trees.look(session)
-    server = snapshot.server
+    server, private = snapshot.server, _private(session)
     return World(
         machine=this_machine(),
         criu=criu,
@@ -98,13 +102,18 @@ def describe(
         cut=cut,
         pipes=list(result.pipes),
         files=files.fingerprint(
-            session.init_pid, [process.pid for process in snapshot.processes]
+            session.init_pid,
+            [process.pid for process in snapshot.processes],
+            {mount.device for mount in private},
         ),
-        archives=[str(mount.target) for mount in _private(session.init_pid)],
+        archives=[str(mount.target) for mount in private],
         kernels=opened.kernels,
         terminals=opened.terminals,
         memory=trees.resident_bytes(snapshot),
         gpus=gpus,
+        image=session.told.image,
+        node_labels=session.told.node_labels,
+        rights=rights_of(snapshot.processes),
     )
 
 
@@ -115,10 +124,10 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
         RolledBack: something cannot be read, or it was called off.
         StoreError: the store does not take it.
     """
-    for number, mount in enumerate(_private(session.init_pid)):
+    for number, mount in enumerate(_private(session)):
         with ExitStack() as stack:
             file = stack.enter_context(writer.file(saved.ARCHIVE.format(number=number)))
-            folder = _open(session.init_pid, mount)
+            folder = rootfs.open_contents(session.init_pid, mount)
             stack.callback(os.close, folder)
             packed = archive.pack(
                 folder,
@@ -136,7 +145,7 @@ def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> 
         RestoreFailed: the place lacks one of them, or does not take it.
         StoreError: the checkpoint is damaged.
     """
-    here = {str(mount.target): mount for mount in _private(session.init_pid)}
+    here = {str(mount.target): mount for mount in _private(session)}
     for number, target in enumerate(world.archives):
         mount = here.get(target)
         if mount is None:
@@ -158,22 +167,8 @@ def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> 
             _log.info("%s %s: %s", session.key, target, note)
 
 
-def _private(init_pid: int) -> list[mounts.Mount]:
-    """The mounts whose contents die with the session, in a stable order."""
-    session, host = mounts.read_mounts(init_pid), mounts.read_mounts("self")
-    found = sorted(mounts.private_tmpfs(session, host), key=lambda m: str(m.target))
-    overlay = mounts.root_overlay(session)
-    if overlay is not None and overlay.device not in {m.device for m in host}:
-        found.insert(0, overlay)
-    return found
-
-
-def _open(init_pid: int, mount: mounts.Mount) -> int:
-    """What is archived of a mount: all of a tmpfs, the upper folder of an overlay."""
-    if mount.kind != "overlay":
-        return archive.open_mount(init_pid, mount)
-    upper = mount.option("upperdir") or ""
-    return os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _private(session: Session) -> list[Mount]:
+    return rootfs.private_mounts(session.init_pid, session.told.pod)
 
 
 def _checked(

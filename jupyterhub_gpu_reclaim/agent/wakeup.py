@@ -21,8 +21,10 @@ import time
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
+from jupyterhub_gpu_reclaim import netns
 from jupyterhub_gpu_reclaim.agent import nudge
 from jupyterhub_gpu_reclaim.engine.ready import readable
+from jupyterhub_gpu_reclaim.metrics.jupyter import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +110,7 @@ class WakeUp:
         if patience <= 0 or len(self._sockets) >= _MAX_SOCKETS:
             return None
         try:
-            one = socket.create_connection(("127.0.0.1", port), timeout=patience)
+            one = self._connect(port, patience)
         except OSError as error:
             _log.info("- port %d takes no wake-up: %s", port, error)
             return None
@@ -116,10 +118,27 @@ class WakeUp:
         _say(one, data)
         return one
 
+    def _connect(self, port: int, seconds: float) -> socket.socket:
+        """A connection to a port of the session, on its own loopback."""
+        where = self._address
+        one = netns.make_socket(
+            where.pid or os.getpid(),
+            socket.AF_INET,
+            socket.SOCK_STREAM,
+            start=where.start or None,
+        )
+        try:
+            one.settimeout(seconds)
+            one.connect((LOOPBACK, port))
+        except BaseException:
+            one.close()
+            raise
+        return one
+
     def _get(self, path: str, headers: dict[str, str]) -> bytes:
         lines = [
             f"GET {self._address.prefix}{path} HTTP/1.1",
-            f"Host: 127.0.0.1:{self._address.port}",
+            f"Host: {LOOPBACK}:{self._address.port}",
             f"Authorization: token {self._address.token}",
             *(f"{name}: {value}" for name, value in headers.items()),
             "\r\n",

@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.models import TreeState
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.agent.placements import Placements
+    from jupyterhub_gpu_reclaim.engine.processes import Process
     from jupyterhub_gpu_reclaim.models import Sample, Tree
 
 _LIVE = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
@@ -51,7 +52,7 @@ class Watcher:
 
     def _watch(self, tree: Tree, addresses: dict[_Name, Address]) -> Watched | None:
         try:
-            snapshot = trees.look(self._placements.find(tree.incarnation))
+            snapshot = trees.look(self._placements.find(tree.incarnation, tree.pod))
         except NotFound:
             return None
         server = snapshot.server
@@ -59,12 +60,13 @@ class Watcher:
             return None
         name = (server.pid, server.start_time)
         # A program that has not yet become the server does not know its address.
-        address = self._addresses.get(name) or address_of(server.pid)
+        address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
         if address is not None:
             addresses[name] = address
         return Watched(
             incarnation=tree.incarnation,
             key=tree.key,
+            pod=tree.pod,
             init_pid=snapshot.init.pid,
             root_pid=server.pid,
             pids=[process.pid for process in snapshot.processes],
@@ -73,7 +75,7 @@ class Watcher:
         )
 
 
-def address_of(server_pid: int) -> Address | None:
+def address_of(server_pid: int, init: Process) -> Address | None:
     """Where that program's server answers; None where its environment does not say."""
     try:
         login = read_login(server_pid)
@@ -81,4 +83,4 @@ def address_of(server_pid: int) -> Address | None:
         return None
     if not login.port or not login.token:
         return None
-    return Address(login.port, login.prefix, login.token)
+    return Address(login.port, login.prefix, login.token, init.pid, init.start_time)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.agent.gpu_world import Gpus  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.agent.rights import Rights  # noqa: TC001 likewise
 from jupyterhub_gpu_reclaim.engine.files import Opened  # noqa: TC001 likewise
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.models import Value
@@ -52,7 +53,8 @@ class World(Value, frozen=True, kw_only=True):
     Process ids are those of the session's own pid namespace; ``cut`` are the inodes
     of the sockets that were closed because they led outside; ``archives`` are the
     private file systems by their folder; ``kernels`` and ``terminals`` are what its
-    server had open; ``memory`` is what it held, in bytes, with that of its ``gpus``.
+    server had open; ``memory`` is what it held, in bytes, with that of its ``gpus``;
+    ``image`` is that of its container, ``node_labels`` are the service's own.
     """
 
     format: int = 1
@@ -71,6 +73,9 @@ class World(Value, frozen=True, kw_only=True):
     terminals: list[str] = msgspec.field(default_factory=list)
     memory: int = 0
     gpus: Gpus | None = None
+    image: str = ""
+    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    rights: Rights | None = None
 
 
 def this_machine() -> Machine:
@@ -85,6 +90,17 @@ def this_machine() -> Machine:
     return Machine(
         architecture=name.machine, kernel=name.release, cpu_flags=sorted(flags)
     )
+
+
+def compare_images(there: str, here: str) -> Iterator[Finding]:
+    """Why a root file system saved over one image does not fit another. Pure.
+
+    Both as the kubelet names them: ``repository@sha256:…``, or the digest alone. What
+    was not told at the capture cannot be compared.
+    """
+    digests = [name.rpartition("@")[2] for name in (there, here)]
+    if there and digests[0] != digests[1]:
+        yield finding(Reason.IMAGE_MISMATCH, there=there, here=here or "not known")
 
 
 def compare_machines(there: Machine, here: Machine) -> Iterator[Finding]:

@@ -4,6 +4,10 @@ Called by the agent: to account a restored tree where its new init lives, and to
 the memory limit while GPU memory is moved into the host's. It never moves a process
 between sessions and never deletes a group that holds one.
 
+An agent in a container has a control group namespace of its own and perhaps no groups
+but its own mounted. :func:`enter_namespace_of` makes it see the host's names, and where
+its own mounts do not show a group, those of the first process are asked.
+
 On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
 controllers stands beside them; :func:`groups_of` lists all of them, and whoever asks
 for a controller gets the hierarchy that has it.
@@ -11,7 +15,9 @@ for a controller gets the hierarchy that has it.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,6 +30,9 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_CLONE_NEWCGROUP: Final = 0x02000000
+#: The first process, whose mounts are the host's.
+_HOST: Final = 1
 #: v1 says "no limit" with a number near 2^63, rounded down to a page.
 _NO_LIMIT: Final = 1 << 62
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
@@ -37,6 +46,13 @@ class Group(NamedTuple):
     folder: Path
 
 
+class _Root(NamedTuple):
+    """A mounted hierarchy, and the group that its top folder shows."""
+
+    target: Path
+    group: str
+
+
 class LimitRecord(Value, frozen=True, kw_only=True):
     """What it takes to put a memory limit back, also after a crash."""
 
@@ -44,28 +60,52 @@ class LimitRecord(Value, frozen=True, kw_only=True):
     bytes: int = 0
 
 
+def enter_namespace_of(pid: int) -> None:
+    """Name control groups from now on as that process does.
+
+    For the calling thread and those that it makes afterwards: call it before there are
+    any others.
+
+    Raises:
+        Refused: the kernel refuses (``capability_missing``).
+    """
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace, _CLONE_NEWCGROUP) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), "setns")
+        finally:
+            os.close(namespace)
+    except OSError as error:
+        capability = "CAP_SYS_ADMIN"
+        raise Refused(
+            Reason.CAPABILITY_MISSING,
+            capability=capability,
+            user="any",
+            detail=f"control groups of process {pid}: {error}",
+        ) from None
+
+
 def groups_of(pid: int) -> list[Group]:
     """The control groups of a process, as folders that we can reach.
 
-    A hierarchy that is not mounted here, or a group outside of what is mounted, is left
-    out.
+    A hierarchy that is mounted neither here nor at the host, or a group outside of what
+    is mounted, is left out.
     """
-    roots: dict[str, tuple[Path, str]] = {}
-    for mount in read_mounts("self"):
-        if mount.kind == "cgroup2":
-            roots.setdefault("", (mount.target, mount.root))
-        elif mount.kind == "cgroup":
-            for option in mount.super_options:
-                roots.setdefault(option, (mount.target, mount.root))
+    roots = _roots("self", Path("/"))
+    host: dict[str, list[_Root]] = {}
     groups = []
     for line in procfs.text(pid, "cgroup").splitlines():
         _, names, path = line.split(":", 2)
         controllers = frozenset(names.split(",")) - {""}
-        root = roots.get(min(controllers) if controllers else "")
-        if root is None:
-            continue
-        folder = _below(root[0], root[1], path)
-        if folder is not None and folder.is_dir():
+        name = min(controllers) if controllers else ""
+        folder = _reach(roots.get(name, []), path)
+        if folder is None:
+            host = host or _roots(_HOST, Path(f"/proc/{_HOST}/root"))
+            folder = _reach(host.get(name, []), path)
+        if folder is not None:
             version = 1 if controllers else 2
             groups.append(Group(controllers or _v2(folder), version, folder))
     return groups
@@ -225,6 +265,25 @@ def _upwards(group: Group) -> Iterator[Path]:
     while (folder / "cgroup.procs").exists():
         yield folder
         folder = folder.parent
+
+
+def _roots(pid: int | str, above: Path) -> dict[str, list[_Root]]:
+    """Where the hierarchies are mounted, by controller; below a root folder of ours."""
+    roots: dict[str, list[_Root]] = {}
+    for mount in read_mounts(pid):
+        names = {"cgroup2": frozenset({""}), "cgroup": mount.super_options}
+        for name in names.get(mount.kind, ()):
+            target = above / mount.target.relative_to("/")
+            roots.setdefault(name, []).append(_Root(target, mount.root))
+    return roots
+
+
+def _reach(roots: Iterable[_Root], path: str) -> Path | None:
+    for root in roots:
+        folder = _below(root.target, root.group, path)
+        if folder is not None and folder.is_dir():
+            return folder
+    return None
 
 
 def _below(target: Path, root: str, path: str) -> Path | None:

@@ -25,6 +25,8 @@ CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+MS_REC, MS_PRIVATE = 0x4000, 1 << 18
+COUNTER = "/proc/sys/kernel/ns_last_pid"
 #: All but the pid namespace, which only children enter.
 AROUND = CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP | CLONE_NEWNS
 
@@ -49,20 +51,38 @@ def set_last_pid(value: int) -> None:
     """In a child inside the pid namespace: make the next pids start after ``value``.
 
     The counter belongs to the writer's pid namespace, whichever /proc it is reached
-    through; so the host's, which is writable, will do.
+    through; so the host's will do. An agent in a container may not write to that one:
+    it makes another, for nobody but the child.
     """
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            counter = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+            try:
+                counter = os.open(COUNTER, os.O_WRONLY)
+            except OSError:
+                mount_proc()
+                counter = os.open(COUNTER, os.O_WRONLY)
             os.write(counter, str(value).encode())
             code = 0
         finally:
             os._exit(code)
     _, wait_status = os.waitpid(child, 0)
     if wait_status != 0:
-        raise OSError(0, "not writable", "/proc/sys/kernel/ns_last_pid")
+        raise OSError(0, "not writable", COUNTER)
+
+
+def mount_proc() -> None:
+    """A fresh, writable /proc of this process's pid namespace, seen by itself alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = (
+        libc.unshare(CLONE_NEWNS) == 0
+        and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0
+        and libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0
+    )
+    if not done:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "/proc")
 
 
 def become(spec: dict[str, Any]) -> NoReturn:

@@ -2,8 +2,8 @@
 
 Called by the agent at the end of a capture (:func:`fingerprint`) and before a restore
 (:func:`compare`, :func:`drop_checks`). It never changes a file. Deleted files that are
-still open are in CRIU's image, and what lies on a private tmpfs is in the archive:
-neither is this module's business.
+still open are in CRIU's image, and what lies on a private file system is in the
+archive: neither is this module's business.
 
 CRIU takes a file by its name, and refuses one whose size, build ID or mode differs.
 That is right for a library and wrong for a log that grew. So we judge by how the
@@ -38,7 +38,7 @@ from jupyterhub_gpu_reclaim.engine.confined import (
 )
 from jupyterhub_gpu_reclaim.engine.contents import digest
 from jupyterhub_gpu_reclaim.engine.findings import finding
-from jupyterhub_gpu_reclaim.engine.mounts import private_tmpfs, read_mounts
+from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import Finding, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -103,7 +103,7 @@ class _Use:
 
 
 def fingerprint(
-    init_pid: int, pids: Iterable[int], named: Collection[Path] = ()
+    init_pid: int, pids: Iterable[int], archived: Collection[str] = ()
 ) -> list[Opened]:
     """Every file that those processes have open, mapped or as their folder, sorted.
 
@@ -112,14 +112,14 @@ def fingerprint(
     Args:
         init_pid: of the session; its root is where the paths are looked up.
         pids: host pids of the tree.
-        named: targets of tmpfs mounts that are archived because the placement says so.
+        archived: devices of the file systems whose contents are saved, too.
 
     Raises:
         Refused: the session is gone (``no_tree``).
     """
     mounts = read_mounts(init_pid)
     skip = {mount.device for mount in mounts if mount.kind in _KERNEL_FILES}
-    skip |= {m.device for m in private_tmpfs(mounts, read_mounts("self"), named)}
+    skip |= set(archived)
     with ExitStack() as stack:
         try:
             root = open_root(f"/proc/{init_pid}/root")

@@ -1,6 +1,6 @@
 """Mount tables, and which of a session's mounts hold data that dies with it.
 
-Called by ``archive``, ``cgroup`` and ``preflight``. Reads /proc/<pid>/mountinfo (see
+Called by ``archive``, ``cgroup`` and ``rootfs``. Reads /proc/<pid>/mountinfo (see
 proc_pid_mountinfo(5)), mounts nothing.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
@@ -77,15 +77,12 @@ def read_mounts(pid: int | str) -> list[Mount]:
     return parse_mounts(raw.decode("utf-8", "surrogateescape"))
 
 
-def private_tmpfs(
-    session: Iterable[Mount], host: Iterable[Mount], named: Collection[Path] = ()
-) -> list[Mount]:
+def private_tmpfs(session: Iterable[Mount], host: Iterable[Mount]) -> list[Mount]:
     """The session's writable tmpfs mounts that nobody outside shares; pure.
 
     Args:
         session: all its mounts.
         host: the mounts of the namespace that the agent belongs to.
-        named: targets that belong to the session because the placement says so.
     """
     session = list(session)
     outside = {mount.device for mount in host}
@@ -96,9 +93,8 @@ def private_tmpfs(
         and "ro" not in mount.options
         and mount.target != Path("/dev")
         and not any(mount.target.is_relative_to(folder) for folder in _RUNTIME)
-        and (
-            mount.target in named or (mount.device not in outside and mount.root == "/")
-        )
+        and mount.device not in outside
+        and mount.root == "/"
     ]
 
 

@@ -9,18 +9,15 @@ Layouts: ``linux/inet_diag.h``, ``linux/netlink.h``, ``linux/rtnetlink.h``.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import os
 import socket
 import struct
-import threading
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from jupyterhub_gpu_reclaim import netns
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -31,7 +28,6 @@ Address = IPv4Address | IPv6Address
 
 TIMEOUT_SECONDS: Final = 10.0
 
-_CLONE_NEWNET = 0x40000000
 _SOCK_DIAG = 4
 _ROUTE = 0
 _BY_FAMILY, _DESTROY = 20, 21
@@ -255,43 +251,11 @@ def _converse(
 
 
 def _in_namespace_of(pid: int, protocol: int) -> socket.socket:
-    """A netlink socket in the network namespace of ``pid``.
-
-    ``setns`` holds for one thread, so a foreign namespace is entered by a thread that
-    ends at once; the socket stays where it was made.
-    """
-    target = Path(f"/proc/{pid}/ns/net")
-    result: list[socket.socket | OSError] = []
-
-    def work(namespace: int | None) -> None:
-        try:
-            if namespace is not None:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(namespace, _CLONE_NEWNET) != 0:
-                    code = ctypes.get_errno()
-                    result.append(OSError(code, os.strerror(code)))
-                    return
-            netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-            netlink.settimeout(TIMEOUT_SECONDS)
-            result.append(netlink)
-        except OSError as error:
-            result.append(error)
-
+    """A netlink socket in the network namespace of ``pid``."""
     try:
-        with contextlib.ExitStack() as stack:
-            namespace = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, namespace)
-            here = Path("/proc/thread-self/ns/net").stat()
-            there = os.fstat(namespace)
-            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
-                work(None)
-            else:
-                thread = threading.Thread(target=work, args=(namespace,))
-                thread.start()
-                thread.join(TIMEOUT_SECONDS)
-        outcome = result[0] if result else OSError(errno.ETIMEDOUT, "no answer")
+        made = netns.make_socket(pid, socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     except OSError as error:
-        outcome = error
-    if isinstance(outcome, OSError):
-        raise Refused(Reason.NO_TREE, detail=f"{target}: {outcome}") from None
-    return outcome
+        detail = f"network of process {pid}: {error}"
+        raise Refused(Reason.NO_TREE, detail=detail) from None
+    made.settimeout(TIMEOUT_SECONDS)
+    return made

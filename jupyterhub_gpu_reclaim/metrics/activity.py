@@ -50,6 +50,7 @@ class Watched:
     pids: list[int]
     address: jupyter.Address | None
     stopped: bool = False
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ def _sum_up(
     return Sample(
         incarnation=watched.incarnation,
         key=watched.key,
+        pod=watched.pod,
         at=at,
         processes=usage.processes if usage else None,
         memory=usage.memory if usage else None,

@@ -1,30 +1,39 @@
 """Asks a Jupyter server's own REST API, and understands its answers.
 
 Called by ``activity`` for samples and by the agent around a restore. Every request
-goes to the loopback address, is bounded in time and size, and can be told not to
-count as activity. Who asks again and again remembers the answers and asks only whether
-they have changed (RFC 9110, 13.1.2): a server under JupyterHub notes every answer in
-the user's own log, but not a "304 Not Modified". What a server answers is a user's
-word: it is decoded strictly, and what does not fit is an error that names the call.
+goes to the loopback address of the session's own network namespace, is bounded in time
+and size, and can be told not to count as activity. Who asks again and again remembers
+the answers and asks only whether they have changed (RFC 9110, 13.1.2): a server under
+JupyterHub notes every answer in the user's own log, but not a "304 Not Modified". What
+a server answers is a user's word: it is decoded strictly, and what does not fit is an
+error that names the call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+from tornado.gen import with_timeout
 from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
+from tornado.iostream import IOStream
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.tcpclient import TCPClient
 
-from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim import netns, wire
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Unreachable
 from jupyterhub_gpu_reclaim.models import Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 T = TypeVar("T")
 
+LOOPBACK = "127.0.0.1"
+#: Ends the name of a host that is a network namespace; no resolver ever sees it.
+_SESSION = ".session"
 #: No answer that we read is larger.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 #: Larger ones are not remembered.
@@ -81,11 +90,22 @@ class Version(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a session's server listens, and what lets us in."""
+    """Where a session's server listens, and what lets us in.
+
+    ``pid`` and ``start`` name a process (its init) whose network namespace the server
+    lives in; with pid 0 it is our own.
+    """
 
     port: int
     prefix: str
     token: str
+    pid: int = 0
+    start: int = 0
+
+    @property
+    def host(self) -> str:
+        """As the client of :func:`make_client` takes it."""
+        return f"{self.pid}-{self.start}{_SESSION}" if self.pid else LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +116,43 @@ class Answer:
     body: bytes
 
 
+class _Connector(TCPClient):
+    """Connects to servers in network namespaces by the names of :class:`Address`."""
+
+    async def connect(  # type: ignore[override]
+        self, host: str, port: int, **options: Any
+    ) -> IOStream:
+        """See ``TCPClient``; times are seconds or a ``timedelta``."""
+        if not host.endswith(_SESSION):
+            return await super().connect(host, port, **options)
+        pid, start = map(int, host.removesuffix(_SESSION).split("-"))
+        made = await asyncio.to_thread(
+            netns.make_socket, pid, socket.AF_INET, socket.SOCK_STREAM, start=start
+        )
+        stream = IOStream(made, max_buffer_size=options.get("max_buffer_size"))
+        seconds = options.get("timeout")
+        try:
+            connecting = stream.connect((LOOPBACK, port))
+            if seconds is not None:
+                connecting = with_timeout(timedelta(seconds=seconds), connecting)
+            return await connecting
+        except BaseException:
+            stream.close()
+            raise
+
+
+class _Client(SimpleAsyncHTTPClient):
+    """Tornado's own client, but for how it connects."""
+
+    def initialize(self, **options: Any) -> None:  # type: ignore[override]
+        """See ``SimpleAsyncHTTPClient``."""
+        super().initialize(**options)
+        self.tcp_client = _Connector(resolver=self.resolver)
+
+
 def make_client() -> AsyncHTTPClient:
     """A client of its own, with room for every session of a node at once."""
-    return AsyncHTTPClient(
-        force_instance=True, max_clients=512, max_body_size=MAX_ANSWER_BYTES
-    )
+    return _Client(force_instance=True, max_clients=512, max_body_size=MAX_ANSWER_BYTES)
 
 
 async def ask(
@@ -117,7 +169,7 @@ async def ask(
 
     Args:
         client: from :func:`make_client`.
-        address: whom to ask, on 127.0.0.1.
+        address: whom to ask.
         path: below the server's prefix, without a query; quoted here.
         kind: what the answer must be.
         seconds: how long it may take.
@@ -131,9 +183,12 @@ async def ask(
     query = "" if track else "no_track_activity=1"
     if path.startswith("api/contents/"):
         query = "content=0&" + query
-    url = f"http://127.0.0.1:{address.port}{address.prefix}{quote(path)}?{query}"
+    url = f"http://{address.host}:{address.port}{address.prefix}{quote(path)}?{query}"
     before = known.get(path) if known is not None else None
-    headers = {"Authorization": f"token {address.token}"}
+    headers = {
+        "Authorization": f"token {address.token}",
+        "Host": f"{LOOPBACK}:{address.port}",
+    }
     if before is not None:
         headers["If-None-Match"] = before.etag
     request = HTTPRequest(

@@ -13,12 +13,13 @@ FROZEN = (
     b'"stopped_before":[305],"steps":[{"step":"dump","title":"Saving the memory",'
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
-#: What has been added since: a session without a GPU has none of it.
-ADDED = b',"gpus":null,"memory_limit":{"file":"","bytes":0}}'
+#: What has been added since: a session without a GPU or a pod has none of it.
+ADDED = b',"gpus":null,"memory_limit":{"file":"","bytes":0},"pod":""}'
 WITH_GPU = (
     b',"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
-    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9}}'
+    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9},'
+    b'"pod":"0a1b"}'
 )
 
 

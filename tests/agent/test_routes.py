@@ -15,7 +15,7 @@ UNKNOWN = "/v1/sessions/nobody-knows-this"
     "header",
     ["", "Bearer", "Bearer wrong", "Basic {token}", "Bearer {token}x", "{token}"],
 )
-@pytest.mark.parametrize("path", ["/v1/sessions", "/readyz", "/nothing-here"])
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/samples", "/nothing-here"])
 def test_call_without_the_token_is_refused(agent, header, path):
     with agent.client() as client:
         client.headers["Authorization"] = header.format(token=agent.token)
@@ -24,10 +24,11 @@ def test_call_without_the_token_is_refused(agent, header, path):
     assert response.json()["code"] == "forbidden"
 
 
-def test_healthz_without_token_says_the_version(agent):
+def test_probes_without_token_are_answered(agent):
     with agent.client() as client:
         del client.headers["Authorization"]
         assert client.get("/healthz").json()["version"]
+        assert client.get("/readyz").status_code == 200
 
 
 def test_token_file_is_made_closed_to_others(agent):

@@ -315,8 +315,6 @@ def test_private_tmpfs_only_visible_writable_ones_of_its_own():
         ("0:30", "/dev/shm"),
         ("0:33", "/tmp/my space"),
     ]
-    named = mounts.private_tmpfs(session, host, [Path("/shared"), Path("/part")])
-    assert {str(m.target) for m in named} >= {"/shared", "/part"}
 
 
 def test_root_overlay_its_folders_are_known():

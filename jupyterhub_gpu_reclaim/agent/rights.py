@@ -1,0 +1,91 @@
+"""What the programs of a session may do, compared with what their new place may.
+
+Written by the capture into ``world.json``, compared by the restore before anything is
+touched. CRIU gives a process back the user, the capabilities and the system call filter
+that it had, whatever the new container was given. Who may choose his next container's
+rights (a profile, another server) must not keep those of the last one. It changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.processes import DEAD
+from jupyterhub_gpu_reclaim.models import Value
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.engine.processes import Process
+    from jupyterhub_gpu_reclaim.models import Finding
+
+_ROOT = 0
+
+
+class Rights(Value, frozen=True, kw_only=True):
+    """The most that any of some processes may do.
+
+    ``uids`` are all user ids in use, ``capabilities`` all that one has or could get by
+    running a program (bits of the kernel's sets), ``filtered`` says that every one has
+    a seccomp filter, ``no_new_privileges`` that no program can raise its rights.
+    """
+
+    uids: list[int]
+    capabilities: int
+    filtered: bool
+    no_new_privileges: bool
+
+
+def rights_of(processes: Iterable[Process]) -> Rights:
+    """The rights of those processes together; the dead have none."""
+    uids: set[int] = set()
+    capabilities, filtered, no_new = 0, True, True
+    for process in processes:
+        status = procfs.status(process.pid)
+        if process.state in DEAD or not status:
+            continue
+        uids.update(int(uid) for uid in status["Uid"].split())
+        for name in ("CapPrm", "CapInh", "CapBnd", "CapAmb"):
+            capabilities |= int(status[name], 16)
+        filtered &= status.get("Seccomp", "0") != "0"
+        no_new &= status.get("NoNewPrivs", "0") == "1"
+    return Rights(
+        uids=sorted(uids),
+        capabilities=capabilities,
+        filtered=filtered,
+        no_new_privileges=no_new,
+    )
+
+
+def compare_rights(there: Rights | None, init: Process) -> Iterator[Finding]:
+    """Why a session of those rights must not come back under that init.
+
+    Args:
+        there: the session's; None of one that was saved before they were written down.
+        init: the new place's, to which container and runtime gave its rights.
+    """
+    ours = procfs.link(os.getpid(), "ns/user")
+    if procfs.link(init.pid, "ns/user") != ours:
+        yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
+    if there is None:
+        return
+    here = rights_of([init])
+    if _ROOT not in here.uids and (strangers := set(there.uids) - set(here.uids)):
+        yield finding(Reason.USER_MISMATCH, there=min(strangers), here=here.uids[0])
+    if there.capabilities & ~here.capabilities:
+        extra = _names(there.capabilities & ~here.capabilities)
+        yield finding(Reason.RIGHTS_MISMATCH, what=f"capabilities {extra}")
+    if here.filtered and not there.filtered:
+        yield finding(Reason.RIGHTS_MISMATCH, what="programs without a seccomp filter")
+    if here.no_new_privileges and not there.no_new_privileges:
+        yield finding(Reason.RIGHTS_MISMATCH, what="programs that may gain privileges")
+
+
+def _names(bits: int) -> str:
+    """Capabilities by their numbers in linux/capability.h."""
+    return ", ".join(str(bit) for bit in range(bits.bit_length()) if bits >> bit & 1)

@@ -1,0 +1,117 @@
+"""Which of a session's file systems die with it: its overlay, its temporary ones.
+
+Called by the agent's ``surroundings``, which archives them at a capture and fills those
+of the new place at a restore. It mounts and writes nothing.
+
+In a container the host has the same file systems mounted, too: the runtime makes
+/dev/shm and the root, the kubelet the volumes in memory, both in the host's mount
+namespace. So it is not enough to ask what the host does not have: a temporary file
+system is a pod's own when every place that the host has it at is one that runtime or
+kubelet keep for that pod alone. A ``hostPath`` volume never is: putting an archive back
+empties it first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.engine.archive import open_mount
+from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
+from jupyterhub_gpu_reclaim.engine.mounts import (
+    private_tmpfs,
+    read_mounts,
+    root_overlay,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.engine.mounts import Mount
+
+#: The first process, whose mounts are the host's.
+_HOST: Final = 1
+_ID: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def private_mounts(init_pid: int, pod: str = "") -> list[Mount]:
+    """The mounts whose contents die with the session, the root first, in stable order.
+
+    Args:
+        init_pid: of the session.
+        pod: uid of the pod that it lives in; empty for a session on the host's own
+            file systems.
+    """
+    session = read_mounts(init_pid)
+    if pod:
+        return pods_own(session, read_mounts(_HOST), pod)
+    host = read_mounts("self")
+    found = private_tmpfs(session, host)
+    overlay = root_overlay(session)
+    if overlay is not None and overlay.device not in {m.device for m in host}:
+        found.append(overlay)
+    return _in_order(found)
+
+
+def pods_own(session: list[Mount], host: list[Mount], pod: str) -> list[Mount]:
+    """The mounts of a container that are its pod's alone; pure.
+
+    Args:
+        session: all mounts of the container.
+        host: all mounts of the host.
+        pod: the pod's uid.
+    """
+    places: dict[str, list[Path]] = {}
+    for mount in host:
+        places.setdefault(mount.device, []).append(mount.target)
+    shared = {
+        device
+        for device, targets in places.items()
+        if not all(_is_pods(target, pod) for target in targets)
+    }
+    found = [
+        mount
+        for mount in private_tmpfs(session, ())
+        if mount.root == "/" and mount.device not in shared
+    ]
+    overlay = root_overlay(session)
+    if overlay is not None:
+        found.append(overlay)
+    return _in_order(found)
+
+
+def open_contents(init_pid: int, mount: Mount) -> int:
+    """What is archived of a mount: all of a tmpfs, the upper folder of an overlay.
+
+    Raises:
+        Refused: the mount is not there.
+        OSError: its upper folder is not there.
+    """
+    if mount.kind != "overlay":
+        return open_mount(init_pid, mount)
+    upper = mount.option("upperdir") or ""
+    # The host's path of it; our own file system may be another.
+    host = open_root(f"/proc/{_HOST}/root")
+    try:
+        return open_in_root(host, os.fsencode(upper), os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(host)
+
+
+def _is_pods(target: Path, pod: str) -> bool:
+    """Whether the host has there what belongs to that pod, or to one container.
+
+    ``/var/lib/kubelet/pods/<uid>/volumes/…`` (kubelet);
+    ``/run/containerd/io.containerd.grpc.v1.cri/sandboxes/<id>/shm`` (containerd) and
+    ``/run/containers/storage/overlay-containers/<id>/userdata/shm`` (CRI-O).
+    """
+    parts = target.parts
+    return pod in parts or (
+        parts[-1] == "shm" and any(_ID.fullmatch(part) for part in parts)
+    )
+
+
+def _in_order(found: Iterable[Mount]) -> list[Mount]:
+    return sorted(found, key=lambda mount: str(mount.target))

@@ -1,0 +1,84 @@
+"""A socket in the network namespace of another process.
+
+Used by the agent and what it is made of: a session in a container answers on the
+loopback address of its own namespace, and the kernel's list of its sockets is asked
+for there. A socket belongs to the namespace in which it was made, for ever; so only
+its making needs a visit. Nothing is connected, bound or sent here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import socket
+import threading
+from pathlib import Path
+
+_CLONE_NEWNET = 0x40000000
+#: Making a socket takes microseconds; a thread that takes longer has been forgotten.
+_SECONDS = 10.0
+
+
+def make_socket(
+    pid: int, family: int, kind: int, protocol: int = 0, *, start: int | None = None
+) -> socket.socket:
+    """A new socket in the network namespace of ``pid``.
+
+    ``setns`` holds for one thread, so a foreign namespace is entered by a thread that
+    ends at once.
+
+    Args:
+        pid: whose namespace, in our own pid namespace.
+        family: as ``socket.socket`` takes it; likewise the next two.
+        kind: see there.
+        protocol: see there.
+        start: the process' start time (clock ticks since boot), where it matters that
+            the pid has not been given to somebody else.
+
+    Raises:
+        OSError: there is no such process, or its namespace may not be entered.
+    """
+    with contextlib.ExitStack() as stack:
+        path = Path(f"/proc/{pid}/ns/net")
+        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, namespace)
+        if start is not None and _start(pid) != start:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(path))
+        here = Path("/proc/thread-self/ns/net").stat()
+        there = os.fstat(namespace)
+        if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+            return socket.socket(family, kind, protocol)
+        return _make_inside(namespace, family, kind, protocol)
+
+
+def _make_inside(namespace: int, *what: int) -> socket.socket:
+    result: list[socket.socket | OSError] = []
+
+    def work() -> None:
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace, _CLONE_NEWNET) != 0:
+                code = ctypes.get_errno()
+                result.append(OSError(code, os.strerror(code)))
+                return
+            result.append(socket.socket(*what))
+        except OSError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(_SECONDS)
+    made = result[0] if result else OSError(errno.ETIMEDOUT, "no answer")
+    if isinstance(made, OSError):
+        raise made
+    return made
+
+
+def _start(pid: int) -> int | None:
+    """When that process started (proc(5), field 22); None when it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])
+    return None
