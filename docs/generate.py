@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.spawner.kube import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.spawner.local import ReclaimLocalSpawner
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ CONFIGURED = {
     "The policy": [IdlePolicy, Guards],
     "The service": [ReclaimService],
     "The local spawner": [ReclaimLocalSpawner],
+    "The spawner on Kubernetes": [ReclaimKubeSpawner],
     "The agent": [AgentApp],
 }
 

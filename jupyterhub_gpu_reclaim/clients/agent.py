@@ -9,6 +9,7 @@ in ``docs/explanation/architecture.md``.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.models import SessionKey
+
 T = TypeVar("T")
 
 
@@ -39,6 +42,7 @@ class AgentClient:
         token: the bearer token, or a file that holds it; a file is read at each call,
             so that it may appear or change later.
         ca_file: certificates that vouch for an ``https`` agent; empty: the system's.
+        at: IP address of the agent; empty: that of the host in ``address``.
         quick: seconds for a call that only asks.
         slow: seconds for a call that waits for processes to end.
         silence: longest time in seconds between two events of an operation.
@@ -50,6 +54,7 @@ class AgentClient:
         token: str | Path,
         *,
         ca_file: str = "",
+        at: str = "",
         quick: float = 15.0,
         slow: float = 120.0,
         silence: float = 300.0,
@@ -58,7 +63,7 @@ class AgentClient:
         self._quick = quick
         self._slow = slow
         self._silence = silence
-        self._http = Connection(address, self._headers, ca_file=ca_file)
+        self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
 
     def close(self) -> None:
         """Close connections; operations go on at the agent."""
@@ -84,13 +89,14 @@ class AgentClient:
         """What keeps the node from saving sessions."""
         return (await self._get("/readyz", _Ready)).findings
 
-    async def trees(self) -> list[Tree]:
-        """Every incarnation with an init or a record."""
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """Every incarnation with an init or a record, at least those of ``key``."""
+        del key  # one node has few of them
         return await self._get("/v1/sessions", list[Tree])
 
-    async def tree(self, incarnation: str) -> Tree:
-        """One incarnation; ``NotFound`` where there is none."""
-        return await self._get(f"/v1/sessions/{incarnation}", Tree)
+    async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
+        """One incarnation; ``NotFound`` where there is none (in that pod)."""
+        return await self._get(_session(incarnation, "", pod), Tree)
 
     async def samples(self) -> list[Sample]:
         """What every session does now."""
@@ -110,33 +116,46 @@ class AgentClient:
         return await self._post(path, list[Finding], limit=self._slow)
 
     # --- doing
+    # ``pod`` is the uid of the session's pod, where sessions are pods; ``facts`` are
+    # what the API server knows of it: ``key``, ``image``, ``node_labels``.
     def capture(
-        self, incarnation: str, checkpoint: str, generation: int
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        pod: str = "",
+        **facts: Any,
     ) -> AsyncIterator[Event]:
         """Save a tree, or attach to that; the last event is the end."""
-        body = {"checkpoint": checkpoint, "generation": generation}
-        return self._stream(f"/v1/sessions/{incarnation}/capture", body)
+        body = {"checkpoint": checkpoint, "generation": generation, **facts}
+        return self._stream(_session(incarnation, "capture", pod), body)
 
-    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    def restore(
+        self, incarnation: str, checkpoint: str, *, pod: str = "", **facts: Any
+    ) -> AsyncIterator[Event]:
         """Bring a tree back, or attach to that; the last event is the end."""
-        body = {"checkpoint": checkpoint}
-        return self._stream(f"/v1/sessions/{incarnation}/restore", body)
+        body = {"checkpoint": checkpoint, **facts}
+        return self._stream(_session(incarnation, "restore", pod), body)
 
-    async def thaw(self, incarnation: str) -> Tree:
+    async def thaw(self, incarnation: str, *, pod: str = "") -> Tree:
         """Let a captured tree go on; its checkpoint is discarded."""
-        return await self._order(incarnation, "thaw")
+        return await self._order(_session(incarnation, "thaw", pod))
 
-    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+    async def release(
+        self, incarnation: str, checkpoint: str, *, pod: str = ""
+    ) -> Tree:
         """End a captured tree, if that checkpoint is committed."""
-        return await self._order(incarnation, "release", {"checkpoint": checkpoint})
+        path = _session(incarnation, "release", pod)
+        return await self._order(path, {"checkpoint": checkpoint})
 
-    async def kill(self, incarnation: str) -> Tree:
+    async def kill(self, incarnation: str, *, pod: str = "") -> Tree:
         """End an orphan."""
-        return await self._order(incarnation, "kill")
+        return await self._order(_session(incarnation, "kill", pod))
 
-    async def cancel(self, incarnation: str) -> None:
+    async def cancel(self, incarnation: str, *, pod: str = "") -> None:
         """Call a running capture off."""
-        path = f"/v1/sessions/{incarnation}/cancel"
+        path = _session(incarnation, "cancel", pod)
         await self._post(path, dict[str, Any], limit=self._quick)
 
     async def discard(self, checkpoint: str) -> None:
@@ -145,8 +164,7 @@ class AgentClient:
         await self._ask("DELETE", path, limit=self._slow)
 
     # --- the border
-    async def _order(self, incarnation: str, order: str, body: Any = None) -> Tree:
-        path = f"/v1/sessions/{incarnation}/{order}"
+    async def _order(self, path: str, body: Any = None) -> Tree:
         return await self._post(path, Tree, body, limit=self._slow)
 
     async def _get(self, path: str, kind: type[T]) -> T:
@@ -181,6 +199,12 @@ class AgentClient:
                     yield _understood(line, Event, path)
         except Silent as silent:
             raise _unreachable(str(silent)) from None
+
+
+def _session(incarnation: str, order: str, pod: str) -> str:
+    """The path of an order for one session, in that pod if it is in one."""
+    path = f"/v1/sessions/{incarnation}" + (f"/{order}" if order else "")
+    return f"{path}?pod={quote(pod, safe='')}" if pod else path
 
 
 class _Ready(Value, frozen=True, kw_only=True):

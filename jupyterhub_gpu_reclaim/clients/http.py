@@ -72,6 +72,26 @@ class UnixResolver(Resolver):
         return [(int(socket.AF_UNIX), self._path)]
 
 
+class FixedResolver(Resolver):
+    """Resolves every name to one machine, so that a certificate may bear any name."""
+
+    def initialize(self, ip: str) -> None:
+        """Remember the machine.
+
+        Args:
+            ip: its address.
+        """
+        self._ip = ip
+
+    async def resolve(
+        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[tuple[int, Any]]:
+        """The machine, whatever was asked for."""
+        del host, family
+        kind = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        return [(int(kind), (self._ip, port))]
+
+
 class _OneStream(TCPClient):
     """Connects once, and can let go of that connection at any moment."""
 
@@ -99,6 +119,7 @@ class Connection:
         headers: sent with every request; asked anew each time, since a token's file
             may appear or change later.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
+        at: IP address to connect to; empty: that of the host in ``address``.
     """
 
     def __init__(
@@ -107,11 +128,14 @@ class Connection:
         headers: Callable[[], dict[str, str]],
         *,
         ca_file: str = "",
+        at: str = "",
     ) -> None:
         options: dict[str, Any] = {"max_clients": MAX_CLIENTS}
         if address.startswith("unix:"):
             options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
             address = "http://localhost"
+        elif at:
+            options["resolver"] = FixedResolver(ip=at)
         self._base = address.rstrip("/")
         self._headers = headers
         self._ssl = ssl.create_default_context(cafile=ca_file) if ca_file else None

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
-from jupyterhub_gpu_reclaim.models import HubState
+from jupyterhub_gpu_reclaim.models import HubState, TreeState
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 
 if TYPE_CHECKING:
@@ -48,8 +48,11 @@ class Picture:
     def facts(self, key: SessionKey, known: frozenset[str]) -> Facts:
         """The part of it that is about one session."""
         servers = self._servers
+        trees = _only(self._trees, key)
+        if any(tree.state is TreeState.UNKNOWN for tree in trees or ()):
+            trees = None  # nobody answers for it
         return Facts(
-            trees=_only(self._trees, key),
+            trees=trees,
             saved=_only(self._saved, key),
             hub=None if servers is None else servers.get(key, HubState.STOPPED),
             known=known,
@@ -91,7 +94,7 @@ class Observer:
     async def one(self, key: SessionKey) -> Facts:
         """One session, as it is now."""
         trees, saved, hub = await asyncio.gather(
-            self._ask("agent", self._agent.trees),
+            self._ask("agent", lambda: self._agent.trees(key)),
             self._ask("agent's store", self._agent.checkpoints),
             self._ask("Hub", lambda: self._hub.server(key)),
         )

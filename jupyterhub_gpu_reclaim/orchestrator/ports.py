@@ -2,7 +2,8 @@
 
 Fulfilled by ``clients.agent.AgentClient``, ``clients.hub.HubClient``, ``policy`` and
 ``metrics.window``; wired by ``service/app.py``. Nothing here does anything. A fleet of
-agents (one per node) is one more ``Agent`` that knows where each incarnation lives.
+agents, one per node (``clients.fleet.Fleet``), is one more ``Agent``: it knows where
+each incarnation lives.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ class Agent(Protocol):
     ``discard`` are idempotent and may be repeated after any failure.
     """
 
-    async def trees(self) -> list[Tree]:
-        """Every incarnation with an init or a record."""
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """Every incarnation with an init or a record.
+
+        With a ``key`` at least all of that session, or ``Unreachable`` where one of
+        them cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
+        """
 
     async def tree(self, incarnation: str) -> Tree:
         """One incarnation; ``NotFound`` where there is none."""

@@ -126,7 +126,7 @@ class Starts(Spawning):
         """A start while another one was in hand: the Hub has forgotten that one."""
         if row.incarnation == placement.incarnation:
             return await self._restore_same(row)
-        tree = _of(await self._agent.trees(), row.incarnation)
+        tree = _of(await self._agent.trees(row.key), row.incarnation)
         if tree is not None and tree.state is TreeState.RUNNING:
             return StartPlan(action="adopt", incarnation=row.incarnation)
         await self._resumer.kill(row.incarnation)
@@ -150,7 +150,7 @@ class Starts(Spawning):
         key = row.key
         trees: list[Tree] = []
         try:
-            trees = await self._agent.trees()
+            trees = await self._agent.trees(key)
             saved = await self._agent.checkpoints()
         except (Unreachable, StoreError):
             if _is_new(row, placement) and not any(tree.key == key for tree in trees):

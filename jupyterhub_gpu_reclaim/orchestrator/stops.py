@@ -87,7 +87,7 @@ class Stops(Spawning):
         Raises:
             Unreachable: it does not; the spawner sees by itself what is frozen.
         """
-        for tree in await self._agent.trees():
+        for tree in await self._agent.trees(placement.key):
             if tree.incarnation != placement.incarnation:
                 continue
             if tree.state is TreeState.CAPTURED:
@@ -121,7 +121,7 @@ class Stops(Spawning):
     async def _look_for_loss(self, row: SessionRow) -> None:
         """A session that died soon after its return goes back to what was saved."""
         try:
-            trees = await self._agent.trees()
+            trees = await self._agent.trees(row.key)
             saved = await self._agent.checkpoints()
         except (Unreachable, StoreError):
             return

@@ -24,7 +24,6 @@ from traitlets import TraitError, default
 from traitlets.config import Application, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__, observability
-from jupyterhub_gpu_reclaim.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
@@ -35,7 +34,7 @@ from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages
+from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
 from jupyterhub_gpu_reclaim.service.context import Context
 from jupyterhub_gpu_reclaim.service.options import Options
 from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
@@ -134,9 +133,7 @@ class ReclaimService(Application, Options):
     ) -> AsyncIterator[Controller]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
         journal = self._journal(state)
-        agent = AgentClient(
-            self.agent, self._agent_token_file(), ca_file=self.agent_ca_file
-        )
+        agent, let_go = await placement.agent_of(self, self._agent_token_file())
         hub = HubClient(surroundings.api_url, surroundings.api_token)
         idle = IdlePolicy(parent=self)
         controller = Controller(
@@ -152,7 +149,7 @@ class ReclaimService(Application, Options):
             yield controller
         finally:
             await _within(FAREWELL, controller.stop())
-            agent.close()
+            await _within(FAREWELL, let_go())
             hub.close()
             journal.close()
 

@@ -7,7 +7,7 @@ the Hub's token and the spawner's token come in the environment.
 
 from __future__ import annotations
 
-from traitlets import Bool, Float, Int, Unicode
+from traitlets import Bool, Enum, Float, Int, List, Unicode
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
@@ -28,6 +28,14 @@ class Options(Configurable):
         " none.",
     ).tag(config=True)
 
+    placement = Enum(
+        ["local", "kubernetes"],
+        default_value="local",
+        help="Where sessions run. `local`: on this machine, with one agent (`agent`)."
+        " `kubernetes`: in pods of KubeSpawner, with one agent per node, found"
+        " through the API server.",
+    ).tag(config=True)
+
     agent = Unicode(
         "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
         help="Address of the machine's agent: `unix:/path` for a socket,"
@@ -44,6 +52,52 @@ class Options(Configurable):
         "",
         help="Certificates (PEM) that vouch for an `https` agent. Empty: those of the"
         " system.",
+    ).tag(config=True)
+
+    kubeconfig = Unicode(
+        "",
+        help="With `placement = kubernetes`: file that says how to reach the API"
+        " server. Empty: the account of the pod that the service runs in.",
+    ).tag(config=True)
+
+    namespace = Unicode(
+        "",
+        help="With `placement = kubernetes`: namespace of the users' pods. Empty: the"
+        " one that the service runs in.",
+    ).tag(config=True)
+
+    agent_namespace = Unicode(
+        "",
+        help="With `placement = kubernetes`: namespace of the agents' DaemonSet, which"
+        " needs rights that a namespace of users should not give. Empty: that of the"
+        " users' pods.",
+    ).tag(config=True)
+
+    agent_selector = Unicode(
+        "app.kubernetes.io/name=gpu-reclaim-agent",
+        help="With `placement = kubernetes`: labels of the agents' pods.",
+    ).tag(config=True)
+
+    agent_port = Int(
+        8099,
+        min=1,
+        max=65535,
+        help="With `placement = kubernetes`: port of every agent.",
+    ).tag(config=True)
+
+    agent_tls_name = Unicode(
+        "gpu-reclaim-agent",
+        help="With `placement = kubernetes`: the name in the certificate of every"
+        " agent, which `agent_ca_file` vouches for. Empty: plain HTTP, on which the"
+        " token and the sessions' logins can be read by whoever sees the network.",
+    ).tag(config=True)
+
+    gpu_node_labels = List(
+        Unicode(),
+        ["nvidia.com/gpu.product"],
+        help="With `placement = kubernetes`: labels of its node that a session with a"
+        " GPU needs again when it comes back, so that it waits for a fitting node."
+        " Empty: any node; the agent there refuses what does not fit.",
     ).tag(config=True)
 
     state_dir = Unicode(

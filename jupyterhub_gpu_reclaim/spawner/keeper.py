@@ -27,7 +27,11 @@ from jupyterhub_gpu_reclaim.spawner import logins
 from jupyterhub_gpu_reclaim.spawner.state import KEY, Place, Pointer, PointerPhase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub.spawner import Spawner as Base
+
+    from jupyterhub_gpu_reclaim.models import Identity
 else:
     # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
     Base = Configurable
@@ -77,6 +81,9 @@ class PointerKeeper(Base):
 
     reclaim_mode = "start"  #: for ``super().start()``: start, or hold
     reclaim_incarnation = ""
+    #: What the session to be held a place for was (``hold``).
+    reclaim_identity: Identity | None = None
+    reclaim_generation = 0
 
     _clock: Clock = SystemClock()
     _pointer = Pointer()
@@ -222,13 +229,27 @@ class PointerKeeper(Base):
         """Whether the place taken up lives."""
         raise NotImplementedError
 
-    def reclaim_frozen(self) -> bool:
-        """Whether its programs are stopped, as those of a captured session are."""
+    async def reclaim_died(self) -> bool:
+        """Whether it is dead, now that the service says so."""
+        return not self.reclaim_alive()
+
+    def reclaim_frozen(self) -> bool | None:
+        """Whether its programs are stopped, as those of a captured session are.
+
+        None: that cannot be seen from here.
+        """
         raise NotImplementedError
 
-    def reclaim_find(self, incarnation: str) -> Place | None:
+    async def reclaim_find(self, incarnation: str) -> Place | None:
         """Look for an incarnation that the Hub has lost sight of."""
         raise NotImplementedError
+
+    async def reclaim_where(self, port: int) -> Any:
+        """What ``start()`` returns for the place taken up: an address of its server."""
+        raise NotImplementedError
+
+    async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
+        """Tell what a place that is being made still waits for, until cancelled."""
 
     async def reclaim_token(self) -> str:
         """The API token that the running session was started with; empty: unknown."""

@@ -256,9 +256,13 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         """Whether its programs are stopped, as a captured tree is."""
         return Session(self.place).frozen()
 
-    def reclaim_find(self, incarnation: str) -> Place | None:
+    async def reclaim_find(self, incarnation: str) -> Place | None:
         """Look for the init of an incarnation that the Hub has lost sight of."""
         return find_session(incarnation)
+
+    async def reclaim_where(self, port: int) -> tuple[str, int]:
+        """Where it listens."""
+        return (self.ip or "127.0.0.1", port)
 
     async def reclaim_token(self) -> str:
         """The API token that the session was started with; empty if it is gone."""

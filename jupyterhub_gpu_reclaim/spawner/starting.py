@@ -54,7 +54,7 @@ class Starting(PointerKeeper):
         self._starting, self._undo = True, ""
         self._narrator = self._narrator or Narrator()
         try:
-            return await self._start(minted)
+            return await self._start_as_planned(minted)
         except asyncio.CancelledError:
             await self._call_off(minted)
             raise
@@ -68,9 +68,9 @@ class Starting(PointerKeeper):
         finally:
             self._starting = False
             self._narrator.end()
-            self._narrator = None
+            self._narrator = self.reclaim_identity = None
 
-    async def _start(self, minted: str) -> Any:
+    async def _start_as_planned(self, minted: str) -> Any:
         plan = await self._plan_start()
         if plan.action == "cold":
             return await self._start_cold(minted)
@@ -132,8 +132,9 @@ class Starting(PointerKeeper):
             port=identity.port,
             place=Place(),
         )
+        self.reclaim_identity, self.reclaim_generation = identity, plan.generation
         self.reclaim_mode, self._undo = "hold", "restore"
-        where = await super().start()
+        where = await self._hold()
         self._point(place=self.reclaim_place())
         await self._service.placed(self._placement())
         await self._follow()
@@ -142,11 +143,20 @@ class Starting(PointerKeeper):
         logins.delete_token(self, logins.token_id(self, minted))
         return where
 
+    async def _hold(self) -> Any:
+        """Have a place made, and tell what that waits for."""
+        narrator = self._narrator or Narrator()
+        waiting = asyncio.create_task(self.reclaim_waiting(narrator.tell))
+        try:
+            return await super().start()
+        finally:
+            waiting.cancel()
+
     async def _adopt(self, plan: StartPlan, minted: str) -> Any:
         """Take up a tree that still runs, with the login it has (T8, T9)."""
         place = self._pointer.place
         if self._pointer.incarnation != plan.incarnation or not self.reclaim_alive():
-            found = self.reclaim_find(plan.incarnation)
+            found = await self.reclaim_find(plan.incarnation)
             if found is None:
                 raise RestoreFailed(
                     Reason.RESTORE_FAILED, why="its programs are not found any more"
@@ -163,7 +173,7 @@ class Starting(PointerKeeper):
             raise RestoreFailed(Reason.TOKEN_REVOKED)
         self._repair = await logins.ClientRepair.remember(self)
         self.port = port
-        where = (self.ip or "127.0.0.1", port)
+        where = await self.reclaim_where(port)
         self._now_runs(token, where)
         self._point(checkpoint="")
         logins.delete_token(self, logins.token_id(self, minted))

@@ -30,11 +30,13 @@ class PointerPhase(StrEnum):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The session's init on this machine, named so that a reused pid is not it."""
+    """The session's init on this machine, or its pod; never one that came later."""
 
     pid: int = 0
     start: int = 0  #: clock ticks after boot (field 22 of ``/proc/PID/stat``)
     boot: str = ""  #: the machine's boot id
+    pod: str = ""  #: uid of the pod
+    name: str = ""  #: of the pod
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):

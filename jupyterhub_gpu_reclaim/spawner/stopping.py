@@ -85,8 +85,9 @@ class Stopping(Starting):
             return await self._service.plan_stop(self._placement())
         except Unreachable as error:
             self.log.warning("%s: stop, no plan: %s", self.reclaim_key, error)
-            lives = self.reclaim_alive()
-            keep = self.reclaim_frozen() if lives else bool(self.reclaim_service)
+            keep = self.reclaim_frozen() if self.reclaim_alive() else None
+            if keep is None:
+                keep = bool(self.reclaim_service)
             return StopPlan(action="keep" if keep else "stop")
         except ReclaimError as error:
             self.log.warning("%s: stop, not now: %s", self.reclaim_key, error)
@@ -110,6 +111,6 @@ class Stopping(Starting):
             # The service settles it: it ends the programs, or lets them go on.
             self.log.warning("%s: not released yet: %s", self.reclaim_key, error)
             return
-        if not self.reclaim_alive():
+        if await self.reclaim_died():
             await self.reclaim_end()
             self._point(phase=PointerPhase.SUSPENDED, place=Place())

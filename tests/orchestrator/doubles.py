@@ -83,6 +83,7 @@ class Place:
     cancel: bool = False
     events: list[Event] = field(default_factory=list)
     task: asyncio.Task | None = None
+    pod: str = ""
 
     def tree(self) -> Tree:
         return Tree(
@@ -93,6 +94,7 @@ class Place:
             checkpoint=self.checkpoint,
             generation=self.generation,
             failure=self.failure,
+            pod=self.pod,
         )
 
 
@@ -113,6 +115,7 @@ class NodeInMemory:
         self.calls: list[str] = []
         self.kernels: list | None = None
         self.samples_fail = False
+        self.told: dict[str, list] = {}  # of each incarnation, by the service
 
     # --- for tests
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
@@ -144,6 +147,11 @@ class NodeInMemory:
     async def trees(self):
         return [place.tree() for place in self.places.values()]
 
+    async def tell(self, incarnation, told):
+        self.told.setdefault(incarnation, []).append(told)
+        if told.pod != getattr(self.places.get(incarnation), "pod", told.pod):
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+
     async def tree(self, incarnation):
         return self._place(incarnation).tree()
 
@@ -156,6 +164,7 @@ class NodeInMemory:
                 key=place.key,
                 at=asyncio.get_running_loop().time(),
                 kernels=self.kernels,
+                pod=place.pod,
             )
             for place in self.places.values()
             if place.state is TreeState.RUNNING

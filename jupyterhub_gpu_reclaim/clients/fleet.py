@@ -1,0 +1,346 @@
+"""The agents of a cluster as one ``Agent``: each order goes to the session's own node.
+
+Made by ``service/app.py`` where sessions are pods; asked by the orchestrator. Which
+session runs in which pod on which node, only the API server says; what an agent tells
+of other pods, or of other sessions in them, is left out. A node that does not answer
+makes its own sessions unknown, and no others. A pod is deleted here only after its tree
+is dead, never by force, and never another one of the same name.
+
+All agents of a cluster have the same store, so any of them answers for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import SessionKey, Tree, TreeState
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+    from jupyterhub_gpu_reclaim.clients.mirror import Mirror
+    from jupyterhub_gpu_reclaim.clients.pods import Node, Pod
+    from jupyterhub_gpu_reclaim.models import (
+        CheckpointInfo,
+        Event,
+        Identity,
+        Sample,
+    )
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Cluster(Protocol):
+    """What is asked of ``kubernetes.Api`` beside the lists of pods."""
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete that very pod, if it is still there."""
+
+    async def node(self, name: str) -> Node:
+        """One node."""
+
+
+class Fleet:
+    """All agents of the cluster.
+
+    Args:
+        cluster: the API server.
+        sessions: the pods that have a session in them.
+        agents: the pods of the agents' DaemonSet.
+        connect: makes a client for the agent with that IP address.
+        node_labels: which labels of its node a session with a GPU needs again.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        sessions: Mirror,
+        agents: Mirror,
+        connect: Callable[[str], AgentClient],
+        node_labels: Sequence[str] = (),
+    ) -> None:
+        self._cluster = cluster
+        self._sessions = sessions
+        self._agents = agents
+        self._connect = connect
+        self._node_labels = tuple(node_labels)
+        self._clients: dict[str, AgentClient] = {}
+        self._answered = ""  # the node whose agent answered for the store last
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to follow what the API server tells."""
+        self._tasks = [
+            asyncio.create_task(mirror.run())
+            for mirror in (self._sessions, self._agents)
+        ]
+
+    async def stop(self) -> None:
+        """End that; operations go on at the agents."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._clients.values():
+            client.close()
+
+    # --- looking
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """See ``orchestrator.ports.Agent``."""
+        pods = self._sessions.now() if key is None else await self._pods_of(key)
+        by_node: dict[str, list[Pod]] = {}
+        for pod in pods:
+            if pod.node and not pod.over:
+                by_node.setdefault(pod.node, []).append(pod)
+        asked = [self._trees_on(node, mine) for node, mine in by_node.items()]
+        found = [tree for trees in await asyncio.gather(*asked) for tree in trees]
+        if key is not None:
+            for tree in found:
+                if tree.state is TreeState.UNKNOWN:
+                    raise _silent(_node_of(pods, tree.pod))
+        return found
+
+    async def _pods_of(self, key: SessionKey) -> list[Pod]:
+        """A session's pods; that there are none, only a fresh list can say."""
+        mine = [pod for pod in self._sessions.now() if pod.key == key]
+        if mine and all(pod.node for pod in mine):
+            return mine
+        return [pod for pod in await self._sessions.fresh() if pod.key == key]
+
+    async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
+        ours = {(pod.incarnation, pod.uid): pod for pod in pods}
+        try:
+            told = await self._client(node).trees()
+        except ReclaimError as error:
+            _log.info("%s: %s", node, error)
+            return [
+                Tree(
+                    incarnation=pod.incarnation,
+                    key=pod.key,
+                    state=TreeState.UNKNOWN,
+                    init_pid=0,
+                    pod=pod.uid,
+                )
+                for pod in pods
+            ]
+        return [
+            msgspec.structs.replace(tree, key=ours[tree.incarnation, tree.pod].key)
+            for tree in told
+            if (tree.incarnation, tree.pod) in ours
+        ]
+
+    async def tree(self, incarnation: str) -> Tree:
+        """One incarnation; ``NotFound`` where there is none."""
+        pod, client = await self._seat(incarnation)
+        tree = await client.tree(incarnation, pod=pod.uid)
+        return msgspec.structs.replace(tree, key=pod.key)
+
+    async def samples(self) -> list[Sample]:
+        """What every session does; those on a silent node are not in the list."""
+        pods = {(p.incarnation, p.uid): p for p in self._sessions.now() if p.node}
+        nodes = sorted({pod.node for pod in pods.values() if not pod.over})
+        told = await asyncio.gather(
+            *(self._samples_on(node) for node in nodes), return_exceptions=True
+        )
+        found: list[Sample] = []
+        for answer in told:
+            if isinstance(answer, list):
+                found += answer
+            elif not isinstance(answer, ReclaimError):
+                raise answer
+        if nodes and all(isinstance(answer, ReclaimError) for answer in told):
+            raise _silent(", ".join(nodes))
+        return [
+            msgspec.structs.replace(
+                sample, key=pods[sample.incarnation, sample.pod].key
+            )
+            for sample in found
+            if (sample.incarnation, sample.pod) in pods
+        ]
+
+    async def _samples_on(self, node: str) -> list[Sample]:
+        return await self._client(node).samples()
+
+    # --- doing
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree, with what its return will need."""
+        pod, client = await self._seat(incarnation, running=True)
+        events = client.capture(
+            incarnation,
+            checkpoint,
+            generation,
+            pod=pod.uid,
+            key=pod.key,
+            image=pod.image,
+            node_labels=await self._labels_of(pod),
+        )
+        async for event in events:
+            yield event
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring a tree back in the pod that holds its place."""
+        pod, client = await self._seat(incarnation, running=True)
+        events = client.restore(
+            incarnation, checkpoint, pod=pod.uid, image=pod.image, key=pod.key
+        )
+        async for event in events:
+            yield event
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on."""
+        pod, client = await self._seat(incarnation)
+        return await client.thaw(incarnation, pod=pod.uid)
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off."""
+        pod, client = await self._seat(incarnation)
+        await client.cancel(incarnation, pod=pod.uid)
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree, then delete its pod."""
+        pod, client = await self._seat(incarnation)
+        tree = await client.release(incarnation, checkpoint, pod=pod.uid)
+        await self._delete(pod)
+        return tree
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End an orphan and delete its pod, which may not run anywhere (yet)."""
+        pod = await self._pod(incarnation)
+        if pod.node and not pod.over:
+            with suppress(NotFound):  # no init there (yet): the kubelet ends it
+                await self._client(pod.node).kill(incarnation, pod=pod.uid)
+        await self._delete(pod)
+        return Tree(
+            incarnation=incarnation,
+            key=pod.key,
+            state=TreeState.GONE,
+            init_pid=0,
+            pod=pod.uid,
+        )
+
+    # --- the store, which all of them have
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed ones."""
+        return await self._anyone(lambda client: client.checkpoints())
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login inside a checkpoint, and what it needs."""
+        return await self._anyone(lambda client: client.identity(checkpoint))
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint."""
+        await self._anyone(lambda client: client.discard(checkpoint))
+
+    # --- who and where
+    async def _seat(
+        self, incarnation: str, *, running: bool = False
+    ) -> tuple[Pod, AgentClient]:
+        """The pod of an incarnation, and its node's agent.
+
+        Raises:
+            NotFound: there is no such pod, or its container is dead.
+            Unreachable: nobody knows.
+        """
+        pod = await self._pod(incarnation, running=running)
+        if not pod.node or pod.over:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        return pod, self._client(pod.node)
+
+    async def _pod(self, incarnation: str, *, running: bool = False) -> Pod:
+        """The mirror's, unless that knows too little of it."""
+        for pod in self._sessions.now():
+            if (
+                pod.incarnation == incarnation
+                and pod.node
+                and (pod.image or not running)
+            ):
+                return pod
+        fresh = await self._sessions.fresh(f",{INCARNATION}={incarnation}")
+        for pod in fresh:
+            if pod.incarnation == incarnation:
+                return pod
+        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+
+    def _client(self, node: str) -> AgentClient:
+        """The agent of that node.
+
+        Raises:
+            Unreachable: there is none now.
+        """
+        ip = self._addresses().get(node)
+        if ip is None:
+            raise _silent(node)
+        return self._client_at(ip)
+
+    def _client_at(self, ip: str) -> AgentClient:
+        if ip not in self._clients:
+            for old in self._clients.keys() - set(self._addresses().values()):
+                self._clients.pop(old).close()
+            self._clients[ip] = self._connect(ip)
+        return self._clients[ip]
+
+    def _addresses(self) -> dict[str, str]:
+        """IP address of the agent of each node; of two, the one that is ready."""
+        pods = [
+            pod
+            for pod in self._agents.now()
+            if pod.node and pod.status.pod_ip and pod.status.phase == "Running"
+        ]
+        pods.sort(key=lambda p: (p.ready, p.metadata.deletion_timestamp is None))
+        return {pod.node: pod.status.pod_ip or "" for pod in pods}
+
+    async def _anyone(self, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
+        """The first answer; the agent that gave the last one is asked first."""
+        addresses = self._addresses()
+        if not addresses:
+            raise Unreachable(Reason.NO_AGENT)
+        silence: Unreachable | None = None
+        for node in sorted(addresses, key=lambda n: (n != self._answered, n)):
+            try:
+                answer = await ask(self._client_at(addresses[node]))
+            except Unreachable as error:
+                silence = error
+                continue
+            self._answered = node
+            return answer
+        raise silence or Unreachable(Reason.NO_AGENT)
+
+    async def _labels_of(self, pod: Pod) -> dict[str, str]:
+        """The labels of its node that a session with a GPU needs again."""
+        if not self._node_labels or not pod.wants_gpu:
+            return {}
+        try:
+            labels = (await self._cluster.node(pod.node)).metadata.labels or {}
+        except (NotFound, Refused) as error:
+            # The agent of the next node compares the cards themselves.
+            _log.warning("%s: labels of node %s: %s", pod.key, pod.node, error)
+            return {}
+        return {name: labels[name] for name in self._node_labels if name in labels}
+
+    async def _delete(self, pod: Pod) -> None:
+        """Its tree is dead; if this fails, the spawner's stop or next start does it."""
+        try:
+            await self._cluster.delete(pod)
+        except ReclaimError as error:
+            _log.warning("%s: pod %s: %s", pod.key, pod.metadata.name, error)
+
+
+def _silent(node: str) -> Unreachable:
+    return Unreachable(Reason.NODE_SILENT, node=node)
+
+
+def _node_of(pods: list[Pod], uid: str) -> Any:
+    return next((pod.node for pod in pods if pod.uid == uid), "its node")

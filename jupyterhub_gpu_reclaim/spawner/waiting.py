@@ -1,0 +1,88 @@
+"""What a pod that does not run yet waits for, in a sentence.
+
+Asked by ``kube.py`` with the pods that KubeSpawner watches anyway, as the API server
+tells them (JSON). Pure. The place in the queue counts the sessions that ask for a GPU
+and were there earlier; the scheduler may take them in another order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Why a container does not start, where waiting alone does not help.
+_STUCK = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+}
+
+
+def sentence(
+    pod: Mapping[str, Any] | None, all_pods: Iterable[Mapping[str, Any]]
+) -> str:
+    """What it waits for; empty when for nothing that is worth a word."""
+    if pod is None or _status(pod).get("phase") not in {"Pending", "Failed"}:
+        return ""
+    if unscheduled(pod) is not None:
+        return _queue(pod, all_pods)
+    return obstacle(pod)
+
+
+def obstacle(pod: Mapping[str, Any] | None) -> str:
+    """Why it does not run, as Kubernetes says it; empty: it says nothing."""
+    if pod is None:
+        return "its pod does not exist"
+    for container in _status(pod).get("containerStatuses") or ():
+        state = container.get("state") or {}
+        for kind in ("waiting", "terminated"):
+            told = state.get(kind) or {}
+            if kind == "terminated" or told.get("reason") in _STUCK:
+                words = [told.get("reason") or "", told.get("message") or ""]
+                return ": ".join(filter(None, words))
+    return unscheduled(pod) or ""
+
+
+def unscheduled(pod: Mapping[str, Any]) -> str | None:
+    """The scheduler's words while no node takes it; None: it has one, or may have."""
+    for condition in _status(pod).get("conditions") or ():
+        if condition.get("type") == "PodScheduled":
+            if condition.get("reason") != "Unschedulable":
+                return None
+            return condition.get("message") or "no node takes it"
+    return None
+
+
+def _queue(pod: Mapping[str, Any], all_pods: Iterable[Mapping[str, Any]]) -> str:
+    why = unscheduled(pod)
+    if not gpus(pod):
+        return f"Waiting for a free machine ({why})"
+    others = sorted(
+        _turn(each) for each in all_pods if gpus(each) and unscheduled(each) is not None
+    )
+    place = sum(turn < _turn(pod) for turn in others) + 1
+    total = max(len(others), place)
+    return f"Waiting for a free GPU: place {place} of {total} in the queue ({why})"
+
+
+def _turn(pod: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = pod["metadata"]
+    return metadata.get("creationTimestamp") or "", metadata.get("uid") or ""
+
+
+def gpus(pod: Mapping[str, Any]) -> bool:
+    """Whether it asks for a GPU of any make (``nvidia.com/gpu``, MIG slices, …)."""
+    return any(
+        "/gpu" in name or "/mig-" in name
+        for container in pod["spec"]["containers"]
+        for name in (container.get("resources") or {}).get("limits") or {}
+    )
+
+
+def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    return pod.get("status") or {}
