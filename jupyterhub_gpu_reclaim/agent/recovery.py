@@ -42,12 +42,17 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which the agent answers, whoever is not settled.
 PATIENCE = 20.0
+#: Seconds that a sweep has in any case; it goes on after them.
+_SWEEP_SECONDS = 1.0
 #: Seconds until a store that did not answer is asked again.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 #: How long a CRIU may take to die of SIGTERM, then of SIGKILL.
 _END_SECONDS = 5.0
 #: What only our own CRIU has in its command line (engine/attempt.py, namespaces.py).
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
+
+#: Tasks that outlive :func:`recover`: asyncio alone would forget them.
+_kept: set[asyncio.Task[None]] = set()
 
 
 async def recover(
@@ -63,8 +68,10 @@ async def recover(
     Args:
         parts: the agent's.
         operations: where a session is busy until it is settled.
-        patience: seconds until it returns, whoever is not settled by then.
+        patience: seconds until it returns, whoever is not settled by then, and whether
+            or not the store has been swept; that goes on until it has been done once.
     """
+    until = time.monotonic() + patience
     await asyncio.to_thread(_remember_pods, parts)
     sessions = await asyncio.to_thread(parts.placements.list)
     sessions = await asyncio.to_thread(_one_each, sessions)
@@ -75,18 +82,19 @@ async def recover(
     for session, operation in begun:
         if not operation.done:
             _log.warning("%s is not settled yet; it stays busy", session.key)
-    await asyncio.to_thread(_attempt, partial(_sweep, parts), "-")
+    sweeping = asyncio.create_task(_insist(parts, partial(_sweep, parts), "-"))
+    _kept.add(sweeping)
+    sweeping.add_done_callback(_kept.discard)
+    left = max(_SWEEP_SECONDS, until - time.monotonic())
+    if not (await asyncio.wait({sweeping}, timeout=left))[0]:
+        _log.warning("- the store is not swept yet: it does not answer")
 
 
 def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
     async def work(operation: Operation) -> AsyncIterator[Event]:
-        settle = partial(_settle, parts, session)
-        pause = _FIRST_PAUSE
         # Without the store's word nobody knows whether it may go on; until then it
         # stays stopped, and busy, or the service would take it for a running one.
-        while not await asyncio.to_thread(_attempt, settle, operation.key):
-            await parts.clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        await _insist(parts, partial(_settle, parts, session), operation.key)
         told: tuple[Event, ...] = ()  # nothing, but this is how operations run
         for event in told:
             yield event
@@ -109,6 +117,14 @@ def _one_each(sessions: list[Session]) -> list[Session]:
     for session in sorted(sessions, key=lambda one: one.init_start):
         found.setdefault(session.incarnation, session)
     return list(found.values())
+
+
+async def _insist(parts: Parts, work: Callable[[], object], key: object) -> None:
+    """Do it, again and again until the store answers."""
+    pause = _FIRST_PAUSE
+    while not await asyncio.to_thread(_attempt, work, key):
+        await parts.clock.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _forget_gone(parts: Parts, sessions: list[Session]) -> None:

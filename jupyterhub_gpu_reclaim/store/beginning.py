@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Busy:
-    """What this process is writing; the lock is held while something is removed."""
+    """What this process is writing; the lock is held for moments only."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 OWN = 8
 #: A slot is written in less, unless the backend hangs.
 _LET_GO_SECONDS = 20.0
+#: So long a pack that is being synced is waited for; later it is remains for a sweep.
+_SETTLE_SECONDS = 1.0
 
 
 class Lanes:
@@ -170,7 +172,8 @@ class Lanes:
     def abandon(self) -> None:
         """Let go of everything; when it returns nothing new appears in the backend.
 
-        Idempotent. It waits for the slots that are being written, but not for ever.
+        Idempotent. It waits for the slots that are being written, and the packs that
+        are being synced, but not for ever.
         """
         self.call_off()
         if self._crew is not None:
@@ -179,7 +182,7 @@ class Lanes:
             self._turn.wait_for(lambda: not self._busy, _LET_GO_SECONDS)
         for lane in self._made:
             lane.abandon()
-        until = time.monotonic() + _LET_GO_SECONDS
+        until = time.monotonic() + _SETTLE_SECONDS
         for lane in self._made:
             lane.let_end(_left(until))
 

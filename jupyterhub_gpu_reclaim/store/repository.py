@@ -7,6 +7,7 @@ checkpoints are worth keeping is not decided here.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.store import intents, layout, manifest
@@ -73,6 +74,9 @@ class Repository:
         self._keys = keys
         self._pool = pool
         self._busy = Busy()
+        #: Held while something is removed or wrapped anew, however long that takes;
+        #: never while a checkpoint begins, whose intent is enough.
+        self._removing = threading.Lock()
         infos = Infos()
         self._place = place = Place.of(backend, clock, keys, infos)
         self._catalogue = place.catalogue
@@ -212,8 +216,9 @@ class Repository:
         """
         if not layout.is_id(checkpoint):
             return
-        with self._busy.lock:
-            self._busy.refuse(checkpoint)
+        with self._removing:
+            with self._busy.lock:
+                self._busy.refuse(checkpoint)
             self._place.remove(checkpoint)
 
     def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
@@ -225,9 +230,9 @@ class Repository:
         Raises:
             StoreError: the store does not work; what was removed is removed.
         """
-        with self._busy.lock:
-            # No writer of ours begins meanwhile.
-            writing = self._busy.ids | keep_writing
+        with self._removing:
+            with self._busy.lock:
+                writing = self._busy.ids | keep_writing
             removed, freed = self._place.garbage.sweep(writing)
         return SweepResult(removed, freed)
 
@@ -240,7 +245,7 @@ class Repository:
         new = manifest.rewrap(data, checkpoint, self._keys)
         if manifest.split(new).key == manifest.split(data).key:
             return False
-        with self._busy.lock:
+        with self._removing:
             # Not beside a delete of ours: it would come back.
             try:
                 self._backend.replace(layout.manifest(checkpoint), new)

@@ -1,5 +1,6 @@
 """Recovery of a session that hangs: it alone waits, and nobody touches it."""
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -116,6 +117,26 @@ async def test_session_stays_busy_until_the_store_answers(parts, counter, monkey
     assert tree_of(parts, counter, operations).state is TreeState.RUNNING
     assert parts.records.find(counter.incarnation).stage is Stage.FAILED
     assert goes_on(counter)
+
+
+async def test_store_that_was_away_is_swept_when_it_is_back(parts, monkeypatch):
+    """What a writer that died has left would lie there until the next start."""
+    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(recovery, "_SWEEP_SECONDS", 0.05)
+    remains = parts.work / "store" / "packs" / "dead" / "00000000"
+    remains.parent.mkdir(parents=True)
+    remains.write_bytes(b"remains")
+    store = StoreThatIsAway(parts.store)
+
+    await recovery.recover(
+        dataclasses.replace(parts, store=store), Operations(), patience=0.1
+    )
+
+    assert remains.exists()
+    store.back = True
+    async with asyncio.timeout(10):
+        while remains.exists():
+            await asyncio.sleep(0.01)
 
 
 def captured_in_part(place) -> Record:

@@ -272,3 +272,30 @@ def test_what_an_outage_has_left_can_be_deleted_after_it(clock):
     store.delete("c1")
     assert kept.objects == {}
     assert writer.abort()
+
+
+def test_session_begins_to_be_saved_while_a_sweep_hangs(clock):
+    """A store that hangs must not keep a suspend that does not need it."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    class Hangs(MemoryBackend):
+        def list(self, prefix):
+            if threading.current_thread().name == "sweep":
+                hangs.set()
+                goes_on.wait(20)
+            return super().list(prefix)
+
+    store = Repository(Hangs(), clock=clock, keys=KEYS)
+    sweep = threading.Thread(target=store.sweep, name="sweep")
+    sweep.start()
+    assert hangs.wait(20)
+    try:
+        writer = store.begin(
+            id="c1", key=SessionKey("u"), incarnation="i", generation=1
+        )
+        writer.add("pages", b"x" * 5000)
+        writer.commit()
+    finally:
+        goes_on.set()
+        sweep.join(20)
+    assert store.verify("c1") == []
