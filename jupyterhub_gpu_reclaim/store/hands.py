@@ -49,6 +49,11 @@ class Worker:
         self._pidfd = os.pidfd_open(received[0].pid)
         self._end.settimeout(None)
 
+    @property
+    def ended(self) -> bool:
+        """Whether :meth:`end` was called."""
+        return self._end.fileno() < 0
+
     def fileno(self) -> int:
         """Readable when it has something to say, or is gone."""
         return self._end.fileno()

@@ -2,26 +2,26 @@
 
 Made once by the agent (or the command line) and handed to the repository; called from
 several threads at once. It hands out workers for a capture or a copy, and knows nothing
-of what they do. :meth:`Pool.close` at the end; without it the kernel ends them.
+of what they do. A zygote that does not answer is replaced. :meth:`Pool.close` at the
+end; without it the kernel ends them.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import threading
+import time
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import channel
-from jupyterhub_gpu_reclaim.store.hands import Worker
+from jupyterhub_gpu_reclaim.store.nursery import Zygote
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.hands import Worker
 
 #: More do not help: the memory is the limit then.
 MOST_WORKERS = 16
-_START_SECONDS = 30.0
-_ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Pool:
@@ -36,8 +36,9 @@ class Pool:
         cores = len(os.sched_getaffinity(0))
         self.size = min(workers or cores, MOST_WORKERS)
         self._lock = threading.Lock()
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._zygote: Zygote | None = None
+        #: Those that hang, while workers of theirs are at work.
+        self._given_up: list[Zygote] = []
         #: Asked for, not yet wanted by anybody.
         self._spare: list[Worker] = []
 
@@ -49,9 +50,9 @@ class Pool:
         """
         try:
             with self._lock:
-                self._ready()
+                zygote = self._ready()
                 while len(self._spare) < self.size:
-                    self._spare.append(Worker(self._ask()))
+                    self._spare.append(zygote.ask())
         except OSError as error:
             raise _cannot(error) from error
 
@@ -67,17 +68,12 @@ class Pool:
         wanted = count or self.size
         workers: list[Worker] = []
         try:
-            with self._lock:
-                self._ready()  # without the spare ones of a zygote that is dead
-                spare, self._spare = self._spare[:wanted], self._spare[wanted:]
-            workers += [worker for worker in spare if _came(worker)]
-            came = len(workers)
-            while len(workers) < wanted:
-                with self._lock:
-                    workers.append(Worker(self._ask()))
-            for worker in workers[came:]:
-                worker.greet(_START_SECONDS)
-        except (OSError, TimeoutError) as error:
+            try:
+                self._fetch(workers, wanted)
+            except TimeoutError:
+                # It lives and does not answer: another one is tried, once.
+                self._fetch(workers, wanted)
+        except OSError as error:
             for worker in workers:
                 worker.end()
             raise _cannot(error) from error
@@ -87,62 +83,86 @@ class Pool:
         """End every worker; idempotent."""
         with self._lock:
             self._end()
+            for zygote in self._given_up:
+                zygote.kill()
+            self._given_up.clear()
 
-    def _ask(self) -> socket.socket:
-        ours, theirs = channel.pair()
-        with theirs:
-            try:
-                socket.send_fds(self._ready(), [b"w"], [theirs.fileno()])
-            except BaseException:
-                ours.close()
-                raise
-        return ours
+    def _fetch(self, workers: list[Worker], wanted: int) -> None:
+        """Workers of one zygote, until there are as many as wanted.
 
-    def _ready(self) -> socket.socket:
-        """The socket of a zygote that lives."""
-        if self._control is not None and self._zygote is not None:
-            if self._zygote.poll() is None:
-                return self._control
+        Raises:
+            TimeoutError: it hangs, and nobody will ask it again.
+            OSError: they do not come.
+        """
+        with self._lock:
+            zygote = self._ready()
+            count = wanted - len(workers)
+            asked, self._spare = self._spare[:count], self._spare[count:]
+        until = time.monotonic() + zygote.patience
+        try:
+            while len(workers) < wanted:
+                if asked:
+                    # One that died while it was spare is no more than one too few.
+                    found = _came(asked.pop(), until)
+                    workers += [found] if found else []
+                    continue
+                with self._lock:
+                    worker = zygote.ask()
+                asked.append(worker)
+                worker.greet(_left(until))
+                workers.append(asked.pop())
+        except TimeoutError:
+            with self._lock:
+                self._give_up(zygote)
+            raise
+        finally:
+            for worker in asked:
+                worker.end()
+        zygote.answered()
+
+    def _ready(self) -> Zygote:
+        """A zygote that lives; those that hung go as soon as nobody needs them."""
+        for zygote in [each for each in self._given_up if not each.is_needed]:
+            self._given_up.remove(zygote)
+            zygote.kill()
+        if self._zygote is not None and not self._zygote.lives:
             self._end()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._zygote = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m"),
-                    "jupyterhub_gpu_reclaim.store.zygote",
-                    str(theirs.fileno()),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **_ENV},
-            )
-        self._control = ours
-        return ours
+        if self._zygote is None:
+            self._zygote = Zygote()
+        return self._zygote
+
+    def _give_up(self, zygote: Zygote) -> None:
+        if zygote is self._zygote:
+            self._zygote = None
+            spare, self._spare = self._spare, []
+            for worker in spare:
+                worker.end()
+            self._given_up.append(zygote)
 
     def _end(self) -> None:
-        control, self._control = self._control, None
         zygote, self._zygote = self._zygote, None
         spare, self._spare = self._spare, []
         for worker in spare:
             worker.end()
-        if control is not None:
-            control.close()
         if zygote is not None:
-            try:
-                zygote.wait(_START_SECONDS)
-            except subprocess.TimeoutExpired:
-                zygote.kill()
-                zygote.wait()
+            zygote.end()
 
 
-def _came(worker: Worker) -> bool:
-    """Whether a spare worker is there; one that died meanwhile is let go of."""
+def _came(worker: Worker, until: float) -> Worker | None:
+    """A spare worker that is there; None, and let go of, when it has died."""
     try:
-        worker.greet(_START_SECONDS)
+        worker.greet(_left(until))
+    except TimeoutError:
+        worker.end()
+        raise
     except OSError:
         worker.end()
-        return False
-    return True
+        return None
+    return worker
+
+
+def _left(until: float) -> float:
+    return max(0.01, until - time.monotonic())
 
 
 def _cannot(error: Exception) -> StoreError:

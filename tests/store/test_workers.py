@@ -15,7 +15,7 @@ import pytest
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import channel, hands
+from jupyterhub_gpu_reclaim.store import channel, hands, nursery
 from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.pool import Pool
@@ -425,5 +425,63 @@ def test_spare_workers_are_taken_and_a_dead_one_is_replaced():
         assert first not in workers
         for worker in workers:
             worker.end()
+    finally:
+        pool.close()
+
+
+def test_hung_zygote_is_replaced_and_its_workers_at_work_live_on(monkeypatch):
+    monkeypatch.setattr(nursery, "_FORK_SECONDS", 0.3)
+    pool = Pool(2)
+    try:
+        at_work = pool.start()
+        hung = pool._zygote.pid
+        os.kill(hung, signal.SIGSTOP)
+        pool.warm()
+        second = pool.start()
+        assert len(second) == 2
+        assert pool._zygote.pid != hung
+        assert _alive(hung)
+        os.kill(hung, signal.SIGCONT)  # it may: nobody asks it any more
+        for worker in at_work:
+            worker.tell(channel.Finish(1.0))  # lives, and has nothing to report
+            worker.end()
+        for worker in pool.start():
+            worker.end()
+        assert not _alive(hung)
+        for worker in second:
+            worker.end()
+    finally:
+        pool.close()
+
+
+def test_capture_beside_a_hung_zygote_is_done_by_a_new_one(root, clock, monkeypatch):
+    monkeypatch.setattr(nursery, "_FORK_SECONDS", 0.3)
+    pool = Pool(2)
+    try:
+        for worker in pool.start():
+            worker.end()
+        os.kill(pool._zygote.pid, signal.SIGSTOP)
+        store = Repository(FolderBackend(root), clock=clock, keys=KEYS, pool=pool)
+        writer = begin(store)
+        take(writer, "pages-1.img", PLAIN)
+        writer.commit()
+        assert store.open("c1").read("pages-1.img") == PLAIN
+    finally:
+        pool.close()
+
+
+def test_zygotes_that_all_hang_are_an_error_in_words(monkeypatch):
+    monkeypatch.setattr(nursery, "_BEGIN_SECONDS", 0.3)
+    begun = nursery.Zygote.__init__
+
+    def begin_and_hang(zygote):
+        begun(zygote)
+        os.kill(zygote.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(nursery.Zygote, "__init__", begin_and_hang)
+    pool = Pool(2)
+    try:
+        with pytest.raises(StoreError, match="no worker can be started"):
+            pool.start()
     finally:
         pool.close()
