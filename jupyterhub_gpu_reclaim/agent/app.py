@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.agent.storing import open_store
 from jupyterhub_gpu_reclaim.agent.tool import Tool
 from jupyterhub_gpu_reclaim.agent.watcher import Watcher
 from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.engine import cgroup
+from jupyterhub_gpu_reclaim.engine import host
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -109,7 +109,7 @@ class AgentApp(AgentSettings):
     def _placements(self) -> Placements:
         if self.placement == "kubernetes":
             # Control groups are named from here on as the host names them.
-            cgroup.enter_namespace_of(1)
+            host.name_groups_as_host()
             return PodPlacements(self.realm)
         return LocalPlacements(self.realm)
 

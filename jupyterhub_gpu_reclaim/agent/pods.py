@@ -30,7 +30,8 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: A first program that is younger may still become a session's init; seconds.
+#: A first program that is younger may still become a session's init: a container is
+#: said to run when its runtime has not even started it. Seconds.
 _PATIENCE = 10.0
 _PAUSE = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -163,8 +164,7 @@ class PodPlacements:
         """Whether a first program of that pod may be about to become an init."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         return any(
-            self._name(pid).startswith("python")
-            and _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
+            _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
             and now - start / _TICKS < self._patience
             for pid, _, start in self._first_level(pod)
         )

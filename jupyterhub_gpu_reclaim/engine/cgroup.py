@@ -4,9 +4,8 @@ Called by the agent: to account a restored tree where its new init lives, and to
 the memory limit while GPU memory is moved into the host's. It never moves a process
 between sessions and never deletes a group that holds one.
 
-An agent in a container has a control group namespace of its own and perhaps no groups
-but its own mounted. :func:`enter_namespace_of` makes it see the host's names, and where
-its own mounts do not show a group, those of the first process are asked.
+An agent in a container has perhaps no groups but its own mounted: where our mounts do
+not show a group, the host's do (``host``).
 
 On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
 controllers stands beside them; :func:`groups_of` lists all of them, and whoever asks
@@ -15,13 +14,11 @@ for a controller gets the hierarchy that has it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine import host, procfs
 from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import Value
@@ -30,9 +27,8 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_CLONE_NEWCGROUP: Final = 0x02000000
-#: The first process, whose mounts are the host's.
-_HOST: Final = 1
+    from jupyterhub_gpu_reclaim.engine.mounts import Mount
+
 #: v1 says "no limit" with a number near 2^63, rounded down to a page.
 _NO_LIMIT: Final = 1 << 62
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
@@ -60,42 +56,14 @@ class LimitRecord(Value, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-def enter_namespace_of(pid: int) -> None:
-    """Name control groups from now on as that process does.
-
-    For the calling thread and those that it makes afterwards: call it before there are
-    any others.
-
-    Raises:
-        Refused: the kernel refuses (``capability_missing``).
-    """
-    try:
-        namespace = os.open(f"/proc/{pid}/ns/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(namespace, _CLONE_NEWCGROUP) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code), "setns")
-        finally:
-            os.close(namespace)
-    except OSError as error:
-        capability = "CAP_SYS_ADMIN"
-        raise Refused(
-            Reason.CAPABILITY_MISSING,
-            capability=capability,
-            user="any",
-            detail=f"control groups of process {pid}: {error}",
-        ) from None
-
-
 def groups_of(pid: int) -> list[Group]:
     """The control groups of a process, as folders that we can reach.
 
     A hierarchy that is mounted neither here nor at the host, or a group outside of what
     is mounted, is left out.
     """
-    roots = _roots("self", Path("/"))
-    host: dict[str, list[_Root]] = {}
+    roots = _roots(read_mounts("self"), Path("/"))
+    outer: dict[str, list[_Root]] = {}
     groups = []
     for line in procfs.text(pid, "cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -103,8 +71,8 @@ def groups_of(pid: int) -> list[Group]:
         name = min(controllers) if controllers else ""
         folder = _reach(roots.get(name, []), path)
         if folder is None:
-            host = host or _roots(_HOST, Path(f"/proc/{_HOST}/root"))
-            folder = _reach(host.get(name, []), path)
+            outer = outer or _roots(host.mounts(), host.root())
+            folder = _reach(outer.get(name, []), path)
         if folder is not None:
             version = 1 if controllers else 2
             groups.append(Group(controllers or _v2(folder), version, folder))
@@ -267,10 +235,10 @@ def _upwards(group: Group) -> Iterator[Path]:
         folder = folder.parent
 
 
-def _roots(pid: int | str, above: Path) -> dict[str, list[_Root]]:
-    """Where the hierarchies are mounted, by controller; below a root folder of ours."""
+def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[_Root]]:
+    """Where hierarchies are mounted, by controller, below a root folder of ours."""
     roots: dict[str, list[_Root]] = {}
-    for mount in read_mounts(pid):
+    for mount in mounts:
         names = {"cgroup2": frozenset({""}), "cgroup": mount.super_options}
         for name in names.get(mount.kind, ()):
             target = above / mount.target.relative_to("/")

@@ -28,7 +28,11 @@ FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
 #: SO_PASSCRED of inet sockets, which CRIU asked for until 4.2.
 MINIMA = {(0, 0): (4, 1), (6, 16): (4, 2)}
 #: Complaints that come in runs which end well, too.
-HARMLESS = ("rlimit: Can't setup RLIMIT_NOFILE for self", "Can't get 1:")
+HARMLESS = (
+    "rlimit: Can't setup RLIMIT_NOFILE for self",
+    "Can't get 1:",
+    "Unable to create tun:",  # asked of every place; few containers have the device
+)
 #: CRIU's answers come in a second; more means that it hangs.
 PATIENCE = 20.0
 #: Bit of a capability set that lets CRIU change limits of another user's processes.

@@ -299,16 +299,31 @@ def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> Non
 def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
     """End the init, and so, by the kernel, all of its pid namespace. Gone is gone.
 
+    An init that has an image's entry point above it (tini) is not the first process of
+    its namespace: that one is ended, and the container with it.
+
     Raises:
         ReclaimError: it was still there when the time (seconds) was up.
     """
     try:
-        init = snapshot(init_pid, start).init
+        first = _first_of(snapshot_init(init_pid, start))
     except NotFound:
         return
-    send(init, signal.SIGKILL)
-    # The init ends last, when the kernel has reaped everybody else.
-    _refuse_late(wait_gone([init], time.monotonic() + timeout))
+    send(first, signal.SIGKILL)
+    # The first one ends last, when the kernel has reaped everybody else.
+    _refuse_late(wait_gone([first], time.monotonic() + timeout))
+
+
+def _first_of(init: Process) -> Process:
+    """The first process of the init's pid namespace, itself or somebody above it."""
+    depth = len(_status(init.pid).get("NSpid", [""])) - 1
+    first = init
+    while first.ns_pid != 1 and depth:
+        above = _process(first.ppid, depth)
+        if above is None or above.ns_pid == 0:
+            break  # not of that namespace: this one was entered from outside
+        first = above
+    return first
 
 
 def _refuse_late(late: list[Process]) -> None:

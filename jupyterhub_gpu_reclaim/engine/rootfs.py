@@ -17,6 +17,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.engine import host
 from jupyterhub_gpu_reclaim.engine.archive import open_mount
 from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.mounts import (
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.engine.mounts import Mount
 
-#: The first process, whose mounts are the host's.
-_HOST: Final = 1
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -46,25 +45,25 @@ def private_mounts(init_pid: int, pod: str = "") -> list[Mount]:
     """
     session = read_mounts(init_pid)
     if pod:
-        return pods_own(session, read_mounts(_HOST), pod)
-    host = read_mounts("self")
-    found = private_tmpfs(session, host)
+        return pods_own(session, host.mounts(), pod)
+    ours = read_mounts("self")
+    found = private_tmpfs(session, ours)
     overlay = root_overlay(session)
-    if overlay is not None and overlay.device not in {m.device for m in host}:
+    if overlay is not None and overlay.device not in {m.device for m in ours}:
         found.append(overlay)
     return _in_order(found)
 
 
-def pods_own(session: list[Mount], host: list[Mount], pod: str) -> list[Mount]:
+def pods_own(session: list[Mount], outside: list[Mount], pod: str) -> list[Mount]:
     """The mounts of a container that are its pod's alone; pure.
 
     Args:
         session: all mounts of the container.
-        host: all mounts of the host.
+        outside: all mounts of the host.
         pod: the pod's uid.
     """
     places: dict[str, list[Path]] = {}
-    for mount in host:
+    for mount in outside:
         places.setdefault(mount.device, []).append(mount.target)
     shared = {
         device
@@ -93,11 +92,11 @@ def open_contents(init_pid: int, mount: Mount) -> int:
         return open_mount(init_pid, mount)
     upper = mount.option("upperdir") or ""
     # The host's path of it; our own file system may be another.
-    host = open_root(f"/proc/{_HOST}/root")
+    root = open_root(host.root())
     try:
-        return open_in_root(host, os.fsencode(upper), os.O_RDONLY | os.O_DIRECTORY)
+        return open_in_root(root, os.fsencode(upper), os.O_RDONLY | os.O_DIRECTORY)
     finally:
-        os.close(host)
+        os.close(root)
 
 
 def _is_pods(target: Path, pod: str) -> bool:

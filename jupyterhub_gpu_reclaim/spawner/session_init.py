@@ -141,15 +141,19 @@ def send(pid: int, number: int) -> None:
 
 
 def use_up_pids(first: int) -> None:
-    """Make ``first`` the next pid of this namespace, or a later one if it was used."""
-    if os.getpid() != 1:
+    """Make ``first`` the next pid of this namespace, or a later one if it was used.
+
+    Behind an image's own entry point (tini, start.sh) we are not pid 1, but a low one.
+    """
+    if os.getpid() >= first:
         return
     # Only root with a writable /proc may set the counter; a container forks instead.
-    with contextlib.suppress(OSError):
-        counter = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
-        os.write(counter, str(first - 1).encode())
-        os.close(counter)
-        return
+    if os.getpid() == 1:
+        with contextlib.suppress(OSError):
+            counter = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY)
+            os.write(counter, str(first - 1).encode())
+            os.close(counter)
+            return
     pid = 0
     while pid < first - 1:
         pid = os.fork()

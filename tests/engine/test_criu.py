@@ -84,6 +84,7 @@ def test_check_missing_is_fatal(tmp_path, no_system_criu):
             (
                 "(00.1) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for"
                 " self: Operation not permitted\n"
+                "(00.1) Error (criu/tun.c:84): tun: Unable to create tun: No file\n"
                 "(00.2)    301: Error (criu/files-reg.c:2): File a has bad size 1\n"
                 "(00.3) Error (criu/cr-dump.c:9): Dumping FAILED.\n"
             ),

@@ -1,0 +1,94 @@
+"""A session moves from one container to another, with another address and name."""
+
+from websockets.sync.client import connect
+
+from tests.support.agent import PATIENCE, wait_for
+
+IMAGE = "registry.example/notebook@sha256:" + "ab" * 32
+OTHER = "registry.example/notebook@sha256:" + "cd" * 32
+
+
+def type_in(jupyter, terminal: str, line: str, until: str) -> str:
+    """Type a line into a terminal; what it shows up to a word."""
+    url = jupyter.url.replace("http", "ws") + f"terminals/websocket/{terminal}"
+    headers = {"Authorization": f"token {jupyter.TOKEN}"}
+    with connect(url, additional_headers=headers, open_timeout=PATIENCE) as socket:
+        socket.send(f'["stdin", "{line}\\r"]')
+        shown = ""
+        while until not in shown:
+            shown += str(socket.recv(PATIENCE))
+    return shown
+
+
+def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
+    kernel = jupyter.start_kernel()
+    terminal = jupyter.client.post("api/terminals").json()["name"]
+    type_in(jupyter, terminal, "cd /srv && word=melon && echo is-$word", "is-melon")
+    jupyter.run(kernel, "import os; x = [1, 2, 3]; pid = os.getpid()")
+    jupyter.run(kernel, "log = open('/var/log-of-ann', 'w'); log.write('on the root ')")
+    jupyter.run(kernel, "log.flush(); os.remove('/etc/issue')")
+    jupyter.run(kernel, "_ = open('/dev/shm/mine', 'w').write('in memory')")
+    pid = jupyter.run(kernel, "pid")
+    assert int(pid) > 300  # although the init has an entry point of the image above it
+    for generation in (1, 2):
+        checkpoint, old = f"cp-{generation}", jupyter.place
+
+        captured = old.call(
+            agent, "capture", checkpoint=checkpoint, generation=generation, image=IMAGE
+        )
+        assert captured[-1].get("checkpoint"), captured[-1]
+        released = old.order(agent, "release", {"checkpoint": checkpoint})
+        assert released.json()["state"] == "gone"
+        assert not old.alive
+        old.delete()
+        new = pods("hold", home=jupyter.home)
+        if generation == 1:
+            refused = new.call(agent, "restore", checkpoint=checkpoint, image=OTHER)
+            assert refused[-1]["failure"]["code"] == "image_mismatch"
+            new.delete()
+            new = pods("hold", home=jupyter.home)
+        restored = new.call(agent, "restore", checkpoint=checkpoint, image=IMAGE)
+        assert restored[-1].get("tree"), restored[-1]
+        assert restored[-1]["tree"]["pod"] == new.uid
+
+        assert new.ip != old.ip
+        jupyter.move(new)
+        assert [one["id"] for one in jupyter.kernels()] == [kernel]
+        assert jupyter.run(kernel, "x, os.getpid()") == f"([1, 2, 3], {pid})"
+        assert jupyter.run(kernel, "os.uname().nodename") == f"'{new.host}'"
+        assert jupyter.run(kernel, "os.path.exists('/etc/issue')") == "False"
+        assert jupyter.run(kernel, "open('/dev/shm/mine').read()") == "'in memory'"
+        jupyter.run(kernel, f"_ = log.write('{generation} '); log.flush()")
+        shown = type_in(jupyter, terminal, "echo still-$word in $PWD", "still-melon")
+        assert "/srv" in shown
+    text = jupyter.run(kernel, "open('/var/log-of-ann').read()")
+    assert text == "'on the root 1 2 '"
+    sample = next(
+        one
+        for one in agent.get("/v1/samples").json()
+        if one["incarnation"] == jupyter.place.incarnation
+    )
+    assert (sample["pod"], sample["problem"]) == (jupyter.place.uid, "")
+    assert [one["id"] for one in sample["kernels"]] == [kernel]
+
+
+def test_pod_that_claims_anothers_session_is_not_touched(agent, pods, folder):
+    home = folder / "home"
+    home.mkdir()
+    mine = pods("hold", home=home)
+    thief = pods("hold", home=home, incarnation=mine.incarnation)
+
+    def seen() -> set[str]:
+        trees = agent.get("/v1/sessions").json()
+        assert {one["incarnation"] for one in trees} <= {mine.incarnation}
+        return {one["pod"] for one in trees}
+
+    wait_for(lambda: seen() == {mine.uid, thief.uid})
+    assert agent.get(f"/v1/sessions/{mine.incarnation}").status_code == 404
+    assert mine.tree(agent)["init_pid"] == mine.init_pid
+    assert seen() == {mine.uid}  # now that it is known whose it is
+
+    assert mine.order(agent, "kill").json()["state"] == "gone"
+
+    assert not mine.alive
+    assert thief.alive
