@@ -6,7 +6,11 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from tests.support.agent import goes_on, wait_for
+
+pytestmark = pytest.mark.shares_an_agent
 
 HOLDS_A_FILE = """
 import sys, time

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.agent import AGENT
 
+pytestmark = pytest.mark.shares_an_agent
+
 UNKNOWN = "/v1/sessions/nobody-knows-this"
 
 
@@ -129,10 +131,10 @@ def test_second_agent_on_the_same_state_folder_is_refused(agent):
 )
 def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
     options = {
-        "--AgentApp.state_dir": f"{folder}/state",
+        "--AgentApp.state_dir": f"{folder}/bad",
         "--AgentApp.store_url": f"{folder}/store",
         "--AgentApp.token_file": f"{folder}/token",
-        "--listen": f"unix:{folder}/agent.sock",
+        "--listen": f"unix:{folder}/bad.sock",
     }
     name, _, value = option.partition("=")
     options[name] = value
