@@ -41,6 +41,7 @@ START_TIMEOUT = 600
 def configure(
     c: Any,
     *,
+    placement: str = "local",
     agent: str = "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
     agent_token_file: str = "/var/lib/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
     state_dir: str = STATE_DIR,
@@ -58,7 +59,10 @@ def configure(
 
     Args:
         c: the configuration object of ``jupyterhub_config.py``.
-        agent: address of this machine's agent: ``unix:/path`` or ``http(s)://…``.
+        placement: where sessions run: ``local`` (on this machine) or ``kubernetes``
+            (in pods; the agents are found through the API server).
+        agent: address of this machine's agent: ``unix:/path`` or ``http(s)://…``; on
+            Kubernetes unused.
         agent_token_file: file with the agent's token; the agent makes it.
         state_dir: folder of the service: journal and secrets, only for root.
         service_port: port on 127.0.0.1 that the service listens on.
@@ -77,6 +81,8 @@ def configure(
     Raises:
         ValueError: a name or a value cannot be right; the text says which.
     """
+    if placement not in {"local", "kubernetes"}:
+        raise ValueError(f"placement is 'local' or 'kubernetes', not {placement!r}")
     folder = Path(state_dir)
     if not folder.is_absolute():
         raise ValueError(f"state_dir must be an absolute path, not {state_dir!r}")
@@ -84,7 +90,8 @@ def configure(
     spawner_token = _secret(folder / "spawner.token")
     url = f"http://127.0.0.1:{service_port}"
     options = {
-        "ReclaimService.agent": agent,
+        "ReclaimService.placement": None if placement == "local" else placement,
+        "ReclaimService.agent": agent if placement == "local" else None,
         "ReclaimService.agent_token_file": agent_token_file,
         "ReclaimService.state_dir": str(folder),
         "ReclaimService.sample_interval": sample_interval,
@@ -156,7 +163,9 @@ def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
 
 def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> None:
     """The spawner, how it reaches the service, and what a resume needs of the Hub."""
-    _default(c.JupyterHub, "spawner_class", "gpu-reclaim-local")
+    local = options["ReclaimService.placement"] is None
+    spawner = "gpu-reclaim-local" if local else "gpu-reclaim"
+    _default(c.JupyterHub, "spawner_class", spawner)
     # At its end the Hub would stop every server, and nothing would be saved.
     _default(c.JupyterHub, "cleanup_servers", False)
     _default(c.Spawner, "start_timeout", START_TIMEOUT)

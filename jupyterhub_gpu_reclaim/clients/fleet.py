@@ -14,19 +14,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.clients.agents import silent
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+    from jupyterhub_gpu_reclaim.clients.agents import Agents
     from jupyterhub_gpu_reclaim.clients.mirror import Mirror
     from jupyterhub_gpu_reclaim.clients.pods import Node, Pod
     from jupyterhub_gpu_reclaim.models import (
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
         Identity,
         Sample,
     )
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class Fleet:
     Args:
         cluster: the API server.
         sessions: the pods that have a session in them.
-        agents: the pods of the agents' DaemonSet.
-        connect: makes a client for the agent with that IP address.
+        agents: the agents by node.
         node_labels: which labels of its node a session with a GPU needs again.
     """
 
@@ -67,24 +66,20 @@ class Fleet:
         cluster: Cluster,
         *,
         sessions: Mirror,
-        agents: Mirror,
-        connect: Callable[[str], AgentClient],
+        agents: Agents,
         node_labels: Sequence[str] = (),
     ) -> None:
         self._cluster = cluster
         self._sessions = sessions
         self._agents = agents
-        self._connect = connect
         self._node_labels = tuple(node_labels)
-        self._clients: dict[str, AgentClient] = {}
-        self._answered = ""  # the node whose agent answered for the store last
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to follow what the API server tells."""
         self._tasks = [
-            asyncio.create_task(mirror.run())
-            for mirror in (self._sessions, self._agents)
+            asyncio.create_task(followed.run())
+            for followed in (self._sessions, self._agents)
         ]
 
     async def stop(self) -> None:
@@ -92,8 +87,7 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._clients.values():
-            client.close()
+        self._agents.close()
 
     # --- looking
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
@@ -108,7 +102,7 @@ class Fleet:
         if key is not None:
             for tree in found:
                 if tree.state is TreeState.UNKNOWN:
-                    raise _silent(_node_of(pods, tree.pod))
+                    raise silent(_node_of(pods, tree.pod))
         return found
 
     async def _pods_of(self, key: SessionKey) -> list[Pod]:
@@ -121,7 +115,7 @@ class Fleet:
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
         ours = {(pod.incarnation, pod.uid): pod for pod in pods}
         try:
-            told = await self._client(node).trees()
+            told = await self._agents.on(node).trees()
         except ReclaimError as error:
             _log.info("%s: %s", node, error)
             return [
@@ -160,7 +154,7 @@ class Fleet:
             elif not isinstance(answer, ReclaimError):
                 raise answer
         if nodes and all(isinstance(answer, ReclaimError) for answer in told):
-            raise _silent(", ".join(nodes))
+            raise silent(", ".join(nodes))
         return [
             msgspec.structs.replace(
                 sample, key=pods[sample.incarnation, sample.pod].key
@@ -170,7 +164,7 @@ class Fleet:
         ]
 
     async def _samples_on(self, node: str) -> list[Sample]:
-        return await self._client(node).samples()
+        return await self._agents.on(node).samples()
 
     # --- doing
     async def capture(
@@ -221,7 +215,7 @@ class Fleet:
         pod = await self._pod(incarnation)
         if pod.node and not pod.over:
             with suppress(NotFound):  # no init there (yet): the kubelet ends it
-                await self._client(pod.node).kill(incarnation, pod=pod.uid)
+                await self._agents.on(pod.node).kill(incarnation, pod=pod.uid)
         await self._delete(pod)
         return Tree(
             incarnation=incarnation,
@@ -234,15 +228,15 @@ class Fleet:
     # --- the store, which all of them have
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed ones."""
-        return await self._anyone(lambda client: client.checkpoints())
+        return await self._agents.anyone(lambda client: client.checkpoints())
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint, and what it needs."""
-        return await self._anyone(lambda client: client.identity(checkpoint))
+        return await self._agents.anyone(lambda client: client.identity(checkpoint))
 
     async def discard(self, checkpoint: str) -> None:
         """Delete a checkpoint."""
-        await self._anyone(lambda client: client.discard(checkpoint))
+        await self._agents.anyone(lambda client: client.discard(checkpoint))
 
     # --- who and where
     async def _seat(
@@ -257,7 +251,7 @@ class Fleet:
         pod = await self._pod(incarnation, running=running)
         if not pod.node or pod.over:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        return pod, self._client(pod.node)
+        return pod, self._agents.on(pod.node)
 
     async def _pod(self, incarnation: str, *, running: bool = False) -> Pod:
         """The mirror's, unless that knows too little of it."""
@@ -273,50 +267,6 @@ class Fleet:
             if pod.incarnation == incarnation:
                 return pod
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-
-    def _client(self, node: str) -> AgentClient:
-        """The agent of that node.
-
-        Raises:
-            Unreachable: there is none now.
-        """
-        ip = self._addresses().get(node)
-        if ip is None:
-            raise _silent(node)
-        return self._client_at(ip)
-
-    def _client_at(self, ip: str) -> AgentClient:
-        if ip not in self._clients:
-            for old in self._clients.keys() - set(self._addresses().values()):
-                self._clients.pop(old).close()
-            self._clients[ip] = self._connect(ip)
-        return self._clients[ip]
-
-    def _addresses(self) -> dict[str, str]:
-        """IP address of the agent of each node; of two, the one that is ready."""
-        pods = [
-            pod
-            for pod in self._agents.now()
-            if pod.node and pod.status.pod_ip and pod.status.phase == "Running"
-        ]
-        pods.sort(key=lambda p: (p.ready, p.metadata.deletion_timestamp is None))
-        return {pod.node: pod.status.pod_ip or "" for pod in pods}
-
-    async def _anyone(self, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
-        """The first answer; the agent that gave the last one is asked first."""
-        addresses = self._addresses()
-        if not addresses:
-            raise Unreachable(Reason.NO_AGENT)
-        silence: Unreachable | None = None
-        for node in sorted(addresses, key=lambda n: (n != self._answered, n)):
-            try:
-                answer = await ask(self._client_at(addresses[node]))
-            except Unreachable as error:
-                silence = error
-                continue
-            self._answered = node
-            return answer
-        raise silence or Unreachable(Reason.NO_AGENT)
 
     async def _labels_of(self, pod: Pod) -> dict[str, str]:
         """The labels of its node that a session with a GPU needs again."""
@@ -336,10 +286,6 @@ class Fleet:
             await self._cluster.delete(pod)
         except ReclaimError as error:
             _log.warning("%s: pod %s: %s", pod.key, pod.metadata.name, error)
-
-
-def _silent(node: str) -> Unreachable:
-    return Unreachable(Reason.NODE_SILENT, node=node)
 
 
 def _node_of(pods: list[Pod], uid: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.clients.agents import Agents
 from jupyterhub_gpu_reclaim.clients.fleet import Fleet
 from jupyterhub_gpu_reclaim.clients.mirror import Mirror
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
@@ -57,13 +58,15 @@ async def _fleet(options: Options, token: Path) -> tuple[Agent, LetGo]:
     fleet = Fleet(
         api,
         sessions=Mirror(api, clock, namespace=namespace, selector=INCARNATION),
-        agents=Mirror(
-            api,
-            clock,
-            namespace=options.agent_namespace or namespace,
-            selector=options.agent_selector,
+        agents=Agents(
+            Mirror(
+                api,
+                clock,
+                namespace=options.agent_namespace or namespace,
+                selector=options.agent_selector,
+            ),
+            lambda ip: _connect(options, token, ip),
         ),
-        connect=lambda ip: _connect(options, token, ip),
         node_labels=options.gpu_node_labels,
     )
     fleet.start()

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.spawner import pod as pods
-from jupyterhub_gpu_reclaim.spawner import waiting
+from jupyterhub_gpu_reclaim.spawner import watched
 from jupyterhub_gpu_reclaim.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.spawner.state import Place
 
@@ -126,7 +126,7 @@ class SessionPodSpawner(KubeSpawner):
         except TimeoutError:
             if self.reclaim_mode != "hold":
                 raise
-            why = waiting.obstacle(self._pod()) or "its pod did not start"
+            why = watched.obstacle(self._pod()) or "its pod did not start"
             seconds = float(self.start_timeout)
             raise Refused(Reason.NOT_PLACED, seconds=seconds, why=why) from None
 
@@ -163,7 +163,7 @@ class SessionPodSpawner(KubeSpawner):
 
     def _waits_for(self) -> str:
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
-        return waiting.sentence(self._pod(), everybody)
+        return watched.sentence(self._pod(), everybody)
 
     # --- watch and end ---
 
@@ -232,7 +232,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """
         if self.pod_reflector is None:
             return bool(self._pointer.place.pod)
-        return _lives(self._pod(), self._pointer.place.pod)
+        return watched.lives(self._pod(), self._pointer.place.pod)
 
     async def reclaim_died(self) -> bool:
         """Wait until the kubelet says that the container is dead."""
@@ -254,21 +254,21 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         for pod in self.pod_reflector.pods.values():
             metadata = pod["metadata"]
             labels = metadata.get("labels") or {}
-            if labels.get(pods.INCARNATION) == incarnation and _lives(pod, ""):
+            if labels.get(pods.INCARNATION) == incarnation and watched.lives(pod, ""):
                 return Place(pod=metadata["uid"], name=metadata["name"])
         return None
 
     async def reclaim_token(self) -> str:
         """The API token that stands in the pod; empty if it is gone."""
         await self._start_watching_pods()
-        for variable in _notebook(self._pod()).get("env") or ():
+        for variable in watched.notebook(self._pod()).get("env") or ():
             if variable["name"] == "JUPYTERHUB_API_TOKEN":
                 return str(variable.get("value") or "")
         return ""
 
     async def reclaim_port(self) -> int:
         """The port of the pod's server; 0 if it is gone."""
-        for port in _notebook(self._pod()).get("ports") or ():
+        for port in watched.notebook(self._pod()).get("ports") or ():
             if port.get("name") == "notebook-port":
                 return int(port["containerPort"])
         return 0
@@ -292,23 +292,3 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     async def reclaim_end(self) -> None:
         """Delete the pod, whatever it holds, and wait until it is gone."""
         await SessionPodSpawner.stop(self, now=True)
-
-
-def _notebook(pod: dict[str, Any] | None) -> dict[str, Any]:
-    """The container that users work in."""
-    for container in pod["spec"]["containers"] if pod else ():
-        if container["name"] == pods.CONTAINER:
-            return dict(container)
-    return {}
-
-
-def _lives(pod: dict[str, Any] | None, uid: str) -> bool:
-    """Whether it is that pod (empty: any) and its container has not ended."""
-    if pod is None or (uid and pod["metadata"]["uid"] != uid):
-        return False
-    if pod["status"].get("phase") in {"Succeeded", "Failed"}:
-        return False
-    for status in pod["status"].get("containerStatuses") or ():
-        if status["name"] == pods.CONTAINER:
-            return "terminated" not in (status.get("state") or {})
-    return True

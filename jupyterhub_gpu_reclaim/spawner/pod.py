@@ -148,10 +148,8 @@ def _hold(container: Any, wish: Wish) -> None:
     """Nothing but the init, and nothing that waits for a server to answer."""
     container.command, container.args = _prefix(wish), None
     container.readiness_probe = container.startup_probe = None
-    if container.lifecycle is not None:
-        # What runs after a start ran when the session was started.
-        container.lifecycle = copy.copy(container.lifecycle)
-        container.lifecycle.post_start = None
+    # What runs after a start ran when the session was started.
+    container.lifecycle = _changed(container.lifecycle, post_start=None, postStart=None)
     if "@sha256:" in wish.image:
         container.image = wish.image
         container.image_pull_policy = "IfNotPresent"
@@ -159,11 +157,30 @@ def _hold(container: Any, wish: Wish) -> None:
 
 
 def _with_token(variable: Any, wish: Wish) -> Any:
-    if variable.name not in TOKENS:
+    given = variable if isinstance(variable, dict) else vars(variable)
+    if given.get("name", given.get("_name")) not in TOKENS:
         return variable
-    variable = copy.copy(variable)
-    variable.value, variable.value_from = _literal(wish.token), None
-    return variable
+    value = _literal(wish.token)
+    return _changed(variable, value=value, value_from=None, valueFrom=None)
+
+
+def _changed(thing: Any, **changes: Any) -> Any:
+    """A copy with other values; None takes one out.
+
+    KubeSpawner leaves what an administrator has written as it is: an object of the
+    client, or plain JSON with the names of Kubernetes.
+    """
+    if not thing:
+        return thing
+    if isinstance(thing, dict):
+        rest = {name: v for name, v in thing.items() if name not in changes}
+        new = {name: v for name, v in changes.items() if v is not None}
+        return {**rest, **new}
+    thing = copy.copy(thing)
+    for name, value in changes.items():
+        if hasattr(thing, name):
+            setattr(thing, name, value)
+    return thing
 
 
 def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:

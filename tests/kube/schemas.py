@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import kubernetes_validate
+from jsonschema import Draft202012Validator
 from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_validate.utils import schema_contents
+from referencing import Registry, Resource
 
 #: The version of the cluster that the tests with a cluster run on.
-VERSION = "1.36"
+VERSION = "1.36.0"
+FOLDER = f"kubernetes-json-schema/v{VERSION}-local-strict"
 
 
 class _Serializer(ApiClient):
@@ -29,10 +32,17 @@ def as_json(thing: Any) -> Any:
     return _serializer().sanitize_for_serialization(thing)
 
 
+@cache
+def _validator(kind: str) -> Draft202012Validator:
+    """As ``kubernetes_validate.validate`` makes it, anew for every object."""
+    schema = schema_contents(f"{FOLDER}/{kind.lower()}-v1.json", VERSION)
+    known = schema_contents(f"{FOLDER}/_definitions.json", VERSION)
+    registry: Registry = Resource.from_contents(schema) @ Registry()
+    registry = Resource.from_contents(known) @ registry
+    return Draft202012Validator(schema, registry=registry)
+
+
 def problems(thing: dict[str, Any]) -> list[str]:
     """What the schema has against it; unknown fields count."""
-    try:
-        kubernetes_validate.validate(thing, VERSION, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return [f"{error.path}: {error.message}"]
-    return []
+    errors = _validator(thing["kind"]).iter_errors(thing)
+    return [f"{error.json_path}: {error.message}" for error in errors]

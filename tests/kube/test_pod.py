@@ -115,6 +115,18 @@ def test_probes_and_hooks_that_a_stopped_tree_cannot_answer_go() -> None:
     assert set(notebook(hold)["lifecycle"]) == {"preStop"}
 
 
+def test_what_an_administrator_wrote_as_json_is_understood() -> None:
+    extra = {
+        "lifecycle": {"postStart": {"exec": {"command": ["true"]}}},
+        "env": [{"name": "JUPYTERHUB_API_TOKEN", "value": "fresh"}, {"name": "A"}],
+    }
+    for options in ({"extra_container_config": extra}, {"lifecycle_hooks": {}}):
+        held = notebook(prepared(a_pod(**options), a_wish("hold", token="saved")))
+        assert not held.get("lifecycle")
+        env = {each["name"]: each.get("value") for each in held["env"]}
+        assert env["JUPYTERHUB_API_TOKEN"] == "saved"
+
+
 def test_the_node_of_a_return_is_of_the_same_kind() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
     pod = a_pod(node_selector={"pool": "gpu"})

@@ -1,13 +1,15 @@
-"""What a pod that does not run yet waits for, in a sentence.
+"""What the API server tells of pods: whether one lives, and what one waits for.
 
-Asked by ``kube.py`` with the pods that KubeSpawner watches anyway, as the API server
-tells them (JSON). Pure. The place in the queue counts the sessions that ask for a GPU
-and were there earlier; the scheduler may take them in another order.
+Asked by ``kube.py`` with the pods that KubeSpawner watches anyway (JSON). Pure. The
+place in the queue counts the sessions that ask for a GPU and were there earlier; the
+scheduler may take them in another order.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.spawner.pod import CONTAINER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -86,3 +88,23 @@ def gpus(pod: Mapping[str, Any]) -> bool:
 
 def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return pod.get("status") or {}
+
+
+def notebook(pod: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The container that users work in."""
+    for container in pod["spec"]["containers"] if pod else ():
+        if container["name"] == CONTAINER:
+            return dict(container)
+    return {}
+
+
+def lives(pod: Mapping[str, Any] | None, uid: str) -> bool:
+    """Whether it is that pod (empty: any) and its container has not ended."""
+    if pod is None or (uid and pod["metadata"]["uid"] != uid):
+        return False
+    if pod["status"].get("phase") in {"Succeeded", "Failed"}:
+        return False
+    for status in pod["status"].get("containerStatuses") or ():
+        if status["name"] == CONTAINER:
+            return "terminated" not in (status.get("state") or {})
+    return True

@@ -1,0 +1,96 @@
+"""The agents of a cluster by their node: the pods of a DaemonSet, and clients for them.
+
+Asked by ``fleet.py``. An agent that is started anew has another address; it is found at
+the next question, and a stream that broke with the old one is begun again by whoever
+reads it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.errors import Unreachable
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+    from jupyterhub_gpu_reclaim.clients.mirror import Mirror
+
+T = TypeVar("T")
+
+
+class Agents:
+    """One client per node.
+
+    Args:
+        pods: the pods of the DaemonSet.
+        connect: makes a client for the agent with that IP address.
+    """
+
+    def __init__(self, pods: Mirror, connect: Callable[[str], AgentClient]) -> None:
+        self._pods = pods
+        self._connect = connect
+        self._clients: dict[str, AgentClient] = {}
+        self._answered = ""  # the node whose agent answered for all last
+
+    async def run(self) -> None:
+        """Follow for ever where they are."""
+        await self._pods.run()
+
+    def close(self) -> None:
+        """Close connections; operations go on at the agents."""
+        for client in self._clients.values():
+            client.close()
+
+    def on(self, node: str) -> AgentClient:
+        """The agent of that node.
+
+        Raises:
+            Unreachable: there is none now.
+        """
+        ip = self._addresses().get(node)
+        if ip is None:
+            raise silent(node)
+        return self._at(ip)
+
+    async def anyone(self, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
+        """The first answer; the agent that gave the last one is asked first.
+
+        Raises:
+            Unreachable: there is no agent, or none answers.
+        """
+        addresses = self._addresses()
+        last = Unreachable(Reason.NO_AGENT)
+        for node in sorted(addresses, key=lambda n: (n != self._answered, n)):
+            try:
+                answer = await ask(self._at(addresses[node]))
+            except Unreachable as error:
+                last = error
+                continue
+            self._answered = node
+            return answer
+        raise last
+
+    def _at(self, ip: str) -> AgentClient:
+        if ip not in self._clients:
+            for old in self._clients.keys() - set(self._addresses().values()):
+                self._clients.pop(old).close()
+            self._clients[ip] = self._connect(ip)
+        return self._clients[ip]
+
+    def _addresses(self) -> dict[str, str]:
+        """IP address of the agent of each node; of two, the one that is ready."""
+        pods = [
+            pod
+            for pod in self._pods.now()
+            if pod.node and pod.status.pod_ip and pod.status.phase == "Running"
+        ]
+        pods.sort(key=lambda p: (p.ready, p.metadata.deletion_timestamp is None))
+        return {pod.node: pod.status.pod_ip or "" for pod in pods}
+
+
+def silent(node: str) -> Unreachable:
+    """The error that says which node does not answer."""
+    return Unreachable(Reason.NODE_SILENT, node=node)

@@ -1,0 +1,125 @@
+"""A cluster of two nodes on 127.0.0.1, and the service's side of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.clients.agents import Agents
+from jupyterhub_gpu_reclaim.clients.fleet import Fleet
+from jupyterhub_gpu_reclaim.clients.kubernetes import Api
+from jupyterhub_gpu_reclaim.clients.mirror import Mirror
+from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.spawner.pod import Wish, prepared
+from tests.kube.schemas import as_json
+from tests.kube.test_pod import a_pod
+from tests.support.cluster import NAMESPACE, Cluster
+from tests.support.nodes import AGENT_LABELS, AGENT_PORT, TOKEN, Node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODEL = "nvidia.com/gpu.product"
+ADA = SessionKey("ada")
+
+
+async def until(condition, seconds: float = 10.0):
+    """Wait for a condition; its value."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {condition}")
+
+
+def _connect(ip: str) -> AgentClient:
+    address = f"http://{ip}:{AGENT_PORT}"
+    return AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
+
+
+class Service:
+    """What the service has of a cluster."""
+
+    def __init__(self, api: Api, *, node_labels=(MODEL,)) -> None:
+        clock = SystemClock()
+        self.api = api
+        self.sessions = Mirror(api, clock, namespace=NAMESPACE, selector=INCARNATION)
+        labels = ",".join(f"{name}={value}" for name, value in AGENT_LABELS.items())
+        self.agents = Mirror(api, clock, namespace=NAMESPACE, selector=labels)
+        self.fleet = Fleet(
+            api,
+            sessions=self.sessions,
+            agents=Agents(self.agents, _connect),
+            node_labels=node_labels,
+        )
+
+    async def knows(self, condition) -> None:
+        """Wait until the mirrors show something."""
+        await until(lambda: self._known(condition))
+
+    def _known(self, condition) -> bool:
+        try:
+            return bool(condition(self.sessions.now()) and self.agents.now())
+        except Exception:
+            return False
+
+
+@pytest.fixture
+async def cluster():
+    """Two nodes with different GPUs."""
+    cluster = Cluster()
+    cluster.open()
+    Node(cluster, "one", {MODEL: "NVIDIA-H200"})
+    Node(cluster, "two", {MODEL: "NVIDIA-H200"})
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+    assert cluster.violations == []
+
+
+@asynccontextmanager
+async def service_of(cluster: Cluster, folder: Path, user: str = "service"):
+    file = folder / f"kubeconfig-{user}"
+    file.write_text(cluster.kubeconfig(user))
+    api = await Api.open(str(file), limit=5)
+    service = Service(api)
+    service.fleet.start()
+    try:
+        yield service
+    finally:
+        await service.fleet.stop()
+        await api.close()
+
+
+@pytest.fixture
+async def service(cluster, tmp_path):
+    """The service's side of that cluster."""
+    async with service_of(cluster, tmp_path) as service:
+        await service.knows(lambda pods: True)
+        yield service
+
+
+def session_pod(cluster: Cluster, key: SessionKey = ADA, mode="start", **more):
+    """Have a session's pod made, as the spawner would; the pod as it is then."""
+    incarnation = more.pop("incarnation", "a" * 32)
+    name = f"jupyter-{key.user}{'--' + key.server if key.server else ''}"
+    options = more.pop("options", {})
+    wish = Wish(mode=mode, key=key, incarnation=incarnation, **more)
+    pod = as_json(prepared(a_pod(name=name, **options), wish))
+    pod["metadata"]["namespace"] = NAMESPACE
+    pod["status"] = {"phase": "Pending"}
+    cluster.put("pods", pod)
+    cluster.schedule(pod)
+    return cluster.pod(name)

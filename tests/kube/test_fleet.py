@@ -1,0 +1,263 @@
+"""The agents of a cluster as one: orders to their node, and what nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.reasons import Reason
+from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
+from tests.support.cluster import NAMESPACE
+
+BOB = SessionKey("bob", "lab")
+GPU = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
+I1, I2, I3 = "a" * 32, "b" * 32, "c" * 32
+
+
+async def all_of(events):
+    return [event async for event in events]
+
+
+def node_of(cluster, pod):
+    return next(n for n in cluster.nodes if n.name == pod["spec"]["nodeName"])
+
+
+@pytest.fixture
+async def two(cluster, service):
+    """Ada's session on one node, Bob's on the other."""
+    ada = session_pod(cluster, options=GPU)
+    bob = session_pod(cluster, BOB, incarnation=I2)
+    assert ada["spec"]["nodeName"] != bob["spec"]["nodeName"]
+    await service.knows(lambda pods: len(pods) == 2 and all(p.image for p in pods))
+    return ada, bob
+
+
+async def test_trees_are_asked_of_every_node_and_bear_the_keys_of_their_pods(
+    service, two
+):
+    trees = await service.fleet.trees()
+    assert {(t.key, t.incarnation, t.state) for t in trees} == {
+        (ADA, I1, TreeState.RUNNING),
+        (BOB, I2, TreeState.RUNNING),
+    }
+    assert {s.key for s in await service.fleet.samples()} == {ADA, BOB}
+    assert (await service.fleet.tree(I2)).key == BOB
+
+
+async def test_what_a_pod_claims_to_be_is_not_believed(cluster, service, two):
+    bob = node_of(cluster, two[1])
+    forged = bob.agent.run(ADA, "forged", I1)  # Bob's pod says that it is Ada's
+    forged.pod = two[1]["metadata"]["uid"]
+    assert [t.pod for t in await service.fleet.trees(ADA)] == [
+        two[0]["metadata"]["uid"]
+    ]
+    assert len(await service.fleet.samples()) == 2
+
+
+async def test_capture_tells_the_agent_what_the_return_needs(cluster, service, two):
+    events = await all_of(service.fleet.capture(I1, "c1", 1))
+    assert events[-1].checkpoint.id == "c1"
+    identity = await service.fleet.identity("c1")
+    assert "@sha256:" in identity.image
+    assert identity.node_labels == {MODEL: "NVIDIA-H200"}
+    told = node_of(cluster, two[0]).agent.told[I1][-1]
+    assert (told.key, told.pod) == (ADA, two[0]["metadata"]["uid"])
+
+
+async def test_a_session_without_a_gpu_may_return_to_any_node(service, two):
+    await all_of(service.fleet.capture(I2, "c2", 1))
+    assert (await service.fleet.identity("c2")).node_labels == {}
+
+
+async def test_release_ends_the_tree_and_then_deletes_that_pod(cluster, service, two):
+    await all_of(service.fleet.capture(I1, "c1", 1))
+    await service.fleet.release(I1, "c1")
+    await until(lambda: cluster.pod("jupyter-ada") is None)
+    assert cluster.pod("jupyter-bob--lab") is not None
+    with pytest.raises(NotFound):
+        await service.fleet.release(I1, "c1")
+
+
+async def test_release_is_refused_before_the_commit_and_the_pod_stays(
+    cluster, service, two
+):
+    with pytest.raises(Refused):
+        await service.fleet.release(I1, "nothing")
+    assert "deletionTimestamp" not in cluster.pod("jupyter-ada")["metadata"]
+
+
+async def test_a_pod_of_the_same_name_that_came_later_is_not_deleted(
+    cluster, service, two
+):
+    old = (await service.sessions.fresh())[0]
+    pod = cluster.pod(old.metadata.name)
+    node_of(cluster, pod).end(pod)
+    cluster.drop("pods", pod)
+    key = ADA if old.incarnation == I1 else BOB
+    session_pod(cluster, key, incarnation=I3)
+    await service.api.delete(old)
+    assert "deletionTimestamp" not in cluster.pod(old.metadata.name)["metadata"]
+
+
+async def test_restore_goes_to_the_node_where_the_pod_landed(cluster, service, two):
+    await all_of(service.fleet.capture(I1, "c1", 1))
+    await service.fleet.release(I1, "c1")
+    await until(lambda: cluster.pod("jupyter-ada") is None)
+    node_of(cluster, two[0]).schedulable = False
+    held = session_pod(cluster, mode="hold", incarnation=I3)
+    assert held["spec"]["nodeName"] != two[0]["spec"]["nodeName"]
+    events = await all_of(service.fleet.restore(I3, "c1"))
+    assert events[-1].tree.state is TreeState.RUNNING
+    assert node_of(cluster, held).serves(held["metadata"]["uid"])
+    assert node_of(cluster, held).agent.told[I3][-1].image.partition("@")[2]
+
+
+async def test_a_silent_node_makes_its_own_sessions_unknown_and_no_others(
+    cluster, service, two
+):
+    await node_of(cluster, two[0]).silence_agent()
+    by_key = {tree.key: tree.state for tree in await service.fleet.trees()}
+    assert by_key == {ADA: TreeState.UNKNOWN, BOB: TreeState.RUNNING}
+    with pytest.raises(Unreachable) as silent:
+        await service.fleet.trees(ADA)
+    assert silent.value.reason is Reason.NODE_SILENT
+    assert two[0]["spec"]["nodeName"] in silent.value.message
+    assert len(await service.fleet.trees(BOB)) == 1
+    assert [s.key for s in await service.fleet.samples()] == [BOB]
+
+
+async def test_the_store_is_asked_of_whoever_answers(cluster, service, two):
+    await all_of(service.fleet.capture(I1, "c1", 1))
+    await node_of(cluster, two[0]).silence_agent()
+    assert [info.id for info in await service.fleet.checkpoints()] == ["c1"]
+    await service.fleet.discard("c1")
+    assert await service.fleet.checkpoints() == []
+
+
+async def test_without_any_agent_nothing_is_known(cluster, service):
+    for node in cluster.nodes:
+        await node.stop_agent()
+    await until(lambda: not service.agents.now())
+    with pytest.raises(Unreachable) as nobody:
+        await service.fleet.checkpoints()
+    assert nobody.value.reason is Reason.NO_AGENT
+
+
+async def test_an_agent_that_was_started_anew_is_found_at_its_new_address(
+    cluster, service, two
+):
+    node = node_of(cluster, two[0])
+    await node.stop_agent()
+    with pytest.raises(Unreachable):
+        await until(lambda: _raised(service.fleet.trees(ADA)))
+    node.start_agent()
+    await until(lambda: _answered(service.fleet.trees(ADA)))
+
+
+async def _raised(call):
+    try:
+        await call
+    except Unreachable as error:
+        raise error from None
+    return False
+
+
+async def _answered(call):
+    try:
+        return await call
+    except Unreachable:
+        return None
+
+
+async def test_a_pod_that_waits_is_no_tree_and_is_deleted_when_nobody_wants_it(
+    cluster, service
+):
+    cluster.gpus = 0
+    session_pod(cluster, mode="hold", options=GPU)
+    assert await service.fleet.trees(ADA) == []
+    with pytest.raises(NotFound):
+        await service.fleet.tree(I1)
+    await service.fleet.kill(I1)
+    assert cluster.pod("jupyter-ada") is None
+
+
+async def test_kill_while_the_capture_runs_leaves_the_pod(cluster, service, two):
+    node = node_of(cluster, two[0])
+    node.agent.hold_at = "dump"
+    capture = asyncio.create_task(all_of(service.fleet.capture(I1, "c1", 1)))
+    await until(lambda: node.agent.places[I1].state is TreeState.CAPTURING)
+    with pytest.raises(Refused):
+        await service.fleet.kill(I1)
+    assert "deletionTimestamp" not in cluster.pod("jupyter-ada")["metadata"]
+    await service.fleet.cancel(I1)
+    assert (await capture)[-1].failure.code == "cancelled"
+
+
+async def test_the_node_may_not_be_read_and_the_session_is_saved_all_the_same(
+    cluster, service, two
+):
+    cluster.forbidden.add(("get", "nodes"))
+    await all_of(service.fleet.capture(I1, "c1", 1))
+    assert (await service.fleet.identity("c1")).node_labels == {}
+
+
+async def test_a_pod_newer_than_the_watch_is_looked_up(cluster, service):
+    cluster.forbidden.add(("watch", "pods"))
+    cluster.cut_watches()
+    await asyncio.sleep(0.1)
+    session_pod(cluster)
+    assert len(await service.fleet.trees(ADA)) == 1
+    assert (await service.fleet.tree(I1)).state is TreeState.RUNNING
+
+
+async def test_the_calls_are_those_of_the_role_and_no_others(cluster, service, two):
+    await all_of(service.fleet.capture(I1, "c1", 1))
+    await service.fleet.release(I1, "c1")
+    made = {(verb, where) for who, verb, where in cluster.calls if who == "service"}
+    scopes = {"sessions": NAMESPACE, "agents": NAMESPACE, "cluster": ""}
+    allowed = {
+        (verb, f"{rule.resource}@{scopes[rule.scope]}")
+        for rule in RULES
+        for verb in rule.verbs
+    }
+    assert made == allowed
+
+
+async def test_faults_of_the_server_end_in_a_true_picture(cluster, tmp_path):
+    """Throttled, down, cut and too old at once: late, but never wrong."""
+    cluster.throttled, cluster.down = 2, 1
+    async with service_of(cluster, tmp_path) as service:
+        with pytest.raises(ReclaimError):
+            await service.fleet.trees()
+        await service.knows(lambda pods: pods == [])
+        session_pod(cluster)
+        await service.knows(lambda pods: len(pods) == 1)
+        cluster.cut_watches()
+        await asyncio.sleep(0)
+        session_pod(cluster, BOB, incarnation=I2)
+        await service.knows(lambda pods: len(pods) == 2)
+        cluster.forget_history()
+        pod = cluster.pod("jupyter-ada")
+        node_of(cluster, pod).end(pod)
+        cluster.drop("pods", pod)
+        await service.knows(lambda pods: [p.key for p in pods] == [BOB])
+
+
+async def test_no_right_to_list_is_a_sentence(cluster, tmp_path):
+    cluster.forbidden.add(("list", "pods"))
+    async with service_of(cluster, tmp_path) as service:
+        with pytest.raises(Refused) as refused:
+            await service.sessions.fresh()
+    assert refused.value.reason is Reason.CLUSTER_FORBIDS
+    assert "list pods" in refused.value.message
+
+
+async def test_long_lists_come_in_pieces(cluster, service, monkeypatch):
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.clients.kubernetes.PAGE", 2)
+    for number in range(5):
+        session_pod(cluster, SessionKey(f"user{number}"), incarnation=f"{number}" * 32)
+    assert len(await service.sessions.fresh()) == 5

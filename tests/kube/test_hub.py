@@ -1,0 +1,241 @@
+"""A real Hub, the real KubeSpawner and the real service, on the cluster's double."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+
+import pytest
+import requests
+
+from tests.kube.conftest import MODEL
+from tests.support.cluster import NAMESPACE, Cluster
+from tests.support.hub import API_TOKEN, HubUnderTest, free_port, proxy_command
+from tests.support.nodes import AGENT_PORT, SERVER_PORT, TOKEN, Node
+
+CONFIG = """
+from jupyterhub_gpu_reclaim.hub_config import configure
+c.KubeSpawner.namespace = {namespace!r}
+c.KubeSpawner.port = {port}
+c.KubeSpawner.image = "quay.io/jupyter/base:latest"
+c.KubeSpawner.fs_gid = 100
+c.KubeSpawner.storage_pvc_ensure = True
+c.KubeSpawner.storage_capacity = "1Gi"
+c.KubeSpawner.volumes = [
+    {{"name": "home", "persistentVolumeClaim": {{"claimName": "{{pvc_name}}"}}}}
+]
+c.KubeSpawner.volume_mounts = [{{"name": "home", "mountPath": "/home/jovyan"}}]
+c.KubeSpawner.extra_containers = [{{"name": "side", "image": "busybox"}}]
+c.KubeSpawner.profile_list = [{{
+    "display_name": "GPU", "slug": "gpu", "default": True,
+    "kubespawner_override": {{"extra_resource_limits": {{"nvidia.com/gpu": "1"}}}},
+}}]
+c.KubeSpawner.modify_pod_hook = lambda spawner, pod: (
+    pod.metadata.labels.update({{"of-the-admin": "yes"}}) or pod
+)
+c.Spawner.poll_interval = 1
+c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 1, "slow_stop_timeout": 1}}
+c.JupyterHub.load_roles.append({{
+    "name": "tests-reclaim",
+    "services": ["tests"],
+    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
+}})
+configure(
+    c,
+    placement="kubernetes",
+    agent_token_file="{folder}/agent.token",
+    state_dir="{folder}/service",
+    service_port={service_port},
+    idle_after=0,
+    sample_interval=0.5,
+    service_options={{
+        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
+        "ReclaimService.namespace": {namespace!r},
+        "ReclaimService.agent_tls_name": "",
+        "ReclaimService.agent_port": {agent_port},
+        "ReclaimService.tick_interval": 0.5,
+    }},
+)
+"""
+
+
+class Elsewhere:
+    """The cluster in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.cluster = self.do(Cluster)
+        self.do(self.cluster.open)
+
+    def do(self, call, *args):
+        """Have something done there; its value."""
+
+        async def done():
+            value = call(*args)
+            return await value if inspect.isawaitable(value) else value
+
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(30)
+
+    def close(self) -> None:
+        self.do(self.cluster.close)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    elsewhere = Elsewhere()
+    for name in ("one", "two"):
+        elsewhere.do(Node, elsewhere.cluster, name, {MODEL: "NVIDIA-H200"})
+    yield elsewhere
+    elsewhere.close()
+
+
+@pytest.fixture(scope="module")
+def hub(elsewhere, tmp_path_factory):
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "agent.token").write_text(TOKEN)
+    for who in ("service", "hub"):
+        text = elsewhere.cluster.kubeconfig(who)
+        (folder / f"{who}.kubeconfig").write_text(text)
+    hub = HubUnderTest(
+        folder,
+        CONFIG.format(
+            folder=folder,
+            namespace=NAMESPACE,
+            port=SERVER_PORT,
+            agent_port=AGENT_PORT,
+            service_port=free_port(),
+        ),
+        env={"KUBECONFIG": str(folder / "hub.kubeconfig")},
+    )
+    try:
+        yield hub.start()
+    finally:
+        hub.close()
+
+
+def reclaim(hub, method, path):
+    return requests.request(
+        method,
+        f"{hub.url}/services/gpu-reclaim/api/{path}",
+        headers={"Authorization": f"token {API_TOKEN}"},
+        timeout=30,
+    )
+
+
+def wait(condition, hub, seconds=40):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s\n{hub.log()[-6000:]}")
+
+
+def phase(hub, user):
+    answer = reclaim(hub, "GET", f"sessions/{user}/-")
+    return answer.json().get("phase") if answer.ok else answer.status_code
+
+
+def start(hub, user):
+    hub.api("POST", f"users/{user}")
+    answer = hub.api("POST", f"users/{user}/server")
+    assert answer.status_code in {201, 202}, answer.text
+    return wait(lambda: (s := hub.server(user)) and s["ready"] and s, hub)
+
+
+def notebook(pod):
+    return next(c for c in pod["spec"]["containers"] if c["name"] == "notebook")
+
+
+def env_of(pod):
+    return {e["name"]: e.get("value") for e in notebook(pod)["env"]}
+
+
+def test_a_session_is_suspended_and_comes_back_on_the_other_node(hub, elsewhere):
+    cluster = elsewhere.cluster
+    first = start(hub, "ada")
+    pod = cluster.pod("jupyter-ada")
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["metadata"]["labels"]["of-the-admin"] == "yes"
+    assert wait(lambda: phase(hub, "ada") == "running", hub)
+    token, node = env_of(pod)["JUPYTERHUB_API_TOKEN"], pod["spec"]["nodeName"]
+    free = cluster.gpus
+
+    for _ in range(2):
+        assert reclaim(hub, "POST", "sessions/ada/-/suspend").ok
+        wait(lambda: phase(hub, "ada") == "suspended", hub)
+        wait(lambda: cluster.pod("jupyter-ada") is None, hub)
+        assert cluster.gpus == free + 1
+        assert hub.server("ada")["state"]["gpu_reclaim"]["phase"] == "suspended"
+        for each in cluster.nodes:
+            each.schedulable = each.name != node
+
+        second = start(hub, "ada")
+        held = cluster.pod("jupyter-ada")
+        assert held["metadata"]["uid"] != pod["metadata"]["uid"]
+        assert held["spec"]["nodeName"] != node
+        assert "@sha256:" in notebook(held)["image"]
+        assert held["spec"]["nodeSelector"] == {MODEL: "NVIDIA-H200"}
+        assert env_of(held)["JUPYTERHUB_API_TOKEN"] == token
+        wait(lambda: phase(hub, "ada") == "running", hub)
+        assert second["url"] == first["url"]
+        pod, node = held, held["spec"]["nodeName"]
+    works = [p.contents for n in cluster.nodes for p in n.agent.places.values()]
+    assert len(works) == 1
+    assert works[0].startswith("work of ")
+    assert cluster.violations == []
+    for each in cluster.nodes:
+        each.schedulable = True
+
+
+def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
+    hub, elsewhere
+):
+    cluster = elsewhere.cluster
+    start(hub, "bob")
+    wait(lambda: phase(hub, "bob") == "running", hub)
+    assert reclaim(hub, "POST", "sessions/bob/-/suspend").ok
+    wait(lambda: phase(hub, "bob") == "suspended", hub)
+    wait(lambda: cluster.pod("jupyter-bob") is None, hub)
+    left, cluster.gpus = cluster.gpus, 0
+    try:
+        assert hub.api("POST", "users/bob/server").status_code in {201, 202}
+        wait(lambda: cluster.pod("jupyter-bob"), hub)
+        told = hub.api("GET", "users/bob/server/progress", stream=True)
+        lines = (line.decode() for line in told.iter_lines())
+        assert any("Waiting for a free GPU: place 1 of 1" in line for line in lines)
+        told.close()
+        # who does not want to wait
+        assert hub.api("DELETE", "users/bob/server").status_code in {202, 204}
+        wait(lambda: cluster.pod("jupyter-bob") is None, hub)
+        wait(lambda: phase(hub, "bob") == "suspended", hub)
+    finally:
+        cluster.gpus = left
+    wait(lambda: not (hub.server("bob") or {}).get("pending"), hub)
+    start(hub, "bob")
+    assert notebook(cluster.pod("jupyter-bob"))["command"][3] == "hold"
+    assert cluster.violations == []
+
+
+def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere):
+    start(hub, "cleo")
+    wait(lambda: phase(hub, "cleo") == "running", hub)
+    assert reclaim(hub, "POST", "sessions/cleo/-/suspend").ok
+    wait(lambda: phase(hub, "cleo") == "suspended", hub)
+    hub.restart()
+    wait(lambda: phase(hub, "cleo") == "suspended", hub, 60)
+    start(hub, "cleo")
+    pod = elsewhere.cluster.pod("jupyter-cleo")
+    assert notebook(pod)["command"][3] == "hold"
+    wait(lambda: phase(hub, "cleo") == "running", hub)
+    assert elsewhere.cluster.violations == []

@@ -1,0 +1,258 @@
+"""A double of a cluster: objects with their history, a scheduler, and nodes.
+
+``Cluster`` answers on 127.0.0.1 what KubeSpawner and our service ask (``cluster_api``),
+in the API's own words: versions, selectors, watches, preconditions, graces, pieces of
+lists. Every object that it takes or makes is held against the real schemas
+(``violations``). Its faults are attributes named by what fails. Pods do not run
+programs: a ``Node`` (``nodes.py``) is told of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+
+from tests.kube.schemas import problems
+from tests.support.cluster_api import KINDS, application
+
+NAMESPACE = "hub"
+
+
+class Cluster:
+    """Objects and their history."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
+            resource: {} for resource in KINDS
+        }
+        self.version = 100
+        self.history: list[tuple[int, str, str, dict[str, Any]]] = []
+        self.oldest = 100  # a watch from before that is "too old" (410)
+        self.violations: list[str] = []
+        self.calls: list[tuple[str, str, str]] = []  # who, verb, resource@namespace
+        self.nodes: list[Any] = []
+        self.news = asyncio.Event()
+        self.server: HTTPServer | None = None
+        self.url = ""
+        # --- faults
+        self.throttled = 0  # so many requests are answered 429
+        self.down = 0  # so many requests are answered 503
+        self.cuts = 0  # so many watches are cut in the middle of a line
+        self.conflicts = 0  # so many creations of pods meet one of that name
+        self.delete_seconds = 0.02  # what a kubelet needs to end a container
+        self.gpus = 8  # that are free
+        self.forbidden: set[tuple[str, str]] = set()  # (verb, resource)
+
+    # --- life
+    def open(self) -> str:
+        """Listen; the address."""
+        sockets = bind_sockets(0, "127.0.0.1")
+        self.server = HTTPServer(application(self))
+        self.server.add_sockets(sockets)
+        self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+        return self.url
+
+    async def close(self) -> None:
+        """End it and its nodes."""
+        self.cut_watches()
+        for node in self.nodes:
+            await node.close()
+        if self.server is not None:
+            self.server.stop()
+            await self.server.close_all_connections()
+
+    def kubeconfig(self, user: str) -> str:
+        """A file's text; ``user`` is who the calls are counted for."""
+        return json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "double", "cluster": {"server": self.url}}],
+                "users": [{"name": user, "user": {"token": user}}],
+                "contexts": [
+                    {"name": "it", "context": {"cluster": "double", "user": user}}
+                ],
+                "current-context": "it",
+            }
+        )
+
+    # --- faults
+    def cut_watches(self) -> None:
+        """Every watch that is open breaks in the middle of a line."""
+        self.cuts = 1 << 30
+        self._wake()
+
+        def whole_again() -> None:
+            self.cuts = 0
+
+        asyncio.get_running_loop().call_later(0.05, whole_again)
+
+    def forget_history(self) -> None:
+        """What was before now is too old for a watch (410)."""
+        self.oldest = self.version + 1
+        self.version += 2
+        self._wake()
+
+    # --- objects
+    def put(self, resource: str, thing: dict[str, Any]) -> dict[str, Any]:
+        """Store a new object or a new version of one; tells who watches."""
+        metadata = thing["metadata"]
+        where = (metadata.get("namespace", ""), metadata["name"])
+        known = self.objects[resource].get(where)
+        self.version += 1
+        if known is None:
+            metadata.setdefault("uid", str(uuid.uuid4()))
+            metadata.setdefault("creationTimestamp", _now())
+        metadata["resourceVersion"] = str(self.version)
+        thing.setdefault("apiVersion", "v1")
+        thing.setdefault("kind", KINDS[resource])
+        self.violations += problems(thing)
+        self.objects[resource][where] = thing
+        kind = "ADDED" if known is None else "MODIFIED"
+        self._tell(kind, resource, thing)
+        return thing
+
+    def drop(self, resource: str, thing: dict[str, Any]) -> None:
+        """Remove an object, if it is still that one."""
+        where = (thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
+        known = self.objects[resource].get(where)
+        if known is None or known["metadata"]["uid"] != thing["metadata"]["uid"]:
+            return
+        del self.objects[resource][where]
+        self.version += 1
+        known = copy.deepcopy(known)
+        known["metadata"]["resourceVersion"] = str(self.version)
+        self._tell("DELETED", resource, known)
+
+    def _tell(self, kind: str, resource: str, thing: dict[str, Any]) -> None:
+        self.history.append((self.version, kind, resource, copy.deepcopy(thing)))
+        self._wake()
+
+    def _wake(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def pod(self, name: str) -> dict[str, Any] | None:
+        """A pod as it is now."""
+        return self.objects["pods"].get((NAMESPACE, name))
+
+    def session_pods(self) -> list[dict[str, Any]]:
+        """The pods of users."""
+        return [
+            pod
+            for pod in self.objects["pods"].values()
+            if "gpu-reclaim/incarnation" in (pod["metadata"].get("labels") or {})
+        ]
+
+    def say(self, pod: dict[str, Any], reason: str, message: str) -> None:
+        """An event about a pod."""
+        name = pod["metadata"]["name"]
+        self.put(
+            "events",
+            {
+                "metadata": {
+                    "name": f"{name}.{uuid.uuid4().hex[:8]}",
+                    "namespace": pod["metadata"]["namespace"],
+                },
+                "involvedObject": {"kind": "Pod", "name": name},
+                "type": "Normal" if reason != "FailedScheduling" else "Warning",
+                "reason": reason,
+                "message": message,
+                "lastTimestamp": _now(),
+                "eventTime": None,
+            },
+        )
+
+    # --- scheduler
+    def schedule(self, pod: dict[str, Any]) -> None:
+        """Give it to a node, or say why none takes it."""
+        wanted = pod["spec"].get("nodeSelector") or {}
+        fitting = [
+            node
+            for node in self.nodes
+            if node.schedulable and wanted.items() <= node.labels.items()
+        ]
+        gpu = _gpus(pod)
+        why = ""
+        if not fitting:
+            why = f"0/{len(self.nodes)} nodes are available: no node matches"
+        elif gpu > self.gpus:
+            why = (
+                f"0/{len(self.nodes)} nodes are available: Insufficient nvidia.com/gpu"
+            )
+        if why:
+            pod["status"] = {
+                "phase": "Pending",
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": why,
+                    }
+                ],
+            }
+            self.put("pods", pod)
+            self.say(pod, "FailedScheduling", why)
+            return
+        self.gpus -= gpu
+        node = min(fitting, key=lambda node: len(node.pods))
+        pod["spec"]["nodeName"] = node.name
+        pod["status"] = {
+            "phase": "Pending",
+            "conditions": [{"type": "PodScheduled", "status": "True"}],
+        }
+        self.put("pods", pod)
+        self.say(pod, "Scheduled", f"Successfully assigned to {node.name}")
+        node.run(pod)
+
+    def schedule_again(self) -> None:
+        """Try those that wait."""
+        for pod in list(self.objects["pods"].values()):
+            waits = pod["status"].get("phase") == "Pending"
+            if waits and "nodeName" not in pod["spec"]:
+                self.schedule(copy.deepcopy(pod))
+
+    # --- end of a pod
+    def delete_pod(self, pod: dict[str, Any], grace: int) -> None:
+        """As the API server and the kubelet do it together."""
+        if grace == 0 or "nodeName" not in pod["spec"]:
+            self.violations += ["a pod was deleted by force"] if grace == 0 else []
+            self.drop("pods", pod)
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            return
+        pod = copy.deepcopy(pod)
+        pod["metadata"]["deletionTimestamp"] = _now()
+        pod["metadata"]["deletionGracePeriodSeconds"] = grace
+        self.put("pods", pod)
+        asyncio.get_running_loop().create_task(self._end(pod))
+
+    async def _end(self, pod: dict[str, Any]) -> None:
+        await asyncio.sleep(self.delete_seconds)
+        for node in self.nodes:
+            if node.name == pod["spec"]["nodeName"]:
+                if node.lost:
+                    return
+                node.end(pod)
+        self.gpus += _gpus(pod)
+        self.drop("pods", pod)
+        self.schedule_again()
+
+
+def _gpus(pod: dict[str, Any]) -> int:
+    return sum(
+        int((c.get("resources") or {}).get("limits", {}).get("nvidia.com/gpu", 0))
+        for c in pod["spec"]["containers"]
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

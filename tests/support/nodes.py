@@ -1,0 +1,253 @@
+"""Nodes of the cluster's double: a kubelet, and an agent with the real agent's routes.
+
+A pod whose container begins with our init becomes a place on the agent's node in memory
+(``tests.orchestrator.doubles``); its server answers on the pod's address while its tree
+runs. What is saved is in one store for all nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import itertools
+import socket
+from contextlib import suppress
+from typing import Any
+
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, RequestHandler
+
+from jupyterhub_gpu_reclaim.agent.routes import make_application
+from jupyterhub_gpu_reclaim.models import Identity, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.spawner import session_init
+from tests.orchestrator.doubles import TOKEN, NodeInMemory
+from tests.support.cluster import NAMESPACE, Cluster
+
+SERVER_PORT, AGENT_PORT = 8888, 8099
+AGENT_LABELS = {"app.kubernetes.io/name": "gpu-reclaim-agent"}
+_ADDRESSES = itertools.count(2)
+
+
+def address(port: int) -> tuple[str, socket.socket]:
+    """An address of this machine where that port is free, and a socket there."""
+    for number in _ADDRESSES:
+        ip = f"127.{77 + number // 60000}.{number // 250 % 250}.{number % 250 + 1}"
+        bound = socket.socket()
+        bound.setblocking(False)
+        try:
+            bound.bind((ip, port))
+        except OSError:
+            bound.close()
+            continue
+        bound.listen(64)
+        return ip, bound
+    raise AssertionError
+
+
+class Agent(NodeInMemory):
+    """One node's agent; all have the same store."""
+
+    def __init__(self, store: dict[str, Any], logins: dict[str, Identity]) -> None:
+        super().__init__()
+        self.saved, self.logins = store, logins
+        self.tokens: dict[str, str] = {}  # of each incarnation's pod
+
+    async def capture(self, incarnation, checkpoint, generation):
+        told = self.told[incarnation][-1]
+        self.logins[checkpoint] = Identity(
+            api_token=self.tokens[incarnation],
+            port=SERVER_PORT,
+            image=told.image,
+            node_labels=told.node_labels,
+        )
+        return await super().capture(incarnation, checkpoint, generation)
+
+    async def restore(self, incarnation, checkpoint):
+        self.tokens[incarnation] = self.logins[checkpoint].api_token
+        return await super().restore(incarnation, checkpoint)
+
+    async def identity(self, checkpoint):
+        await super().identity(checkpoint)
+        return self.logins[checkpoint]
+
+
+class Node:
+    """A machine of the cluster."""
+
+    def __init__(self, cluster: Cluster, name: str, labels: dict[str, str]) -> None:
+        self.cluster, self.name, self.labels = cluster, name, labels
+        self.schedulable = True
+        self.lost = False  # its kubelet is silent
+        self.pods: dict[str, dict[str, Any]] = {}
+        self._servers: dict[str, HTTPServer] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        former = cluster.nodes[0].agent if cluster.nodes else Agent({}, {})
+        self.agent = Agent(former.saved, former.logins)
+        self._agent_server: HTTPServer | None = None
+        self._agent_pod: dict[str, Any] = {}
+        cluster.put("nodes", {"metadata": {"name": name, "labels": labels}})
+        cluster.nodes.append(self)
+        self.start_agent()
+
+    async def close(self) -> None:
+        for task in self._watches.values():
+            task.cancel()
+        for server in [*self._servers.values(), self._agent_server]:
+            if server is not None:
+                server.stop()
+                await server.close_all_connections()
+
+    # --- the agent's pod
+    def start_agent(self) -> None:
+        """A new pod of the DaemonSet, with an address of its own."""
+        ip, bound = address(AGENT_PORT)
+        self._agent_server = HTTPServer(make_application(self.agent, TOKEN))
+        self._agent_server.add_sockets([bound])
+        self._agent_pod = {
+            "metadata": {
+                "name": f"agent-{self.name}-{ip.replace('.', '-')}",
+                "namespace": NAMESPACE,
+                "labels": dict(AGENT_LABELS),
+            },
+            "spec": {
+                "nodeName": self.name,
+                "containers": [{"name": "agent", "image": "agent"}],
+            },
+            "status": {
+                "phase": "Running",
+                "podIP": ip,
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+        self.cluster.put("pods", self._agent_pod)
+
+    async def stop_agent(self) -> None:
+        """Its pod is gone; sessions live on."""
+        self.cluster.drop("pods", self._agent_pod)
+        await self.silence_agent()
+
+    async def silence_agent(self) -> None:
+        """It does not answer any more; its pod still looks well."""
+        if self._agent_server is not None:
+            self._agent_server.stop()
+            await self._agent_server.close_all_connections()
+
+    # --- the kubelet
+    def run(self, pod: dict[str, Any]) -> None:
+        """Start a pod's containers."""
+        uid = pod["metadata"]["uid"]
+        self.pods[uid] = pod
+        init = _init_of(pod)
+        if init is not None:
+            self._place(pod, init)
+        ip, bound = address(SERVER_PORT)
+        server = HTTPServer(_server_of(self, uid))
+        server.add_sockets([bound])
+        self._servers[uid] = server
+        self._report(pod, ip)
+        self._watches[uid] = asyncio.get_running_loop().create_task(
+            self._follow(pod, ip, init)
+        )
+
+    def _place(self, pod: dict[str, Any], init: Any) -> None:
+        key = SessionKey(init.user, init.server)
+        if init.mode == "hold":
+            self.agent.hold(key, init.incarnation)
+        else:
+            self.agent.run(key, f"work of {init.incarnation}", init.incarnation)
+        place = self.agent.places[init.incarnation]
+        place.pod = pod["metadata"]["uid"]
+        env = {e["name"]: e.get("value", "") for e in _notebook(pod).get("env", [])}
+        self.agent.tokens[init.incarnation] = env.get("JUPYTERHUB_API_TOKEN", "")
+
+    async def _follow(self, pod: dict[str, Any], ip: str, init: Any) -> None:
+        """The container is dead as soon as its init is."""
+        while init is None or init.incarnation in self.agent.places:
+            await asyncio.sleep(0.02)
+        self._report(pod, ip, ended=True)
+
+    def _report(self, pod: dict[str, Any], ip: str, *, ended: bool = False) -> None:
+        known = self.cluster.pod(pod["metadata"]["name"])
+        if known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
+            return
+        pod = copy.deepcopy(known)
+        state: dict[str, Any] = {"running": {}}
+        if ended:
+            state = {"terminated": {"exitCode": 137, "reason": "Error"}}
+        pod["status"] = {
+            "phase": "Failed" if ended else "Running",
+            "podIP": ip,
+            "conditions": [{"type": "PodScheduled", "status": "True"}],
+            "containerStatuses": [
+                {
+                    "name": container["name"],
+                    "image": container["image"],
+                    "imageID": _digest(container["image"]),
+                    "ready": not ended,
+                    "restartCount": 0,
+                    "state": state,
+                }
+                for container in pod["spec"]["containers"]
+            ],
+        }
+        self.cluster.put("pods", pod)
+
+    def end(self, pod: dict[str, Any]) -> None:
+        """The pod was deleted: end its containers, take its address away."""
+        uid = pod["metadata"]["uid"]
+        for place in [p for p in self.agent.places.values() if p.pod == uid]:
+            self.agent.end(place.incarnation)
+        self.pods.pop(uid, None)
+        task, server = self._watches.pop(uid, None), self._servers.pop(uid, None)
+        if task is not None:
+            task.cancel()
+        if server is not None:
+            server.stop()
+
+    def serves(self, uid: str) -> bool:
+        """Whether a tree runs in that pod."""
+        return any(
+            place.pod == uid and place.state is TreeState.RUNNING
+            for place in self.agent.places.values()
+        )
+
+
+def _server_of(node: Node, uid: str) -> Application:
+    class Server(RequestHandler):
+        def get(self) -> None:
+            if not node.serves(uid):
+                self.request.connection.stream.close()  # type: ignore[attr-defined]
+                return
+            self.set_header("X-JupyterHub-Version", "6.1.1")
+            self.finish({"pod": uid})
+
+    return Application([(".*", Server)])
+
+
+def _init_of(pod: dict[str, Any]) -> Any:
+    """The session's init in a pod, as its command line says; None without one."""
+    container = _notebook(pod)
+    words = [*container.get("command", ()), *container.get("args", ())]
+    with suppress(ValueError):
+        at = words.index("-c")
+        words = [word.replace("$$", "$") for word in words[at + 2 :]]
+        if words[0] == "hold":
+            words[0] = "start"  # which asks for no pid 1
+            parsed = session_init.parse([*words, "--", "nothing"])
+            parsed.mode = "hold"
+            return parsed
+        return session_init.parse(words)
+    return None
+
+
+def _notebook(pod: dict[str, Any]) -> dict[str, Any]:
+    containers = pod["spec"]["containers"]
+    return next((c for c in containers if c["name"] == "notebook"), {})
+
+
+def _digest(image: str) -> str:
+    if "@sha256:" in image:
+        return image
+    name = image.partition(":")[0]
+    return f"{name}@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
