@@ -1,7 +1,7 @@
 """CRIU's images as a checkpoint holds them, for the engine's restore.
 
 Made by ``restore`` for one operation. It counts what has been read, for the progress
-page; the list of open files is given as it was rewritten for this place.
+page; what was rewritten for this place is given instead of what was saved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.agent import saved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.engine.pages import Piece, Range, Stop
     from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
@@ -23,31 +23,30 @@ class SavedImages:
 
     Args:
         checkpoint: where they stand.
-        files: CRIU's list of open files, rewritten.
+        rewritten: images by their names, as they are to be given.
     """
 
-    def __init__(self, checkpoint: Checkpoint, files: bytes) -> None:
+    def __init__(self, checkpoint: Checkpoint, rewritten: Mapping[str, bytes]) -> None:
         self._checkpoint = checkpoint
-        self._files = files
+        self._rewritten = rewritten
         self._lock = threading.Lock()
         #: Bytes handed out or written so far.
         self.bytes = 0
 
     def size(self, name: str) -> int | None:
         """See ``Source``."""
+        if name in self._rewritten:
+            return len(self._rewritten[name])
         stored = saved.IMAGES + name
-        if stored == saved.FILES_IMAGE:
-            return len(self._files)
         return self._checkpoint.size(stored) if stored in self._checkpoint else None
 
     def stream(
         self, name: str, skip: Sequence[Range] = ()
     ) -> Iterable[bytes | memoryview]:
         """See ``Source``."""
-        stored = saved.IMAGES + name
-        if stored == saved.FILES_IMAGE:
-            return [self._files]
-        return self._counted(self._checkpoint.stream(stored, skip=skip))
+        if name in self._rewritten:
+            return [self._rewritten[name]]
+        return self._counted(self._checkpoint.stream(saved.IMAGES + name, skip=skip))
 
     def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
         """See ``Source``."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent import saved, server_last, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.memory import SavedImages
 from jupyterhub_gpu_reclaim.agent.nudge import find_connection
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
@@ -90,7 +90,7 @@ class Restore:
         """Yields what must be durable before the next step is taken."""
         try:
             async with self._progress.step("check", "Checking the machine"):
-                there, image = await self._check()
+                there, rewritten = await self._check()
             info = there.checkpoint.info
             gpus = there.world.gpus
             limit = cgroup.find_memory_limit(self._session.init_pid)
@@ -103,7 +103,7 @@ class Restore:
             )
             # What its GPUs held comes back as memory of its processes first.
             cgroup.lift_memory_limit(self._record.memory_limit)
-            result = await self._restore(there, image)
+            result = await self._restore(there, rewritten)
             self._cancel.check()
             yield self._note(Stage.CONTINUING)
             await self._go_on(there, result)
@@ -121,8 +121,8 @@ class Restore:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
 
-    async def _check(self) -> tuple[saved.Saved, bytes]:
-        """Everything that can be known before anything is touched; files.img."""
+    async def _check(self) -> tuple[saved.Saved, dict[str, bytes]]:
+        """Everything that can be known before anything is touched; images anew."""
         there = await self._thread(
             "check",
             lambda: saved.Saved(self._parts.store.open(self._record.checkpoint)),
@@ -131,9 +131,12 @@ class Restore:
             "check", lambda: _compare(self._parts, self._session, there)
         )
         saved.refuse_fatal(found, RestoreFailed)
-        return there, image
+        anew = await self._thread("check", lambda: server_last.rewrite(there))
+        return there, {**anew, saved.FILES: image}
 
-    async def _restore(self, there: saved.Saved, image: bytes) -> engine.RestoreResult:
+    async def _restore(
+        self, there: saved.Saved, rewritten: dict[str, bytes]
+    ) -> engine.RestoreResult:
         """Files first, then memory; the tree stands, stopped."""
         async with self._progress.step("files", "Putting temporary files back"):
             await in_thread(
@@ -144,7 +147,7 @@ class Restore:
                 limit=self._limits.archive,
             )
         self._cancel.check()
-        source = SavedImages(there.checkpoint, image)
+        source = SavedImages(there.checkpoint, rewritten)
         async with self._progress.step(
             "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
@@ -204,7 +207,9 @@ class Restore:
                 return
             with WakeUp(address) as wake:
                 await self._thread("wake", lambda: _queue(wake, result, world))
-                await self._thread("continue", lambda: _proceed(result, world))
+                await self._thread(
+                    "continue", lambda: server_last.go_on(wake, result, world)
+                )
                 waking = asyncio.create_task(
                     self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
                 )

@@ -28,7 +28,8 @@ IDENTITY = "identity.json"
 WORLD = "world.json"
 #: CRIU's image files stand below this.
 IMAGES = "criu/"
-FILES_IMAGE = IMAGES + "files.img"
+FILES = "files.img"
+FILES_IMAGE = IMAGES + FILES
 #: Archives of private file systems, numbered as in ``World.archives``.
 ARCHIVE = "archive/{number}.tar"
 

@@ -7,7 +7,8 @@ activity: ``cull_idle_timeout`` would end a kernel seconds after it came back, a
 for a stopped listener, so what is to be said is queued here *before* the tree goes on;
 it is the first thing that server and kernels read, and a culler's timer, which runs on
 the monotonic clock that stood still, has hardly ever anything due in those
-milliseconds. It reads no user's data, runs no user's code, and takes no output away.
+milliseconds. Where one of the kernels' cullers has, ``server_last`` sees to the order.
+It reads no user's data, runs no user's code, and takes no output away.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class WakeUp:
         self._address = address
         self._sockets: list[socket.socket] = []
         self._kernels: dict[socket.socket, Connection] = {}
+        #: What those have said last that have not answered yet.
+        self._awaited: dict[socket.socket, bytes] = {}
         self._deadline = 0.0
 
     def __enter__(self) -> Self:
@@ -82,17 +85,25 @@ class WakeUp:
             sent = self._send(kernel.shell_port, nudge.greeting())
             if sent is not None:
                 self._kernels[sent] = kernel
+                self._awaited[sent] = b""
+
+    @property
+    def kernels(self) -> int:
+        """How many of them we have a connection to."""
+        return len(self._kernels)
 
     def wait(self, seconds: float) -> bool:
         """Give every kernel its message, and wait for the answers; whether all came.
 
         A kernel that computes answers later. It is not culled for that, so nobody
-        waits for it longer than this.
+        waits for it longer than this. Another call goes on where this one ended.
         """
         deadline = time.monotonic() + seconds
-        seen = dict.fromkeys(self._kernels, b"")
+        seen = self._awaited
         while seen:
-            ready = readable(list(seen), deadline - time.monotonic())
+            # One that never stops talking must not keep us either.
+            left = deadline - time.monotonic()
+            ready = readable(list(seen), left) if left > 0 else []
             if not ready:
                 return False
             for one in ready:

@@ -94,7 +94,17 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("rseq_abi_size", 2, "uint32"),
     ),
     "thread_core_entry": (("rseq_entry", 15, "rseq_entry"),),
-    "core_entry": (("thread_core", 5, "thread_core_entry"),),
+    "user_x86_regs_entry": (
+        ("ax", 11, "uint64"),
+        ("orig_ax", 16, "uint64"),
+        ("ip", 17, "uint64"),
+        ("mode", 28, "int32"),
+    ),
+    "thread_info_x86": (("gpregs", 2, "user_x86_regs_entry"),),
+    "core_entry": (
+        ("thread_info", 2, "thread_info_x86"),
+        ("thread_core", 5, "thread_core_entry"),
+    ),
     "vma_entry": (
         ("start", 1, "uint64"),
         ("end", 2, "uint64"),

@@ -1,9 +1,10 @@
 """Hold a process still, or make it run system calls that it did not ask for.
 
-Called by ``cuda`` (:func:`standing`) and ``stale_mappings`` (:func:`stopped`). Held
-threads go on as if nothing had been: registers, signal mask and memory are put back, so
-that a call in which one slept is taken up again by the kernel. Calls are made on x86-64
-only. It decides nothing about who is held and what is called.
+Called by ``cuda`` and the agent's ``server_last`` (:func:`standing`) and by
+``stale_mappings`` (:func:`stopped`). Held threads go on as if nothing had been:
+registers, signal mask and memory are put back, so that a call in which one slept is
+taken up again by the kernel. Calls are made on x86-64 only. It decides nothing about
+who is held and what is called.
 
 If the agent is killed, the kernel lets the threads go on; in the milliseconds of a call
 it does so in the middle of it, and the process ends: the same as with any debugger.
@@ -132,7 +133,8 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
 def standing(pid: int, *, but: Collection[int], seconds: float) -> Iterator[None]:
     """Hold all threads of a process but some; they go on at the end of the block.
 
-    A signal that stops the process inside the block holds them from then on.
+    A signal that stops the process inside the block holds them from then on; one that
+    lets a stopped process go on inside it leaves the others standing.
     Must be used by one thread from begin to end, as the kernel wants it.
 
     Args:
