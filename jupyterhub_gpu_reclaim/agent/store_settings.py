@@ -166,7 +166,7 @@ class StoreSettings(Configurable):
         help="""Whether everything is read back before a session counts as saved.
 
         It finds out a disk or a memory that writes wrongly while the session can still
-        go on. False: faster by up to a third, and such damage is found at the resume.
+        go on. False: faster by about a fifth, and such damage is found at the resume.
         """,
     ).tag(config=True)
 

@@ -93,6 +93,10 @@ class _WriterAround:
         """Append all of it."""
         self._call(lambda: self._writer.write(data))
 
+    def read_back(self, offset: int, buffer: memoryview) -> int | None:
+        """Read what was written."""
+        return self._call(lambda: self._writer.read_back(offset, buffer))
+
     def finish(self) -> None:
         """Make it durable."""
         self._call(self._writer.finish)

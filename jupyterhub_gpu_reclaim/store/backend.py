@@ -86,6 +86,17 @@ class ObjectWriter(Protocol):
             StoreError: ``STORE_FULL`` or ``STORE_FAILED``; the object is lost.
         """
 
+    def read_back(self, offset: int, buffer: memoryview) -> int | None:
+        """What was written so far, read from where it stands now.
+
+        Returns:
+            Bytes read, fewer than fit only at the end; None where an object can be read
+            only after ``finish``.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+
     def finish(self) -> None:
         """Make it durable; when this returns it survives a loss of power.
 

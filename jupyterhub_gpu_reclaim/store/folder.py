@@ -24,7 +24,13 @@ from jupyterhub_gpu_reclaim.store.backend import (
     ObjectMissing,
     aside_of,
 )
-from jupyterhub_gpu_reclaim.store.folder_files import fail, read_all, translate, walk
+from jupyterhub_gpu_reclaim.store.folder_files import (
+    fail,
+    read_all,
+    read_into,
+    translate,
+    walk,
+)
 from jupyterhub_gpu_reclaim.store.layout import INTENTS, MANIFESTS, PACKS
 
 if TYPE_CHECKING:
@@ -38,7 +44,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 #: What a store's folder has from its first object on, and a new file system's.
 _OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
 _NOBODYS = {"lost+found"}
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FolderBackend:
@@ -90,13 +96,8 @@ class FolderBackend:
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
         """The same into a buffer of the caller's, without a copy of ours."""
-        done = 0
         with self._reading(name) as fd:
-            while done < len(buffer) and (
-                part := os.preadv(fd, [buffer[done:]], offset + done)
-            ):
-                done += part
-        return done
+            return read_into(fd, offset, buffer)
 
     def length(self, name: str) -> int:
         """Bytes of that file."""
@@ -231,6 +232,13 @@ class _FileWriter:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             translate(error, self._name, len(rest), self._aside.parent)
+
+    def read_back(self, offset: int, buffer: memoryview) -> int:
+        """Out of the file, which has no name yet."""
+        try:
+            return read_into(self._fd, offset, buffer)
+        except OSError as error:
+            translate(error, self._name)
 
     def finish(self) -> None:
         """Sync the file, give it its name, sync the folder that names it."""

@@ -50,6 +50,16 @@ def read_all(fd: int, offset: int, length: int) -> bytes:
     return b"".join(parts)
 
 
+def read_into(fd: int, offset: int, buffer: memoryview) -> int:
+    """The same into a buffer; how many bytes came."""
+    done = 0
+    while done < len(buffer) and (
+        part := os.preadv(fd, [buffer[done:]], offset + done)
+    ):
+        done += part
+    return done
+
+
 def fail(why: str) -> NoReturn:
     """Raise ``STORE_FAILED``."""
     raise StoreError(Reason.STORE_FAILED, why=why)

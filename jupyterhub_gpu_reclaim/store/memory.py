@@ -138,6 +138,9 @@ class _MemoryWriter:
         """Append all of it."""
         self._backend.append(self._data, memoryview(data).cast("B"))
 
+    def read_back(self, offset: int, buffer: memoryview) -> None:
+        """Only once it is seen."""
+
     def finish(self) -> None:
         """Let it be seen; as durable as memory is."""
         self._backend.place(self._name, self._data)

@@ -68,6 +68,9 @@ class ObjectUpload:
                 self._hand_over(bytes(self._part))
                 self._part.clear()
 
+    def read_back(self, offset: int, buffer: memoryview) -> None:
+        """An object store shows nothing before it is finished."""
+
     def finish(self) -> None:
         """Send the rest; the object stands, durable, when this returns."""
         if self._thread is None:

@@ -11,6 +11,7 @@ from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store.around import Around
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
+from jupyterhub_gpu_reclaim.store.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
@@ -67,6 +68,9 @@ class WriterThatMayFail:
     def write(self, data):
         self.backend.count()
         self.writer.write(data)
+
+    def read_back(self, offset, buffer):
+        return self.writer.read_back(offset, buffer)
 
     def finish(self):
         self.backend.count()
@@ -299,3 +303,39 @@ def test_session_begins_to_be_saved_while_a_sweep_hangs(clock):
         goes_on.set()
         sweep.join(20)
     assert store.verify("c1") == []
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+def test_file_that_holds_something_else_is_found_before_the_commit(
+    tmp_path, clock, monkeypatch, read_back
+):
+    """A bit that the memory or the file system turns; nobody else would look."""
+    backend = FolderBackend(tmp_path / "store")
+    create = backend.create
+
+    def create_and_damage(name):
+        writer = create(name)
+        write = writer.write
+
+        def write_else(data):
+            damaged = bytearray(data)
+            damaged[len(damaged) // 2] ^= 1
+            write(damaged)
+
+        if name.endswith("/00000000"):
+            monkeypatch.setattr(writer, "write", write_else)
+        return writer
+
+    monkeypatch.setattr(backend, "create", create_and_damage)
+    store = Repository(backend, clock=clock, keys=KEYS, read_back=read_back)
+    writer = store.begin(id="c1", key=SessionKey("u"), incarnation="i", generation=1)
+    if not read_back:
+        writer.add("pages", RANDOM)
+        writer.commit()
+        assert store.verify("c1")
+        return
+    with pytest.raises(StoreError, match="reads back differently"):
+        writer.add("pages", RANDOM)
+    with pytest.raises(StoreError):
+        writer.commit()
+    assert store.list() == []
