@@ -31,12 +31,13 @@ from jupyterhub_gpu_reclaim.engine import (
 )
 from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError
 from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.visible_cards import visible_to
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
@@ -66,6 +67,7 @@ class Accelerator:
         seconds: that moving a session's memory may take.
         room_seconds: that memory which others use is waited for.
         look_seconds: that the cards have to answer in.
+        visible: tells which cards a process's container has; None for all of them.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Accelerator:
         seconds: float,
         room_seconds: float = _ROOM_SECONDS,
         look_seconds: float = _LOOK_SECONDS,
+        visible: Callable[[int], Collection[str] | None] = visible_to,
     ) -> None:
         self._driver = driver
         self._nvml = nvml
@@ -84,6 +87,7 @@ class Accelerator:
         self._seconds = seconds
         self._room_seconds = room_seconds
         self._look_seconds = look_seconds
+        self._visible = visible
 
     @property
     def cards(self) -> CardSource:
@@ -141,7 +145,7 @@ class Accelerator:
         ]
         return Gpus(
             driver=cuda.driver_version(),
-            cards=self._cards(),
+            cards=self._cards(survey.users[0].process.pid),
             users=sorted(inner.values()),
             uses=uses,
         )
@@ -186,14 +190,17 @@ class Accelerator:
                     error.reason, detail=error.detail, **error.facts
                 ) from error
 
-    def compare(self, gpus: Gpus | None) -> list[Finding]:
-        """Why a saved session's GPUs cannot be filled here; touches nothing."""
+    def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
+        """Why a saved session's GPUs cannot be filled under that init; touches nothing.
+
+        Its container has to have as many cards of each kind as the session had.
+        """
         if gpus is None:
             return []
         if not self._driver.present():
             return list(compare(gpus, "", [], {}))
         free = self._room()
-        return list(compare(gpus, cuda.driver_version(), self._cards(), free))
+        return list(compare(gpus, cuda.driver_version(), self._cards(init_pid), free))
 
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
         """Give a session its GPU memory back. Idempotent.
@@ -214,7 +221,8 @@ class Accelerator:
         users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
         # The driver cannot be asked about stopped ones, but the kernel can.
         emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
-        moves = plan_moves(gpus.cards, self._cards(), self._room()) or {}
+        here = self._cards(snapshot.init.pid)
+        moves = plan_moves(gpus.cards, here, self._room()) or {}
         self._await_room(gpus, {process.ns_pid for process in emptied}, moves)
         cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
         if not cgroup.restore_memory_limit(limit):
@@ -279,12 +287,18 @@ class Accelerator:
             time.sleep(_LOOK_PAUSE)
         return cards
 
-    def _cards(self) -> list[GpuCard]:
+    def _cards(self, pid: int) -> list[GpuCard]:
+        """The cards of the container that a process lives in."""
         try:
             cards = self._driver.cards()
         except DriverError as error:
             raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
-        return [GpuCard(uuid=card.uuid, name=card.name) for card in cards]
+        its = self._visible(pid)
+        return [
+            GpuCard(uuid=card.uuid, name=card.name)
+            for card in cards
+            if its is None or card.uuid in its
+        ]
 
 
 def _at_most(use: ProcessUse, card: CardUse) -> int:

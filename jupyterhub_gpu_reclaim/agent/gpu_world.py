@@ -38,7 +38,7 @@ class GpuUse(Value, frozen=True, kw_only=True):
 class Gpus(Value, frozen=True, kw_only=True):
     """A session's GPUs at its capture: the processes that the driver emptied.
 
-    ``users`` are pids in the session's namespace, ``cards`` all of the machine: the
+    ``users`` are pids in the session's namespace, ``cards`` all that it could see: the
     driver wants each of them named when they change.
     """
 
@@ -68,7 +68,7 @@ def compare(
     Args:
         there: the session's.
         driver: this machine's driver.
-        here: this machine's cards.
+        here: the cards of its new place.
         free: bytes by card, None where the card does not tell.
     """
     moves = plan_moves(there.cards, here, free)

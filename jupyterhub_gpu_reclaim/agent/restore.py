@@ -19,7 +19,11 @@ from jupyterhub_gpu_reclaim.agent.memory import SavedImages
 from jupyterhub_gpu_reclaim.agent.nudge import find_connection
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
-from jupyterhub_gpu_reclaim.agent.rights import compare_rights
+from jupyterhub_gpu_reclaim.agent.rights import (
+    compare_rights,
+    refuse_user_namespace,
+    rights_of,
+)
 from jupyterhub_gpu_reclaim.agent.wakeup import WakeUp
 from jupyterhub_gpu_reclaim.agent.world import (
     World,
@@ -307,8 +311,9 @@ def _compare(
     found = list(compare_machines(world.machine, this_machine()))
     found += compare_images(world.image, session.told.image)
     init = processes.snapshot_init(init_pid, session.init_start)
-    found += compare_rights(world.rights, init)
-    found += parts.accelerator.compare(world.gpus)
+    found += refuse_user_namespace(init)
+    found += compare_rights(world.rights, rights_of([init]))
+    found += parts.accelerator.compare(world.gpus, init_pid)
     limit = cgroup.memory_limit(init_pid)
     # What its GPUs held does not stay in its processes.
     needed = world.memory - (world.gpus.bytes() if world.gpus else 0)

@@ -62,19 +62,24 @@ def rights_of(processes: Iterable[Process]) -> Rights:
     )
 
 
-def compare_rights(there: Rights | None, init: Process) -> Iterator[Finding]:
-    """Why a session of those rights must not come back under that init.
+def refuse_user_namespace(init: Process) -> Iterator[Finding]:
+    """Why nothing can be brought back under an init that is root in its own world only.
+
+    CRIU would make processes there that are root in ours.
+    """
+    if procfs.link(init.pid, "ns/user") != procfs.link(os.getpid(), "ns/user"):
+        yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
+
+
+def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
+    """Why a session of those rights must not come back to that place. Pure.
 
     Args:
         there: the session's; None of one that was saved before they were written down.
-        init: the new place's, to which container and runtime gave its rights.
+        here: those of the holding init, as container and runtime gave them to it.
     """
-    ours = procfs.link(os.getpid(), "ns/user")
-    if procfs.link(init.pid, "ns/user") != ours:
-        yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
     if there is None:
         return
-    here = rights_of([init])
     if _ROOT not in here.uids and (strangers := set(there.uids) - set(here.uids)):
         yield finding(Reason.USER_MISMATCH, there=min(strangers), here=here.uids[0])
     if there.capabilities & ~here.capabilities:

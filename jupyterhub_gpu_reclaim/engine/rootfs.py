@@ -25,6 +25,8 @@ from jupyterhub_gpu_reclaim.engine.mounts import (
     read_mounts,
     root_overlay,
 )
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,18 +87,21 @@ def open_contents(init_pid: int, mount: Mount) -> int:
     """What is archived of a mount: all of a tmpfs, the upper folder of an overlay.
 
     Raises:
-        Refused: the mount is not there.
-        OSError: its upper folder is not there.
+        Refused: it is not there (``no_tree``).
     """
     if mount.kind != "overlay":
         return open_mount(init_pid, mount)
     upper = mount.option("upperdir") or ""
     # The host's path of it; our own file system may be another.
-    root = open_root(host.root())
     try:
-        return open_in_root(root, os.fsencode(upper), os.O_RDONLY | os.O_DIRECTORY)
-    finally:
-        os.close(root)
+        root = open_root(host.root())
+        try:
+            return open_in_root(root, os.fsencode(upper), os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            os.close(root)
+    except OSError as error:
+        detail = f"{mount.target}: upper folder: {error}"
+        raise Refused(Reason.NO_TREE, detail=detail) from None
 
 
 def _is_pods(target: Path, pod: str) -> bool:

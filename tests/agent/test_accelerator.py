@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
 from jupyterhub_gpu_reclaim.agent.gpu_world import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.engine import cuda, processes
 from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
-from jupyterhub_gpu_reclaim.engine.cuda_driver import State
+from jupyterhub_gpu_reclaim.engine.cuda_driver import Card, State
 from jupyterhub_gpu_reclaim.engine.gpu_processes import Survey, User
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.metrics.gpu import CardUse, ProcessUse
@@ -103,7 +103,7 @@ def sleeper():
         popen.kill()
 
 
-def make(driver, free: int = 1000, *, pid: int = 0, divided: bool = False):
+def make(driver, free: int = 1000, *, pid: int = 0, divided: bool = False, **more):
     use = [ProcessUse(pid=pid, memory=100)] if pid else []
     card = CardUse(
         uuid=gpu.CARD.uuid,
@@ -113,7 +113,7 @@ def make(driver, free: int = 1000, *, pid: int = 0, divided: bool = False):
         processes=use,
     )
     return Accelerator(
-        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=0.05
+        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=0.05, **more
     )
 
 
@@ -263,13 +263,38 @@ def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
 def test_a_session_without_a_gpu_needs_nothing(sleeper):
     accelerator = make(gpu.AbsentDriver())
     assert accelerator.describe(Survey()) is None
-    assert accelerator.compare(None) == []
+    assert accelerator.compare(None, os.getpid()) == []
     accelerator.fill(None, NO_LIMIT, sleeper)
     accelerator.await_room(None)
 
 
+class FourCards(gpu.WellDriver):
+    """A node of which a pod has a part."""
+
+    def cards(self) -> list[Card]:
+        return [Card(f"{number:032x}", "NVIDIA Test", 1 << 30) for number in range(4)]
+
+
+def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
+    (process,) = sleeper.processes
+    driver, init = FourCards(process.pid), sleeper.init.pid
+    first, second = (card.uuid for card in driver.cards()[1:3])
+    survey = Survey(users=(User(process, State.RUNNING),))
+    before = make(driver, visible={process.pid: {first}}.get)
+    described = before.describe(survey)
+    assert [card.uuid for card in described.cards] == [first]
+    before.empty(sleeper, survey, NO_LIMIT)
+
+    (found,) = make(driver, visible={init: set()}.get).compare(described, init)
+    assert found.code == "gpu_mismatch"
+    after = make(driver, visible={init: {second}}.get)
+    assert after.compare(described, init) == []
+    after.fill(described, NO_LIMIT, sleeper)
+    assert driver.moves == [(first, second)]
+
+
 def test_a_machine_without_a_driver_takes_no_gpu_session():
-    (found,) = make(gpu.AbsentDriver()).compare(gpus(A))
+    (found,) = make(gpu.AbsentDriver()).compare(gpus(A), os.getpid())
     assert found.code == "gpu_mismatch"
 
 

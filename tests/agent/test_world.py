@@ -11,6 +11,7 @@ from jupyterhub_gpu_reclaim import observability
 from jupyterhub_gpu_reclaim.agent.login import read_login
 from jupyterhub_gpu_reclaim.agent.world import (
     Machine,
+    compare_images,
     compare_machines,
     this_machine,
 )
@@ -41,6 +42,23 @@ def test_compare_machines_names_what_is_missing(here, codes):
     assert [finding.code for finding in found] == codes
     if "cpu_mismatch" in codes and here.architecture == "x86_64":
         assert "avx2" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "codes"),
+    [
+        ("", "", []),
+        ("", "a@sha256:1", []),
+        ("a@sha256:1", "a@sha256:1", []),
+        ("a@sha256:1", "mirror/a@sha256:1", []),
+        ("sha256:1", "sha256:1", []),
+        ("a@sha256:1", "a@sha256:2", ["image_mismatch"]),
+        ("a@sha256:1", "", ["image_mismatch"]),
+        ("a:latest", "a:other", ["image_mismatch"]),
+    ],
+)
+def test_compare_images_goes_by_the_digest(there, here, codes):
+    assert [finding.code for finding in compare_images(there, here)] == codes
 
 
 def test_this_machine_compares_equal_to_itself():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine.namespaces import run_inside
+from jupyterhub_gpu_reclaim.engine.namespaces import HELPER, run_inside
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespaces")
@@ -90,6 +91,26 @@ def test_last_pid_moves_the_counter(run):
     inside = run("exit 0", last_pid=12345)
     assert inside.inner_pid > 12345
     assert inside.wait(soon()) == 0
+
+
+def test_last_pid_is_moved_where_proc_is_read_only():
+    """As in an agent's own container; its mount of /proc is the host's."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it makes namespaces")
+    shut = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+    work = (
+        f"import os, runpy; enter = runpy.run_path({str(HELPER)!r});"
+        "print(os.access(enter['COUNTER'], os.W_OK));"
+        "enter['set_last_pid'](12345); print(os.fork())"
+    )
+    inside = f'{shut} && exec "$0" -I -S -c "{work}"'
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", inside, sys.executable],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[:2] == ["False", "12346"], done
 
 
 def test_another_start_time_is_not_found(run):

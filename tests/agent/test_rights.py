@@ -1,0 +1,82 @@
+"""A session comes back only where it may do no more than its new place."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.agent.rights import (
+    Rights,
+    compare_rights,
+    refuse_user_namespace,
+    rights_of,
+)
+from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.processes import Process
+
+SAME = Rights(
+    uids=[1000], capabilities=0xA80425FB, filtered=True, no_new_privileges=True
+)
+ALL = SAME.capabilities | 1 << 21
+
+
+def changed(**changes) -> Rights:
+    return msgspec.structs.replace(SAME, **changes)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "codes"),
+    [
+        (SAME, SAME, []),
+        (None, SAME, []),
+        (SAME, changed(capabilities=ALL, filtered=False), []),
+        (SAME, changed(no_new_privileges=False), []),
+        (SAME, changed(uids=[0]), []),
+        (SAME, changed(uids=[1001]), ["user_mismatch"]),
+        (changed(uids=[0, 1000]), SAME, ["user_mismatch"]),
+        (changed(capabilities=ALL), SAME, ["rights_mismatch"]),
+        (SAME, changed(capabilities=0), ["rights_mismatch"]),
+        (changed(filtered=False), SAME, ["rights_mismatch"]),
+        (changed(no_new_privileges=False), SAME, ["rights_mismatch"]),
+    ],
+)
+def test_compare_rights_refuses_more_than_the_place_gives(there, here, codes):
+    found = list(compare_rights(there, here))
+    assert [one.code for one in found] == codes
+    assert all(one.fatal for one in found)
+
+
+def test_compare_rights_names_the_capability():
+    (found,) = compare_rights(changed(capabilities=ALL), SAME)
+    assert "capabilities 21" in found.message
+
+
+def test_user_namespace_of_its_own_is_refused():
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it makes a user namespace")
+    program = "print(flush=True); input()"
+    with subprocess.Popen(
+        ["unshare", "--user", sys.executable, "-I", "-S", "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as popen:
+        popen.stdout.readline()
+        found = list(refuse_user_namespace(processes.snapshot_init(popen.pid)))
+        popen.kill()
+    assert [one.code for one in found] == ["user_namespace"]
+    assert list(refuse_user_namespace(processes.snapshot_init(os.getpid()))) == []
+
+
+def test_rights_of_this_process_are_what_the_kernel_tells():
+    rights = rights_of([processes.snapshot_init(os.getpid())])
+    assert rights.uids == [os.getuid()]
+    assert (rights.capabilities != 0) == (os.getuid() == 0)
+
+
+def test_rights_of_nobody_are_none():
+    gone = Process(2**22 + 1, 5, 0, "gone", "S", 1, 0)
+    assert rights_of([gone]) == Rights(
+        uids=[], capabilities=0, filtered=True, no_new_privileges=True
+    )
