@@ -3,6 +3,7 @@
 from websockets.sync.client import connect
 
 from tests.support.agent import PATIENCE, wait_for
+from tests.support.containers import PLACEMENT
 
 IMAGE = "registry.example/notebook@sha256:" + "ab" * 32
 OTHER = "registry.example/notebook@sha256:" + "cd" * 32
@@ -37,16 +38,27 @@ def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
             agent, "capture", checkpoint=checkpoint, generation=generation, image=IMAGE
         )
         assert captured[-1].get("checkpoint"), captured[-1]
+        if generation == 1:
+            agent.kill()
+            agent.start(PLACEMENT)
+            assert old.tree(agent)["state"] == "captured"
         released = old.order(agent, "release", {"checkpoint": checkpoint})
         assert released.json()["state"] == "gone"
         assert not old.alive
         old.delete()
-        new = pods("hold", home=jupyter.home)
         if generation == 1:
-            refused = new.call(agent, "restore", checkpoint=checkpoint, image=OTHER)
-            assert refused[-1]["failure"]["code"] == "image_mismatch"
-            new.delete()
-            new = pods("hold", home=jupyter.home)
+            small = pods("hold", home=jupyter.home, memory=48 << 20)
+            other = pods("hold", home=jupyter.home)
+            for place, image, why in (
+                (small, IMAGE, "memory_limit"),
+                (other, OTHER, "image_mismatch"),
+            ):
+                refused = place.call(
+                    agent, "restore", checkpoint=checkpoint, image=image
+                )
+                assert refused[-1]["failure"]["code"] == why
+                place.delete()
+        new = pods("hold", home=jupyter.home)
         restored = new.call(agent, "restore", checkpoint=checkpoint, image=IMAGE)
         assert restored[-1].get("tree"), restored[-1]
         assert restored[-1]["tree"]["pod"] == new.uid

@@ -37,6 +37,8 @@ DEVPTS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=
 #: Stays pid 1 above what it runs, as tini does.
 ENTRY_POINT = ("sh", "-c", '"$@"; exit', "sh")
 PORT = 8888
+#: What the agent of a cluster's node is started with.
+PLACEMENT = "--AgentApp.placement=kubernetes"
 
 
 def run(*words: object) -> str:
@@ -68,6 +70,7 @@ class Pod:
         home: Path,
         env=(),
         incarnation: str = "",
+        memory: int = 2 << 30,
     ) -> None:
         self.uid = str(uuid.uuid4())
         self.id = secrets.token_hex(32)
@@ -91,7 +94,7 @@ class Pod:
             f"--realm={folder.name}",
             *(["--", *command] if command else []),
         ]
-        self._write_bundle(words, home, dict(env))
+        self._write_bundle(words, home, dict(env), memory)
         self._start()
         self.init_pid = int((self.folder / "pid").read_text())
         self.init_start = processes.start_time(self.init_pid)
@@ -109,7 +112,9 @@ class Pod:
         number = secrets.randbelow(1 << 14) << 2
         return f"10.213.{number >> 8}.{(number & 255) + 2}"
 
-    def _write_bundle(self, words: list[str], home: Path, env: dict) -> None:
+    def _write_bundle(
+        self, words: list[str], home: Path, env: dict, memory: int
+    ) -> None:
         (self.folder / "hosts").write_text(f"{self.ip} {self.host}\n")
         secret = self.folder / "token"
         secret.mkdir()
@@ -145,7 +150,7 @@ class Pod:
                     for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup")
                 ],
                 "cgroupsPath": f"/kubepods/burstable/pod{self.uid}/{self.id}",
-                "resources": {"memory": {"limit": 2 << 30}},
+                "resources": {"memory": {"limit": memory}},
                 "maskedPaths": MASKED,
                 "readonlyPaths": READ_ONLY,
                 "seccomp": {
