@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,19 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent import Agent, criu_folder
-from tests.support.alone import among_the_machines_mounts
 from tests.support.containers import PLACEMENT, PodJupyter
 from tests.support.containers import pods as make_pods
-
-
-@pytest.fixture(autouse=True, scope="module")
-def mounts_of_the_machine():
-    """A runtime's mounts are the host's; see ``engine.host``."""
-    if os.geteuid() != 0:
-        yield  # nothing is going to be mounted
-        return
-    with among_the_machines_mounts():
-        yield
 
 
 @pytest.fixture
