@@ -120,10 +120,11 @@ def test_refusal_names_the_file_and_both_buttons_work(
         admin, paige, "open('data.bin', 'wb').write(b'x' * 99)\nf = open('data.bin')"
     )
     taken_away(page, stack, paige, path)
-    page.get_by_role("link", name="Try again").click()  # it is still away
+    # Where the refusal comes while steps are shown, the Hub shows it twice.
+    page.get_by_role("link", name="Try again").first.click()  # it is still away
     page.get_by_text("data.bin").first.wait_for()
     path.write_bytes(b"x" * 99)
-    page.get_by_role("link", name="Try again").click()
+    page.get_by_role("link", name="Try again").first.click()
     page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")
     with kernel:
         assert kernel.run("print(len(f.read()))").text == "99\n"
@@ -131,7 +132,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
     admin.wait(paige.name, phase="running")
     admin.suspend(paige.name)
     taken_away(page, stack, paige, path)
-    page.get_by_role("link", name=re.compile("Start fresh.*kept 7 days")).click()
+    page.get_by_role("link", name=re.compile("Start fresh.*kept 7 days")).first.click()
     page.get_by_text("data.bin").first.wait_for()
     shoot(page, "page-start-fresh")
     page.get_by_role("button", name="Start fresh").click()
