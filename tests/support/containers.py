@@ -59,7 +59,33 @@ def mount(kind: str, target: str, source: str, *options: str) -> dict:
     }
 
 
-class Pod:
+def leave_groups(uid: str) -> None:
+    """Remove a pod's own control groups, which no runtime does."""
+    for folder in Path("/sys/fs/cgroup").glob(f"*/kubepods/*/pod{uid}"):
+        folder.rmdir()
+
+
+class Ordered:
+    """What the agent may be told about a session in a pod."""
+
+    uid: str
+    incarnation: str
+
+    def call(self, agent: Agent, order: str, **body) -> list[dict]:
+        """Order the agent something that has events."""
+        path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
+        return agent.events(path, {"key": {"user": "ann", "server": ""}, **body})
+
+    def order(self, agent: Agent, order: str, body=()) -> httpx.Response:
+        """Order the agent something that has none."""
+        path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
+        return agent.post(path, dict(body))
+
+    def tree(self, agent: Agent) -> dict:
+        return agent.get(f"/v1/sessions/{self.incarnation}?pod={self.uid}").json()
+
+
+class Pod(Ordered):
     """One pod with one container, whose first program is a session's init."""
 
     def __init__(
@@ -197,27 +223,12 @@ class Pod:
     def alive(self) -> bool:
         return processes.start_time(self.init_pid) == self.init_start
 
-    def call(self, agent: Agent, order: str, **body) -> list[dict]:
-        """Order the agent something that has events."""
-        path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
-        return agent.events(path, {"key": {"user": "ann", "server": ""}, **body})
-
-    def order(self, agent: Agent, order: str, body=()) -> httpx.Response:
-        """Order the agent something that has none."""
-        path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
-        return agent.post(path, dict(body))
-
-    def tree(self, agent: Agent) -> dict:
-        return agent.get(f"/v1/sessions/{self.incarnation}?pod={self.uid}").json()
-
     def delete(self) -> None:
         with contextlib.suppress(AssertionError):
             self._runc("delete", "--force", self.id)
         while self.mounted:
             run("umount", "-l", self.mounted.pop())
-        group = f"*/kubepods/burstable/pod{self.uid}"
-        for folder in Path("/sys/fs/cgroup").glob(group):
-            folder.rmdir()
+        leave_groups(self.uid)
 
 
 def pods(folder: Path):
