@@ -357,6 +357,11 @@ class Reason(Enum):
         "Try again when a GPU is free.",
         True,
     )
+    POD_ENDED = (
+        "pod_ended",
+        "The session's pod ended before its programs ran: {why}.",
+        "The administrator finds more in the pod's events; the image needs python3.",
+    )
     POD_CHANGED = (
         "pod_changed",
         "The session's pod was changed after it was made ready to bring the session back.",

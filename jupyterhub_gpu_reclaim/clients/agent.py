@@ -98,12 +98,17 @@ class AgentClient:
         """One incarnation; ``NotFound`` where there is none (in that pod)."""
         return await self._get(_session(incarnation, "", pod), Tree)
 
+    def waiting(self) -> list[SessionKey]:
+        """Nobody: who starts a session on one machine gets a place there."""
+        return []
+
     async def samples(self) -> list[Sample]:
         """What every session does now."""
         return await self._get("/v1/samples", list[Sample])
 
-    async def checkpoints(self) -> list[CheckpointInfo]:
-        """The committed checkpoints."""
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed checkpoints, at least those of ``key``."""
+        del key
         return await self._get("/v1/checkpoints", list[CheckpointInfo])
 
     async def identity(self, checkpoint: str) -> Identity:

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from jupyterhub_gpu_reclaim.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.clients.mirror import Mirror
@@ -55,15 +55,22 @@ class Agents:
             raise silent(node)
         return self._at(ip)
 
-    async def anyone(self, ask: Callable[[AgentClient], Awaitable[T]]) -> T:
+    async def anyone(
+        self, ask: Callable[[AgentClient], Awaitable[T]], first: Sequence[str] = ()
+    ) -> T:
         """The first answer; the agent that gave the last one is asked first.
+
+        Args:
+            ask: the question.
+            first: nodes whose agents are asked even before that one.
 
         Raises:
             Unreachable: there is no agent, or none answers.
         """
         addresses = self._addresses()
         last = Unreachable(Reason.NO_AGENT)
-        for node in sorted(addresses, key=lambda n: (n != self._answered, n)):
+        turn = lambda node: (node not in first, node != self._answered, node)  # noqa: E731
+        for node in sorted(addresses, key=turn):
             try:
                 answer = await ask(self._at(addresses[node]))
             except Unreachable as error:

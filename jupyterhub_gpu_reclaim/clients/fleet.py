@@ -20,7 +20,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.clients.agents import silent
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     )
 
 _log = logging.getLogger(__name__)
+
+
+#: A node that takes longer to say what runs there is silent; the others do not wait.
+LOOK_SECONDS = 5.0
 
 
 class Cluster(Protocol):
@@ -115,8 +119,9 @@ class Fleet:
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
         ours = {(pod.incarnation, pod.uid): pod for pod in pods}
         try:
-            told = await self._agents.on(node).trees()
-        except ReclaimError as error:
+            async with asyncio.timeout(LOOK_SECONDS):
+                told = await self._agents.on(node).trees()
+        except (ReclaimError, TimeoutError) as error:
             _log.info("%s: %s", node, error)
             return [
                 Tree(
@@ -151,9 +156,9 @@ class Fleet:
         for answer in told:
             if isinstance(answer, list):
                 found += answer
-            elif not isinstance(answer, ReclaimError):
+            elif not isinstance(answer, (ReclaimError, TimeoutError)):
                 raise answer
-        if nodes and all(isinstance(answer, ReclaimError) for answer in told):
+        if nodes and not any(isinstance(answer, list) for answer in told):
             raise silent(", ".join(nodes))
         return [
             msgspec.structs.replace(
@@ -164,7 +169,8 @@ class Fleet:
         ]
 
     async def _samples_on(self, node: str) -> list[Sample]:
-        return await self._agents.on(node).samples()
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await self._agents.on(node).samples()
 
     # --- doing
     async def capture(
@@ -225,10 +231,22 @@ class Fleet:
             pod=pod.uid,
         )
 
+    def waiting(self) -> list[SessionKey]:
+        """Sessions that no node has a GPU for, the first one first."""
+        try:
+            pods = self._sessions.now()
+        except ReclaimError:
+            return []
+        pods = [pod for pod in pods if pod.unscheduled and pod.wants_gpu]
+        pods.sort(key=lambda pod: (pod.metadata.creation_timestamp or "", pod.uid))
+        return [pod.key for pod in pods]
+
     # --- the store, which all of them have
-    async def checkpoints(self) -> list[CheckpointInfo]:
-        """The committed ones."""
-        return await self._agents.anyone(lambda client: client.checkpoints())
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed ones; of a session, its own node hears first."""
+        pods = self._sessions.now()
+        nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
+        return await self._agents.anyone(lambda client: client.checkpoints(), nodes)
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint, and what it needs."""
@@ -274,7 +292,9 @@ class Fleet:
             return {}
         try:
             labels = (await self._cluster.node(pod.node)).metadata.labels or {}
-        except (NotFound, Refused) as error:
+        except (NotFound, Unreachable) as error:
+            if error.reason is Reason.CLUSTER_UNREACHABLE:
+                raise
             # The agent of the next node compares the cards themselves.
             _log.warning("%s: labels of node %s: %s", pod.key, pod.node, error)
             return {}

@@ -248,7 +248,9 @@ async def _check(response: Any, verb: str, resource: str) -> None:
         return
     text = (await response.read())[:2000].decode(errors="replace")
     if response.status == 403:
-        raise Refused(Reason.CLUSTER_FORBIDS, verb=verb, resource=resource, detail=text)
+        raise Unreachable(
+            Reason.CLUSTER_FORBIDS, verb=verb, resource=resource, detail=text
+        )
     wait = response.headers.get("Retry-After", "")
     raise _error(response.status, text, float(wait) if wait.isdecimal() else 0.0)
 

@@ -65,3 +65,4 @@ class MetricsSnapshot:
     #: seconds since the agent has last told what the sessions do; None: never
     sample_age: float | None
     watched: int  #: sessions with recent samples
+    waiting: int = 0  #: sessions that wait for a GPU

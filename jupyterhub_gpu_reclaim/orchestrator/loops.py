@@ -134,4 +134,5 @@ class Loops:
             stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
             sample_age=None if sampled is None else now - sampled,
             watched=self._watch.watched,
+            waiting=len(self._agent.waiting()),
         )

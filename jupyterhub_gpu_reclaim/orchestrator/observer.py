@@ -95,7 +95,7 @@ class Observer:
         """One session, as it is now."""
         trees, saved, hub = await asyncio.gather(
             self._ask("agent", lambda: self._agent.trees(key)),
-            self._ask("agent's store", self._agent.checkpoints),
+            self._ask("agent's store", lambda: self._agent.checkpoints(key)),
             self._ask("Hub", lambda: self._hub.server(key)),
         )
         return Facts(_only(trees, key), _only(saved, key), hub, self.known(key))

@@ -44,6 +44,9 @@ class Agent(Protocol):
     async def tree(self, incarnation: str) -> Tree:
         """One incarnation; ``NotFound`` where there is none."""
 
+    def waiting(self) -> list[SessionKey]:
+        """Sessions that wait for a GPU, the first one first, as far as is known."""
+
     async def samples(self) -> list[Sample]:
         """What every session does now."""
 
@@ -67,8 +70,8 @@ class Agent(Protocol):
     async def cancel(self, incarnation: str) -> None:
         """Call a running capture off."""
 
-    async def checkpoints(self) -> list[CheckpointInfo]:
-        """The committed ones."""
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed ones; with a ``key``, at least all of that session."""
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint."""

@@ -151,7 +151,7 @@ class Starts(Spawning):
         trees: list[Tree] = []
         try:
             trees = await self._agent.trees(key)
-            saved = await self._agent.checkpoints()
+            saved = await self._agent.checkpoints(key)
         except (Unreachable, StoreError):
             if _is_new(row, placement) and not any(tree.key == key for tree in trees):
                 return StartPlan(action="cold")  # nothing is saved, as far as we know

@@ -96,7 +96,7 @@ class Stops(Spawning):
 
     async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
         """A saved tree that the journal has never heard of is released, not stopped."""
-        saved = await self._agent.checkpoints()
+        saved = await self._agent.checkpoints(row.key)
         info = next((s for s in saved if s.id == checkpoint), None)
         if info is None:
             return StopPlan(action="stop")
@@ -122,7 +122,7 @@ class Stops(Spawning):
         """A session that died soon after its return goes back to what was saved."""
         try:
             trees = await self._agent.trees(row.key)
-            saved = await self._agent.checkpoints()
+            saved = await self._agent.checkpoints(row.key)
         except (Unreachable, StoreError):
             return
         gone = not any(

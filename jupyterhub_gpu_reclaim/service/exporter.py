@@ -97,6 +97,11 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
         "Sessions with recent samples; the others are not suspended.",
         value=now.watched,
     )
+    yield GaugeMetricFamily(
+        PREFIX + "sessions_waiting",
+        "Sessions that no node has a free GPU for; 0 where sessions are no pods.",
+        value=now.waiting,
+    )
     age = GaugeMetricFamily(
         PREFIX + "sample_age_seconds",
         "Time since the agent last told what the sessions do; absent until it has.",

@@ -119,16 +119,33 @@ class SessionPodSpawner(KubeSpawner):
         """Start the pod; returns its address when it runs.
 
         Raises:
-            Refused: it was to hold a place, and did not run in time.
+            Refused: it ended at once; or it was to hold a place and did not run in time.
         """
+        # The Hub's own limit would end this without a word of why.
+        limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
+        hold = self.reclaim_mode == "hold"
         try:
-            return await super().start()
+            async with asyncio.timeout(limit if hold else None):
+                return await self._start_while_it_lives()
         except TimeoutError:
-            if self.reclaim_mode != "hold":
+            if not hold:
                 raise
             why = watched.obstacle(self._pod()) or "its pod did not start"
-            seconds = float(self.start_timeout)
-            raise Refused(Reason.NOT_PLACED, seconds=seconds, why=why) from None
+            raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
+
+    async def _start_while_it_lives(self) -> Any:
+        """KubeSpawner's start, which would wait for a dead pod until its limit."""
+        starting = super().start()
+        try:
+            while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
+                pod = self._pod()
+                labels = pod["metadata"].get("labels") or {} if pod else {}
+                ours = labels.get(pods.INCARNATION) == self.reclaim_incarnation
+                if ours and not watched.lives(pod, ""):
+                    raise Refused(Reason.POD_ENDED, why=watched.obstacle(pod))
+            return starting.result()
+        finally:
+            starting.cancel()
 
     async def _start(self) -> Any:
         _inside.set(True)  # in a task of its own
@@ -290,5 +307,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             await asyncio.sleep(LOOK_SECONDS)
 
     async def reclaim_end(self) -> None:
-        """Delete the pod, whatever it holds, and wait until it is gone."""
-        await SessionPodSpawner.stop(self, now=True)
+        """Delete the pod, whatever it holds, and wait a moment until it is gone.
+
+        Who makes the next one waits for that, too: it has the same name.
+        """
+        try:
+            async with asyncio.timeout(REPORT_SECONDS):
+                await SessionPodSpawner.stop(self, now=True)
+        except TimeoutError:
+            self.log.warning("%s: the pod has not ended yet", self._reference)

@@ -31,13 +31,13 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = (
     0x08000000,
     0x20000000,
 )
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = (
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = (
     0x2,
     0x4,
     0x8,
     0x1000,
     0x4000,
-    0x40000,
+    0x80000,
 )
 
 # <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>, <asm-generic/unistd.h>
@@ -232,7 +232,8 @@ def private_mounts(*, private_tmp: bool) -> None:
     shm = os.statvfs("/dev/shm")  # noqa: S108 - the system's own
     size = shm.f_blocks * shm.f_frsize
     tty = _tty_group()
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    # The host is told of none of these, but what it unmounts goes here, too.
+    _mount("none", "/", None, MS_REC | MS_SLAVE)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size}")  # noqa: S108
     # Terminals get their numbers back after a restore only in an instance of their own.

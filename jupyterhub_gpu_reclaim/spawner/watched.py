@@ -29,7 +29,11 @@ def sentence(
     pod: Mapping[str, Any] | None, all_pods: Iterable[Mapping[str, Any]]
 ) -> str:
     """What it waits for; empty when for nothing that is worth a word."""
-    if pod is None or _status(pod).get("phase") not in {"Pending", "Failed"}:
+    if pod is None:
+        return ""
+    if _ending(pod):
+        return f"Waiting: {obstacle(pod)}"
+    if _status(pod).get("phase") not in {"Pending", "Failed"}:
         return ""
     if unscheduled(pod) is not None:
         return _queue(pod, all_pods)
@@ -40,6 +44,9 @@ def obstacle(pod: Mapping[str, Any] | None) -> str:
     """Why it does not run, as Kubernetes says it; empty: it says nothing."""
     if pod is None:
         return "its pod does not exist"
+    if _ending(pod):
+        node = pod["spec"].get("nodeName") or "its node"
+        return f"its former pod on {node} has not ended yet"
     for container in _status(pod).get("containerStatuses") or ():
         state = container.get("state") or {}
         for kind in ("waiting", "terminated"):
@@ -84,6 +91,10 @@ def gpus(pod: Mapping[str, Any]) -> bool:
         for container in pod["spec"]["containers"]
         for name in (container.get("resources") or {}).get("limits") or {}
     )
+
+
+def _ending(pod: Mapping[str, Any]) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:

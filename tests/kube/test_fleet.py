@@ -185,6 +185,19 @@ async def test_a_pod_that_waits_is_no_tree_and_is_deleted_when_nobody_wants_it(
     assert cluster.pod("jupyter-ada") is None
 
 
+async def test_those_who_wait_for_a_gpu_are_known_in_their_order(cluster, service):
+    cluster.gpus = 0
+    session_pod(cluster, BOB, mode="hold", options=GPU)
+    session_pod(cluster, incarnation=I2, options=GPU)
+    cluster.pod("jupyter-ada")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    cluster.put("pods", cluster.pod("jupyter-ada"))
+    await service.knows(lambda pods: all(p.unscheduled for p in pods) and len(pods) > 1)
+    assert service.fleet.waiting() == [ADA, BOB]
+    cluster.gpus = 8
+    cluster.schedule_again()
+    await until(lambda: service.fleet.waiting() == [])
+
+
 async def test_kill_while_the_capture_runs_leaves_the_pod(cluster, service, two):
     node = node_of(cluster, two[0])
     node.agent.hold_at = "dump"
@@ -250,7 +263,7 @@ async def test_faults_of_the_server_end_in_a_true_picture(cluster, tmp_path):
 async def test_no_right_to_list_is_a_sentence(cluster, tmp_path):
     cluster.forbidden.add(("list", "pods"))
     async with service_of(cluster, tmp_path) as service:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(Unreachable) as refused:
             await service.sessions.fresh()
     assert refused.value.reason is Reason.CLUSTER_FORBIDS
     assert "list pods" in refused.value.message

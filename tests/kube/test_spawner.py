@@ -1,0 +1,191 @@
+"""KubeSpawner with the session's init, on the cluster's double, without a Hub."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from types import SimpleNamespace
+
+import pytest
+from kubernetes_asyncio import config
+from kubespawner import KubeSpawner, clients
+from kubespawner import spawner as upstream
+from traitlets.config import Config
+
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import Identity
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.spawner.kube import SessionPodSpawner
+from tests.kube.conftest import until
+from tests.support.cluster import NAMESPACE
+from tests.support.nodes import SERVER_PORT
+
+HUB = SimpleNamespace(
+    public_host="", url="http://hub", base_url="/hub/", api_url="http://hub/hub/api"
+)
+
+
+class Spawner(SessionPodSpawner):
+    """Without what only a Hub has."""
+
+    def get_env(self):
+        return {"JUPYTERHUB_API_TOKEN": "fresh"}
+
+    def get_args(self):
+        return []
+
+
+@pytest.fixture
+async def make(cluster, tmp_path, monkeypatch):
+    """Makes spawners for one user after the other."""
+    file = tmp_path / "kubeconfig"
+    file.write_text(cluster.kubeconfig("hub"))
+    monkeypatch.setattr(upstream, "load_config", lambda **_: None)
+    await config.load_kube_config(str(file))
+
+    def make(name="ada", incarnation="a" * 32, **more):
+        kube = {"namespace": NAMESPACE, "port": SERVER_PORT, "start_timeout": 20}
+        kube |= {"image": "quay.io/jupyter/base:latest", "events_enabled": True}
+        spawner = Spawner(
+            config=Config({"KubeSpawner": {**kube, **more}}),
+            hub=HUB,
+            user=SimpleNamespace(name=name, id=1, url=f"/user/{name}/"),
+            api_token="fresh",
+            oauth_client_id="unused",
+        )
+        spawner.reclaim_incarnation = incarnation
+        return spawner
+
+    yield make
+    await KubeSpawner._stop_all_reflectors()
+    for client in list(clients._client_cache.values()):
+        await client.api_client.close()
+    clients._client_cache.clear()
+
+
+async def test_start_poll_and_stop(cluster, make):
+    spawner = make()
+    url = await spawner.start()
+    pod = cluster.pod("jupyter-ada")
+    assert url == f"http://{pod['status']['podIP']}:{SERVER_PORT}"
+    assert await spawner.poll() is None
+    await spawner.stop(now=True)
+    assert cluster.pod("jupyter-ada") is None
+    assert await spawner.poll() == 1
+
+
+async def test_a_pod_that_is_ending_is_waited_for_and_never_forced(cluster, make):
+    """Its name is taken (409) until its containers are dead: one volume, one pod."""
+    former = make()
+    await former.start()
+    uid = cluster.pod("jupyter-ada")["metadata"]["uid"]
+    cluster.delete_seconds = 1.0
+    spawner = make(incarnation="b" * 32)
+    starting = asyncio.ensure_future(spawner.start())
+    await until(lambda: "deletionTimestamp" in cluster.pod("jupyter-ada")["metadata"])
+    assert cluster.pod("jupyter-ada")["metadata"]["uid"] == uid
+    assert "has not ended yet" in await until(spawner._waits_for)
+    await starting
+    assert cluster.pod("jupyter-ada")["metadata"]["uid"] != uid
+    running = [
+        place.incarnation for n in cluster.nodes for place in n.agent.places.values()
+    ]
+    assert running == ["b" * 32]
+
+
+async def test_an_api_server_that_is_busy_is_asked_again(cluster, make):
+    spawner = make()
+    await spawner._start_watching_pods()
+    await spawner._start_watching_events()
+    cluster.throttled, cluster.down = 1, 1
+    await spawner.start()
+    cluster.throttled = 1
+    await spawner.stop()
+    assert cluster.pod("jupyter-ada") is None
+
+
+async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
+    def hook(spawner, pod):
+        pod = copy.copy(pod)
+        pod.spec.containers[0].command = None
+        pod.spec.containers[0].args = ["jupyterhub-singleuser"]
+        return pod
+
+    spawner = make(modify_pod_hook=hook)
+    spawner.reclaim_mode = "hold"
+    spawner.reclaim_identity = Identity(api_token="saved", port=SERVER_PORT)
+    with pytest.raises(Refused) as refused:
+        await spawner.start()
+    assert refused.value.reason is Reason.POD_CHANGED
+    assert cluster.pod("jupyter-ada") is None
+    spawner.reclaim_mode = "start"  # a new session runs, and cannot be saved
+    await spawner.start()
+
+
+async def test_a_return_that_no_node_takes_says_why_before_the_hub_gives_up(
+    cluster, make
+):
+    gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
+    cluster.gpus = 0
+    spawner = make(start_timeout=1, **gpu)
+    spawner.reclaim_mode = "hold"
+    spawner.reclaim_identity = Identity(
+        api_token="saved", port=SERVER_PORT, node_labels={"gpu": "none-of-ours"}
+    )
+    with pytest.raises(Refused) as refused:
+        await spawner.start()
+    assert refused.value.reason is Reason.NOT_PLACED
+    assert "no node matches" in refused.value.message
+
+
+async def test_a_container_that_cannot_run_is_no_long_wait(cluster, make, monkeypatch):
+    node_class = type(cluster.nodes[0])
+    monkeypatch.setattr(node_class, "run", _without_python)
+    spawner = make(start_timeout=60)
+    with pytest.raises(Refused) as refused:
+        await asyncio.wait_for(spawner.start(), 10)
+    assert refused.value.reason is Reason.POD_ENDED
+    assert "python3" in refused.value.message
+
+
+def _without_python(node, pod):
+    pod = copy.deepcopy(pod)
+    message = 'exec: "python3": executable file not found in $PATH'
+    pod["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [
+            {
+                "name": "notebook",
+                "image": "i",
+                "imageID": "",
+                "ready": False,
+                "restartCount": 0,
+                "state": {
+                    "terminated": {
+                        "exitCode": 128,
+                        "reason": "StartError",
+                        "message": message,
+                    }
+                },
+            }
+        ],
+    }
+    node.cluster.put("pods", pod)
+
+
+async def test_progress_tells_the_place_in_the_queue_of_a_new_session(cluster, make):
+    gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
+    cluster.gpus = 0
+    spawners = [make(name, name * 16, **gpu) for name in ("ed", "fe")]
+    starts = [asyncio.ensure_future(spawner.start()) for spawner in spawners]
+    await until(lambda: len(cluster.session_pods()) == 2)
+    told = []
+    async with asyncio.timeout(5):
+        async for event in spawners[1].progress():
+            told.append(event["message"])
+            if "Waiting for a free GPU: place" in told[-1]:
+                break
+    assert "of 2 in the queue" in told[-1]
+    for start in starts:
+        start.cancel()
+    await asyncio.gather(*starts, return_exceptions=True)
