@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.engine import host
@@ -30,10 +31,11 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.engine.mounts import Mount
 
+#: What ``spawner/launcher.py`` mounts for a session.
+_LAUNCHERS: Final = frozenset({Path("/dev/shm"), Path("/tmp")})  # noqa: S108
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -48,8 +50,21 @@ def private_mounts(init_pid: int, pod: str = "") -> list[Mount]:
     session = read_mounts(init_pid)
     if pod:
         return pods_own(session, host.mounts(), pod)
-    ours = read_mounts("self")
-    found = private_tmpfs(session, ours)
+    return sessions_own(session, read_mounts("self"))
+
+
+def sessions_own(session: list[Mount], ours: list[Mount]) -> list[Mount]:
+    """The mounts of a session on the host's file systems that are its alone; pure.
+
+    What the host had mounted when the session began, and has no longer (/run/user/UID
+    of somebody who has logged out), is still mounted in the session where the host's
+    mounts do not propagate. So only what the launcher mounts is the session's.
+
+    Args:
+        session: all mounts of the session.
+        ours: all mounts of the agent.
+    """
+    found = [one for one in private_tmpfs(session, ours) if one.target in _LAUNCHERS]
     overlay = root_overlay(session)
     if overlay is not None and overlay.device not in {m.device for m in ours}:
         found.append(overlay)

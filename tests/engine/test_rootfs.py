@@ -67,6 +67,14 @@ def test_pod_without_an_overlay_has_no_root_to_save():
     assert "/" not in [str(mount.target) for mount in found]
 
 
+def test_session_on_the_hosts_root_keeps_what_the_host_has_unmounted_to_itself():
+    ours = mounts.parse_mounts("30 1 0:90 / / rw - overlay overlay rw\n")
+    (found,) = rootfs.sessions_own(SESSION, ours)
+    assert str(found.target) == "/dev/shm"
+    ours += mounts.parse_mounts("31 30 0:60 / /dev/shm rw - tmpfs shm rw\n")
+    assert rootfs.sessions_own(SESSION, ours) == []
+
+
 def test_private_mounts_of_a_session_on_the_hosts_root_are_none():
     assert rootfs.private_mounts(os.getpid()) == []
 

@@ -21,7 +21,8 @@ from jupyterhub_gpu_reclaim.spawner.processes import Session
 from jupyterhub_gpu_reclaim.spawner.state import Place
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-PARENT = "jupyterhub-gpu-reclaim-tests"
+#: Of this process alone: sweeping it must not take another's groups.
+PARENT = f"jupyterhub-gpu-reclaim-tests-{os.getpid()}"
 
 
 @pytest.fixture
@@ -30,9 +31,9 @@ def launch(tmp_path):
     places = []
     name = uuid.uuid4().hex
 
-    def start(script, *options):
+    def start(script, *options, within=()):
         reader, writer = os.pipe()
-        command = [sys.executable, "-I", "-S", launcher.__file__]
+        command = [*within, sys.executable, "-I", "-S", launcher.__file__]
         command += ["--report-fd", str(writer), "--cgroup-parent", PARENT]
         command += ["--cgroup", name, *options, "--", "/bin/sh", "-c", script]
         with (tmp_path / "out").open("wb") as out:
@@ -109,6 +110,15 @@ def test_alive_is_never_fooled_by_another_process_of_that_pid(launch):
         assert not Session(wrong).alive()
         assert not Session(wrong).signal(signal.SIGKILL)
     assert Session(place).alive()
+
+
+def test_session_lets_go_of_what_the_host_unmounts(launch, tmp_path):
+    machine = ("unshare", "--mount", "--propagation", "shared", "sh", "-c")
+    script = f'mount -t tmpfs it {tmp_path} && "$@" && umount {tmp_path}'
+    _, place = launch("exec sleep 60", within=(*machine, script, "sh"))
+    there = Path(f"/proc/{place.pid}/mountinfo").read_text()
+    assert " /dev/shm " in there
+    assert str(tmp_path) not in there
 
 
 def test_session_gets_a_cgroup_of_its_own(launch):
