@@ -129,11 +129,12 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
             file = stack.enter_context(writer.file(saved.ARCHIVE.format(number=number)))
             folder = rootfs.open_contents(session.init_pid, mount)
             stack.callback(os.close, folder)
-            packed = archive.pack(
-                folder,
-                _checked(file.write, cancel),
-                overlay=mount.kind == "overlay",
-            )
+            merged = None
+            if mount.kind == "overlay":
+                merged = archive.open_mount(session.init_pid, mount)
+                stack.callback(os.close, merged)
+            take = _checked(file.write, cancel)
+            packed = archive.pack(folder, take, merged=merged)
         for note in packed.notes:
             _log.info("%s %s: %s", session.key, mount.target, note)
 

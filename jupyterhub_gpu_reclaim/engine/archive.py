@@ -6,6 +6,10 @@ folder of an overlay that is the session's root. ``unarchive`` is the way back. 
 writes to a disk, never holds more than a block in memory, never follows a link and
 never leaves the mount.
 
+An upper folder need not hold all that it changes: of a file whose owner or mode alone
+are new, and of a renamed folder of the image, it has but a name ("metacopy" and
+"redirect"). What is missing there is taken from the merged folder.
+
 The format is POSIX pax with numeric owners; see ``tarformat`` for what we add: exact
 times, extended attributes, holes that stay holes, and a last entry.
 """
@@ -37,14 +41,11 @@ from jupyterhub_gpu_reclaim.errors import Refused, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.engine.mounts import Mount
 
 _OVERLAY: Final = ("trusted.overlay.", "user.overlay.")
-#: With these an upper folder alone does not say what the merged one holds.
-_OVERLAY_INDIRECT: Final = frozenset({"redirect", "metacopy"})
-
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 _NO_FOLDER: Final = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENOENT})
@@ -95,21 +96,20 @@ def open_mount(pid: int, mount: Mount) -> int:
     return folder
 
 
-def pack(folder: int, write: Writer, *, overlay: bool = False) -> Packed:
+def pack(folder: int, write: Writer, *, merged: int | None = None) -> Packed:
     """Stream everything below a folder, the folder's own owner and mode included.
 
     Args:
         folder: a descriptor, as :func:`open_mount` gives it; it stays open.
         write: takes the stream.
-        overlay: the folder is an overlay's upper one; whiteouts and opaque folders
-            are kept.
+        merged: where the folder is an overlay's upper one, the top folder of what
+            programs see; whiteouts and opaque folders are kept then.
 
     Raises:
         RolledBack: something cannot be read (``capture_failed``). Errors of ``write``
             come through as they are.
     """
-    packer = _Packer(folder, write, overlay=overlay)
-    return packer.run()
+    return _Packer(folder, write, merged).run()
 
 
 class _Sink:
@@ -137,9 +137,9 @@ class _Sink:
 class _Packer:
     """One run of :func:`pack`."""
 
-    def __init__(self, folder: int, write: Writer, *, overlay: bool) -> None:
+    def __init__(self, folder: int, write: Writer, merged: int | None) -> None:
         self._folder = folder
-        self._overlay = overlay
+        self._merged = merged
         self._sink = _Sink(write)
         self._links: dict[tuple[int, int], str] = {}
         self._notes: list[str] = []
@@ -155,8 +155,12 @@ class _Packer:
                 errors="surrogateescape",
                 copybufsize=BLOCK_BYTES,
             ) as tar:
-                for path in self._walk():
-                    self._add(tar, path)
+                # Depth first, a folder before what it holds.
+                waiting = [(self._folder, b".")]
+                while waiting:
+                    folder, path = waiting.pop()
+                    within = self._add(tar, folder, path)
+                    waiting += [(within, one) for one in _below(within, path)]
                 end = tarfile.TarInfo("end")
                 end.pax_headers = {END: "1"}
                 tar.addfile(end)
@@ -166,53 +170,56 @@ class _Packer:
             raise _failed(f"{error.strerror}: {error.filename}") from None
         return Packed(self._entries, self._sink.position, tuple(self._notes))
 
-    def _walk(self) -> Iterator[bytes]:
-        """Every path, depth first, a folder before what it holds."""
-        waiting = [b"."]
-        while waiting:
-            path = waiting.pop()
-            yield path
-            try:
-                folder = open_beneath(self._folder, path, _FOLDER)
-            except OSError as error:
-                if error.errno in _NO_FOLDER:
-                    continue
-                raise
-            try:
-                names = sorted(names_in(folder), reverse=True)
-            finally:
-                os.close(folder)
-            waiting += [name if path == b"." else path + b"/" + name for name in names]
-
-    def _add(self, tar: tarfile.TarFile, path: bytes) -> None:
+    def _add(self, tar: tarfile.TarFile, folder: int, path: bytes) -> int:
+        """Write the entry of a path below a top folder; the top of what it holds."""
+        entry = _open_entry(folder, path)
+        if entry is None:
+            return folder
         try:
-            entry = open_beneath(self._folder, path, os.O_PATH | os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno == errno.EXDEV:
-                return  # another mount, which is archived itself or not ours
-            if error.errno == errno.ENOENT:
-                return  # CRIU or a program outside has removed it meanwhile
-            raise
-        try:
-            info = self._describe(path, entry)
-            if info is None:
-                return
-            self._entries += 1
-            if info.isreg():
-                with open_again(entry) as file:
-                    holes = extents(file, info.size)
-                    if holes is not None:
-                        more = extents_header(info.size, holes)
-                        info.pax_headers = {**info.pax_headers, **more}
-                    parts = [(0, info.size)] if holes is None else holes
-                    info.size = sum(length for _, length in parts)
-                    tar.addfile(info, Content(file, parts))
-            else:
-                tar.addfile(info)
+            kept = self._kept(folder, entry)
+            if "metacopy" not in kept:
+                self._write(tar, path, entry, upper=self._is_upper(folder))
         finally:
             os.close(entry)
+        if self._merged is None or not kept & {"metacopy", "redirect"}:
+            return folder
+        return (
+            self._merged if "redirect" in kept else self._add(tar, self._merged, path)
+        )
 
-    def _describe(self, path: bytes, entry: int) -> tarfile.TarInfo | None:
+    def _is_upper(self, folder: int) -> bool:
+        return self._merged is not None and folder == self._folder
+
+    def _kept(self, folder: int, entry: int) -> frozenset[str]:
+        """What the overlay has written on an entry of the upper folder."""
+        kind = stat.S_IFMT(os.fstat(entry).st_mode)
+        if not self._is_upper(folder) or kind not in {stat.S_IFREG, stat.S_IFDIR}:
+            return frozenset()
+        names = os.listxattr(f"/proc/self/fd/{entry}")
+        return frozenset(name.rpartition(".")[2] for name in names if _prefix(name))
+
+    def _write(
+        self, tar: tarfile.TarFile, path: bytes, entry: int, *, upper: bool
+    ) -> None:
+        info = self._describe(path, entry, upper=upper)
+        if info is None:
+            return
+        self._entries += 1
+        if info.isreg():
+            with open_again(entry) as file:
+                holes = extents(file, info.size)
+                if holes is not None:
+                    more = extents_header(info.size, holes)
+                    info.pax_headers = {**info.pax_headers, **more}
+                parts = [(0, info.size)] if holes is None else holes
+                info.size = sum(length for _, length in parts)
+                tar.addfile(info, Content(file, parts))
+        else:
+            tar.addfile(info)
+
+    def _describe(
+        self, path: bytes, entry: int, *, upper: bool
+    ) -> tarfile.TarInfo | None:
         """The header of one entry; None when it is left out."""
         status = os.fstat(entry)
         info = tarfile.TarInfo(os.fsdecode(path))
@@ -220,7 +227,7 @@ class _Packer:
         info.uid, info.gid = status.st_uid, status.st_gid
         info.pax_headers = time_header(status.st_mtime_ns)
         kind = stat.S_IFMT(status.st_mode)
-        if kind == stat.S_IFCHR and self._overlay and status.st_rdev == 0:
+        if kind == stat.S_IFCHR and upper and status.st_rdev == 0:
             info.type = tarfile.CHRTYPE
             return info
         if kind not in _TYPES:
@@ -231,7 +238,7 @@ class _Packer:
         if info.issym():
             info.linkname = os.fsdecode(os.readlink(b"", dir_fd=entry))
             return info
-        if self._attributes(info, entry):
+        if _attributes(info, entry, upper=upper):
             info.type = tarfile.CHRTYPE
             return info
         identity = (status.st_dev, status.st_ino)
@@ -244,25 +251,57 @@ class _Packer:
             self._links.pop(identity, None)
         return info
 
-    def _attributes(self, info: tarfile.TarInfo, entry: int) -> bool:
-        """Add the extended attributes; true when they make it a whiteout."""
-        whiteout = False
-        headers = dict(info.pax_headers)
-        path = f"/proc/self/fd/{entry}"
-        for name in os.listxattr(path):
-            value = os.getxattr(path, name)
-            prefix = next((p for p in _OVERLAY if name.startswith(p)), "")
-            if not (prefix and self._overlay):
-                headers |= attribute_header(name, value)
-                continue
-            what = name.removeprefix(prefix)
-            if what in _OVERLAY_INDIRECT:
-                raise _failed(f"{info.name} is kept by the overlay as a {what}")
-            if what == "opaque" and value == b"y":
-                headers[OPAQUE] = "1"
-            whiteout = whiteout or what == "whiteout"
-        info.pax_headers = headers
-        return whiteout
+
+def _open_entry(folder: int, path: bytes) -> int | None:
+    """A path below a top folder; None for what is not to be archived."""
+    try:
+        return open_beneath(folder, path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return None  # another mount, which is archived itself or not ours
+        if error.errno == errno.ENOENT:
+            return None  # CRIU or a program outside has removed it meanwhile
+        raise
+
+
+def _below(folder: int, path: bytes) -> list[bytes]:
+    """The paths in a folder, the last first; none in what is none."""
+    try:
+        inside = open_beneath(folder, path, _FOLDER)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return []
+        raise
+    try:
+        names = sorted(names_in(inside), reverse=True)
+    finally:
+        os.close(inside)
+    return [name if path == b"." else path + b"/" + name for name in names]
+
+
+def _prefix(name: str) -> str:
+    """The overlay's own prefix of an extended attribute's name; empty for others."""
+    return next((prefix for prefix in _OVERLAY if name.startswith(prefix)), "")
+
+
+def _attributes(info: tarfile.TarInfo, entry: int, *, upper: bool) -> bool:
+    """Add the extended attributes; true when they make it a whiteout."""
+    whiteout = False
+    headers = dict(info.pax_headers)
+    path = f"/proc/self/fd/{entry}"
+    for name in os.listxattr(path):
+        value = os.getxattr(path, name)
+        prefix = _prefix(name)
+        if not (prefix and upper):
+            headers |= attribute_header(name, value)
+            continue
+        what = name.removeprefix(prefix)
+        # What a renamed folder holds has nothing to do with what had its name before.
+        if (what == "opaque" and value == b"y") or what == "redirect":
+            headers[OPAQUE] = "1"
+        whiteout = whiteout or what == "whiteout"
+    info.pax_headers = headers
+    return whiteout
 
 
 def _failed(why: str) -> RolledBack:

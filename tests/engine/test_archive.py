@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.engine import archive, mounts, unarchive
 from jupyterhub_gpu_reclaim.engine.unarchive import Limits
-from jupyterhub_gpu_reclaim.errors import Refused, RestoreFailed, RolledBack
+from jupyterhub_gpu_reclaim.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 
@@ -31,10 +31,10 @@ def opened(path: Path):
         os.close(descriptor)
 
 
-def pack(path: Path, **options) -> tuple[bytes, archive.Packed]:
+def pack(path: Path, merged: Path | None = None) -> tuple[bytes, archive.Packed]:
     out = bytearray()
-    with opened(path) as folder:
-        packed = archive.pack(folder, out.extend, **options)
+    with opened(path) as folder, opened(merged or path) as whole:
+        packed = archive.pack(folder, out.extend, merged=whole if merged else None)
     assert packed.bytes == len(out)
     return bytes(out), packed
 
@@ -197,12 +197,12 @@ def test_unpack_under_another_mount_is_left_out_with_a_note(tmp_path, tmpfs):
 
 
 @contextmanager
-def overlay(folder: Path, lower: Path):
+def overlay(folder: Path, lower: Path, more: str = "redirect_dir=off"):
     """A real overlay: yields the merged folder and the upper one."""
     upper, work, merged = (folder / name for name in ("upper", "work", "merged"))
     for one in (upper, work, merged):
         one.mkdir(parents=True)
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},{more}"
     subprocess.run(
         ["mount", "-t", "overlay", "overlay", "-o", options, merged], check=True
     )
@@ -228,7 +228,7 @@ def test_pack_unpack_overlay_changes_come_back_in_a_fresh_container(tmp_path):
         (merged / "emptied").mkdir()
         (merged / "emptied" / "mine").write_text("mine")
         (merged / "gone").write_text("a file now")
-        data, _ = pack(upper, overlay=True)
+        data, _ = pack(upper, merged)
         before = picture(merged)
     with overlay(tmp_path / "new", lower) as (merged, _):
         for _ in range(2):  # a second time: the first restore failed later on
@@ -241,11 +241,37 @@ def test_pack_unpack_overlay_changes_come_back_in_a_fresh_container(tmp_path):
         assert sorted(p.name for p in (merged / "emptied").iterdir()) == ["mine"]
 
 
-def test_pack_overlay_with_redirect_is_refused(tmp_path):
-    (tmp_path / "moved").mkdir()
-    os.setxattr(tmp_path / "moved", "trusted.overlay.redirect", b"/else")
-    with pytest.raises(RolledBack, match="moved is kept by the overlay"):
-        pack(tmp_path, overlay=True)
+def test_pack_overlay_that_keeps_names_only_takes_contents_from_the_image(tmp_path):
+    """As CRI-O mounts its containers."""
+    lower, more = tmp_path / "lower", "redirect_dir=on,metacopy=on"
+    (lower / "folder" / "deep").mkdir(parents=True)
+    (lower / "folder" / "deep" / "file").write_text("in the image")
+    (lower / "folder" / "removed").write_text("in the image")
+    (lower / "taken").mkdir()
+    (lower / "taken" / "hidden").write_text("under the new name")
+    (lower / "tool").write_text("in the image")
+    os.link(lower / "tool", lower / "same tool")
+    with overlay(tmp_path / "old", lower, more) as (merged, upper):
+        (merged / "tool").chmod(0o751)
+        (merged / "folder" / "removed").unlink()
+        (merged / "folder" / "added").write_text("new")
+        (merged / "folder" / "deep" / "file").chmod(0o640)
+        (merged / "taken").rename(merged / "aside")
+        (merged / "folder").rename(merged / "taken")
+        assert "trusted.overlay.metacopy" in os.listxattr(upper / "tool")
+        assert "trusted.overlay.redirect" in os.listxattr(upper / "taken")
+        data, _ = pack(upper, merged)
+        before = set(picture(merged))
+        texts = {p.name: p.read_text() for p in merged.rglob("*") if p.is_file()}
+    with overlay(tmp_path / "new", lower, more) as (merged, _):
+        for _ in range(2):  # a second time: the first restore failed later on
+            assert unpack(data, merged, overlay=True).notes == ()
+            assert set(picture(merged)) == before
+            found = {p.name: p.read_text() for p in merged.rglob("*") if p.is_file()}
+            assert found == texts
+            assert (merged / "tool").stat().st_mode & 0o777 == 0o751
+            deep = merged / "taken" / "deep" / "file"
+            assert deep.stat().st_mode & 0o777 == 0o640
 
 
 def test_open_mount_of_another_namespace_is_packed_and_filled(tmp_path):
