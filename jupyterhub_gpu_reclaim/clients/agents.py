@@ -7,13 +7,14 @@ reads it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.clients.mirror import Mirror
@@ -98,6 +99,15 @@ class Agents:
         return {pod.node: pod.status.pod_ip or "" for pod in pods}
 
 
-def silent(node: str) -> Unreachable:
+def silent(node: str, detail: str = "") -> Unreachable:
     """The error that says which node does not answer."""
-    return Unreachable(Reason.NODE_SILENT, node=node)
+    return Unreachable(Reason.NODE_SILENT, node=node, detail=detail)
+
+
+@contextmanager
+def named(node: str) -> Iterator[None]:
+    """Say which node it is, where its agent does not answer."""
+    try:
+        yield
+    except Unreachable as error:
+        raise silent(node, str(error)) from None

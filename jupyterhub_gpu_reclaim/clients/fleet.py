@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.clients.agents import silent
-from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.clients.agents import named, silent
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.clients.agents import Agents
-    from jupyterhub_gpu_reclaim.clients.mirror import Mirror
     from jupyterhub_gpu_reclaim.clients.pods import Node, Pod
+    from jupyterhub_gpu_reclaim.clients.seats import Seats
     from jupyterhub_gpu_reclaim.models import (
         CheckpointInfo,
         Event,
@@ -60,7 +59,7 @@ class Fleet:
 
     Args:
         cluster: the API server.
-        sessions: the pods that have a session in them.
+        sessions: which session is in which pod.
         agents: the agents by node.
         node_labels: which labels of its node a session with a GPU needs again.
     """
@@ -69,7 +68,7 @@ class Fleet:
         self,
         cluster: Cluster,
         *,
-        sessions: Mirror,
+        sessions: Seats,
         agents: Agents,
         node_labels: Sequence[str] = (),
     ) -> None:
@@ -96,7 +95,7 @@ class Fleet:
     # --- looking
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """See ``orchestrator.ports.Agent``."""
-        pods = self._sessions.now() if key is None else await self._pods_of(key)
+        pods = self._sessions.now() if key is None else await self._sessions.of(key)
         by_node: dict[str, list[Pod]] = {}
         for pod in pods:
             if pod.node and not pod.over:
@@ -108,13 +107,6 @@ class Fleet:
                 if tree.state is TreeState.UNKNOWN:
                     raise silent(_node_of(pods, tree.pod))
         return found
-
-    async def _pods_of(self, key: SessionKey) -> list[Pod]:
-        """A session's pods; that there are none, only a fresh list can say."""
-        mine = [pod for pod in self._sessions.now() if pod.key == key]
-        if mine and all(pod.node for pod in mine):
-            return mine
-        return [pod for pod in await self._sessions.fresh() if pod.key == key]
 
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
         ours = {(pod.incarnation, pod.uid): pod for pod in pods}
@@ -142,7 +134,8 @@ class Fleet:
     async def tree(self, incarnation: str) -> Tree:
         """One incarnation; ``NotFound`` where there is none."""
         pod, client = await self._seat(incarnation)
-        tree = await client.tree(incarnation, pod=pod.uid)
+        with named(pod.node):
+            tree = await client.tree(incarnation, pod=pod.uid)
         return msgspec.structs.replace(tree, key=pod.key)
 
     async def samples(self) -> list[Sample]:
@@ -187,8 +180,9 @@ class Fleet:
             image=pod.image,
             node_labels=await self._labels_of(pod),
         )
-        async for event in events:
-            yield event
+        with named(pod.node):
+            async for event in events:
+                yield event
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Bring a tree back in the pod that holds its place."""
@@ -196,31 +190,36 @@ class Fleet:
         events = client.restore(
             incarnation, checkpoint, pod=pod.uid, image=pod.image, key=pod.key
         )
-        async for event in events:
-            yield event
+        with named(pod.node):
+            async for event in events:
+                yield event
 
     async def thaw(self, incarnation: str) -> Tree:
         """Let a captured tree go on."""
         pod, client = await self._seat(incarnation)
-        return await client.thaw(incarnation, pod=pod.uid)
+        with named(pod.node):
+            return await client.thaw(incarnation, pod=pod.uid)
 
     async def cancel(self, incarnation: str) -> None:
         """Call a running capture off."""
         pod, client = await self._seat(incarnation)
-        await client.cancel(incarnation, pod=pod.uid)
+        with named(pod.node):
+            await client.cancel(incarnation, pod=pod.uid)
 
     async def release(self, incarnation: str, checkpoint: str) -> Tree:
         """End a captured tree, then delete its pod."""
         pod, client = await self._seat(incarnation)
-        tree = await client.release(incarnation, checkpoint, pod=pod.uid)
+        with named(pod.node):
+            tree = await client.release(incarnation, checkpoint, pod=pod.uid)
         await self._delete(pod)
         return tree
 
     async def kill(self, incarnation: str) -> Tree:
         """End an orphan and delete its pod, which may not run anywhere (yet)."""
-        pod = await self._pod(incarnation)
+        pod = await self._sessions.one(incarnation)
         if pod.node and not pod.over:
-            with suppress(NotFound):  # no init there (yet): the kubelet ends it
+            # no init there (yet): the kubelet ends what there is
+            with suppress(NotFound), named(pod.node):
                 await self._agents.on(pod.node).kill(incarnation, pod=pod.uid)
         await self._delete(pod)
         return Tree(
@@ -233,13 +232,7 @@ class Fleet:
 
     def waiting(self) -> list[SessionKey]:
         """Sessions that no node has a GPU for, the first one first."""
-        try:
-            pods = self._sessions.now()
-        except ReclaimError:
-            return []
-        pods = [pod for pod in pods if pod.unscheduled and pod.wants_gpu]
-        pods.sort(key=lambda pod: (pod.metadata.creation_timestamp or "", pod.uid))
-        return [pod.key for pod in pods]
+        return self._sessions.waiting()
 
     # --- the store, which all of them have
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
@@ -266,25 +259,10 @@ class Fleet:
             NotFound: there is no such pod, or its container is dead.
             Unreachable: nobody knows.
         """
-        pod = await self._pod(incarnation, running=running)
+        pod = await self._sessions.one(incarnation, running=running)
         if not pod.node or pod.over:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         return pod, self._agents.on(pod.node)
-
-    async def _pod(self, incarnation: str, *, running: bool = False) -> Pod:
-        """The mirror's, unless that knows too little of it."""
-        for pod in self._sessions.now():
-            if (
-                pod.incarnation == incarnation
-                and pod.node
-                and (pod.image or not running)
-            ):
-                return pod
-        fresh = await self._sessions.fresh(f",{INCARNATION}={incarnation}")
-        for pod in fresh:
-            if pod.incarnation == incarnation:
-                return pod
-        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
     async def _labels_of(self, pod: Pod) -> dict[str, str]:
         """The labels of its node that a session with a GPU needs again."""

@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.clients.agents import Agents
 from jupyterhub_gpu_reclaim.clients.fleet import Fleet
 from jupyterhub_gpu_reclaim.clients.mirror import Mirror
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.clients.seats import Seats
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -57,7 +58,7 @@ async def _fleet(options: Options, token: Path) -> tuple[Agent, LetGo]:
     namespace = options.namespace or kubernetes.own_namespace()
     fleet = Fleet(
         api,
-        sessions=Mirror(api, clock, namespace=namespace, selector=INCARNATION),
+        sessions=Seats(Mirror(api, clock, namespace=namespace, selector=INCARNATION)),
         agents=Agents(
             Mirror(
                 api,

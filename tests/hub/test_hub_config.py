@@ -23,6 +23,17 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
     assert names["gpu-reclaim-service"]["services"] == ["gpu-reclaim"]
 
 
+def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"), placement="kubernetes")
+    [service] = c.JupyterHub.services
+    assert c.JupyterHub.spawner_class == "gpu-reclaim"
+    assert "--ReclaimService.placement=kubernetes" in service["command"]
+    assert not any("Service.agent=" in word for word in service["command"])
+    with pytest.raises(ValueError, match="placement"):
+        configure(Config(), state_dir=str(tmp_path / "s"), placement="moon")
+
+
 def test_configure_keeps_what_the_administrator_has_set(tmp_path):
     c = Config()
     c.JupyterHub.spawner_class = "mine"

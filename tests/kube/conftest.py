@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.clients.fleet import Fleet
 from jupyterhub_gpu_reclaim.clients.kubernetes import Api
 from jupyterhub_gpu_reclaim.clients.mirror import Mirror
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.clients.seats import Seats
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.spawner.pod import Wish, prepared
@@ -59,7 +60,7 @@ class Service:
         self.agents = Mirror(api, clock, namespace=NAMESPACE, selector=labels)
         self.fleet = Fleet(
             api,
-            sessions=self.sessions,
+            sessions=Seats(self.sessions),
             agents=Agents(self.agents, _connect),
             node_labels=node_labels,
         )

@@ -227,6 +227,58 @@ def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
     assert cluster.violations == []
 
 
+def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere):
+    cluster = elsewhere.cluster
+    start(hub, "dora")
+    wait(lambda: phase(hub, "dora") == "running", hub)
+    name = cluster.pod("jupyter-dora")["spec"]["nodeName"]
+    node = next(n for n in cluster.nodes if n.name == name)
+    node.agent.hold_at = "dump"
+    assert reclaim(hub, "POST", "sessions/dora/-/suspend").ok
+    wait(lambda: phase(hub, "dora") == "suspending", hub)
+    elsewhere.do(node.stop_agent)
+    elsewhere.do(node.start_agent)
+    node.agent.hold_at = ""
+    wait(lambda: phase(hub, "dora") == "suspended", hub)
+    wait(lambda: cluster.pod("jupyter-dora") is None, hub)
+
+
+def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
+    hub, elsewhere
+):
+    cluster = elsewhere.cluster
+    start(hub, "eve")
+    wait(lambda: phase(hub, "eve") == "running", hub)
+    pod = cluster.pod("jupyter-eve")
+    node = next(n for n in cluster.nodes if n.name == pod["spec"]["nodeName"])
+
+    async def lose(*_):
+        node.lost = True
+        await node.silence_agent()
+        raise OSError
+
+    node.agent.release = lose
+    assert reclaim(hub, "POST", "sessions/eve/-/suspend").ok
+    wait(lambda: node.lost, hub)
+    wait(lambda: not hub.server("eve")["pending"], hub)
+    refused = hub.api("POST", "users/eve/server")
+    assert refused.status_code == 409
+    assert f"agent on {node.name}" in refused.json()["message"]
+    assert cluster.pod("jupyter-eve")["metadata"]["uid"] == pod["metadata"]["uid"]
+    # the cloud's controller has removed the node, and with it the pod
+    node.schedulable = False
+    elsewhere.do(cluster.drop, "pods", cluster.pod("jupyter-eve"))
+    wait(lambda: phase(hub, "eve") == "suspended", hub)
+    start(hub, "eve")
+    assert cluster.pod("jupyter-eve")["spec"]["nodeName"] != node.name
+    wait(lambda: phase(hub, "eve") == "running", hub)
+    assert cluster.violations == []
+    del node.agent.release
+    node.lost, node.schedulable = False, True
+    elsewhere.do(node.stop_agent)
+    elsewhere.do(node.start_agent)
+
+
 def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere):
     start(hub, "cleo")
     wait(lambda: phase(hub, "cleo") == "running", hub)

@@ -1,0 +1,94 @@
+"""Agents of a cluster: one name in all certificates, whatever the address is."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+
+from jupyterhub_gpu_reclaim.agent.routes import make_application
+from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.errors import Unreachable
+from jupyterhub_gpu_reclaim.models import SessionKey
+from tests.orchestrator.doubles import TOKEN, NodeInMemory
+
+NAME = "gpu-reclaim-agent"
+
+
+def certificate(folder, name):
+    """A certificate for that name, signed by itself; the file with it and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / f"{name}.pem"
+    file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return file
+
+
+@pytest.fixture
+async def agent(tmp_path):
+    """An agent on an address that its certificate does not know."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate(tmp_path, NAME))
+    node = NodeInMemory()
+    node.run(SessionKey("ada"), "work", "i1")
+    server = HTTPServer(make_application(node, TOKEN), ssl_options=context)
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    yield sockets[0].getsockname()[1]
+    server.stop()
+    await server.close_all_connections()
+
+
+async def answer(port, name, ca_file, at="127.0.0.1"):
+    address = f"https://{name}:{port}"
+    client = AgentClient(
+        address, TOKEN, ca_file=str(ca_file), at=at, quick=5, silence=5
+    )
+    try:
+        events = [event async for event in client.capture("i1", "c1", 1)]
+        return await client.trees(), events
+    finally:
+        client.close()
+
+
+async def test_the_one_name_is_vouched_for_at_any_address(agent, tmp_path):
+    trees, events = await answer(agent, NAME, tmp_path / f"{NAME}.pem")
+    assert trees[0].incarnation == "i1"
+    assert events[-1].checkpoint.id == "c1"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("fault", ["another name", "another authority"])
+async def test_who_cannot_prove_to_be_an_agent_gets_no_token(agent, tmp_path, fault):
+    own = tmp_path / f"{NAME}.pem"
+    other = certificate(tmp_path, "somebody")
+    name, ca = ("somebody", own) if fault == "another name" else (NAME, other)
+    with pytest.raises(Unreachable):
+        await answer(agent, name, ca)
