@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import conftest as engine_tests
 from tests.support.agent import Agent, criu_folder
 from tests.support.containers import PLACEMENT, PodJupyter
 from tests.support.containers import pods as make_pods
@@ -22,6 +23,7 @@ def folder():
 
 
 pods = pytest.fixture(make_pods)
+criu, engine = engine_tests.criu, engine_tests.engine
 
 
 @pytest.fixture

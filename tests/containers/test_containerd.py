@@ -43,7 +43,7 @@ def test_session_moves_between_containers_of_containerd(agent, tasks):
         restored = place.call(agent, "restore", checkpoint=checkpoint)
 
         assert restored[-1].get("tree"), restored[-1]
-        tree = place.tree(agent)
+        tree = place.seen(agent)
         assert (tree["pod"], tree["container"]) == (place.uid, place.id)
         wait_for(lambda: int(place.read("/srv/count").split()[0]) > before)  # noqa: B023
         assert place.read("/srv/count").partition(" ")[2] == "deleted in memory False"

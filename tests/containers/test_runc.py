@@ -41,7 +41,7 @@ def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
         if generation == 1:
             agent.kill()
             agent.start(PLACEMENT)
-            assert old.tree(agent)["state"] == "captured"
+            assert old.seen(agent)["state"] == "captured"
         released = old.order(agent, "release", {"checkpoint": checkpoint})
         assert released.json()["state"] == "gone"
         assert not old.alive
@@ -97,7 +97,7 @@ def test_pod_that_claims_anothers_session_is_not_touched(agent, pods, folder):
 
     wait_for(lambda: seen() == {mine.uid, thief.uid})
     assert agent.get(f"/v1/sessions/{mine.incarnation}").status_code == 404
-    assert mine.tree(agent)["init_pid"] == mine.init_pid
+    assert mine.seen(agent)["init_pid"] == mine.init_pid
     assert seen() == {mine.uid}  # now that it is known whose it is
 
     assert mine.order(agent, "kill").json()["state"] == "gone"

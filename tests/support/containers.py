@@ -16,7 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from jupyterhub_gpu_reclaim.agent.pods import PodPlacements
 from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.attempt import Session
 from tests.support.agent import INIT, PATIENCE, SERVER, Agent, Jupyter, wait_for
 
 #: What Docker and containerd leave to a container's root.
@@ -81,7 +83,8 @@ class Ordered:
         path = f"/v1/sessions/{self.incarnation}/{order}?pod={self.uid}"
         return agent.post(path, dict(body))
 
-    def tree(self, agent: Agent) -> dict:
+    def seen(self, agent: Agent) -> dict:
+        """What the agent says of it."""
         return agent.get(f"/v1/sessions/{self.incarnation}?pod={self.uid}").json()
 
 
@@ -97,6 +100,7 @@ class Pod(Ordered):
         env=(),
         incarnation: str = "",
         memory: int = 2 << 30,
+        user: tuple[int, int] = (0, 0),
     ) -> None:
         self.uid = str(uuid.uuid4())
         self.id = secrets.token_hex(32)
@@ -112,6 +116,10 @@ class Pod(Ordered):
         self.mounted: list[Path] = []
         self._mount("overlay", self.root, self._layers())
         self._mount("tmpfs", self.shm, "mode=1777,size=65536k")
+        if user[0]:
+            os.chown(home, *user)
+            # In the image, so to speak: its Python may be in root's own folder.
+            (self.root / Path(sys.base_prefix).parts[1]).chmod(0o755)
         self.ip = self._address()
         words = [
             *(ENTRY_POINT if mode == "start" else ()),
@@ -120,7 +128,8 @@ class Pod(Ordered):
             f"--realm={folder.name}",
             *(["--", *command] if command else []),
         ]
-        self._write_bundle(words, home, dict(env), memory)
+        env = {"PATH": "/usr/bin:/bin"} | dict(env)
+        self._write_bundle(words, home, env, memory, user)
         self._start()
         self.init_pid = int((self.folder / "pid").read_text())
         self.init_start = processes.start_time(self.init_pid)
@@ -139,7 +148,7 @@ class Pod(Ordered):
         return f"10.213.{number >> 8}.{(number & 255) + 2}"
 
     def _write_bundle(
-        self, words: list[str], home: Path, env: dict, memory: int
+        self, words: list[str], home: Path, env: dict, memory: int, user: tuple
     ) -> None:
         (self.folder / "hosts").write_text(f"{self.ip} {self.host}\n")
         secret = self.folder / "token"
@@ -151,7 +160,7 @@ class Pod(Ordered):
             "hostname": self.host,
             "root": {"path": str(self.root)},
             "process": {
-                "user": {"uid": 0, "gid": 0},
+                "user": dict(zip(("uid", "gid"), user, strict=True)),
                 "args": words,
                 "cwd": "/",
                 "env": [f"{name}={value}" for name, value in env.items()],
@@ -218,6 +227,17 @@ class Pod(Ordered):
         run(*inside, "addr", "add", f"{self.ip}/30", "dev", "eth0")
         run(*inside, "link", "set", "eth0", "up")
         run(*inside, "link", "set", "lo", "up")
+
+    @property
+    def session(self) -> Session:
+        """The init, which may have an entry point above it."""
+        placements = PodPlacements(self.folder.parent.name)
+        found = placements.find(self.incarnation, self.uid)
+        return Session(found.init_pid, found.init_start)
+
+    @property
+    def tree(self) -> processes.Snapshot:
+        return processes.snapshot(self.session.init_pid, self.session.init_start)
 
     @property
     def alive(self) -> bool:
