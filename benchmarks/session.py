@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.agent.memory import SavedImages
-from jupyterhub_gpu_reclaim.agent.saved import FILES_IMAGE, IMAGES
+from jupyterhub_gpu_reclaim.agent.saved import IMAGES
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import outputs, processes
@@ -335,7 +335,7 @@ class Ours:
         source: Files | SavedImages = Files(self.folder)
         if self.store is not None:
             checkpoint = self.store.open("benchmark")
-            source = SavedImages(checkpoint, checkpoint.read(FILES_IMAGE))
+            source = SavedImages(checkpoint, {})
         result = self.result
         begun = time.monotonic()
         restored = restore(

@@ -50,7 +50,7 @@ class Garbled(Exception):
 
 def pack(plain: memoryview, compression: Compression) -> tuple[Kind, Buffer]:
     """The kind and the bytes to store; for a raw block that very view."""
-    if compression is Compression.NONE or not _may_shrink(plain):
+    if compression is Compression.NONE or not may_shrink(plain):
         return Kind.RAW, plain
     if compression is Compression.ZSTD:
         kind, packed = Kind.ZSTD, zstandard.compress(plain, _ZSTD_LEVEL)
@@ -98,7 +98,7 @@ def _unpack_zstd(data: Buffer, length: int) -> bytes:
     return zstandard.decompress(data)
 
 
-def _may_shrink(plain: memoryview) -> bool:
+def may_shrink(plain: memoryview) -> bool:
     """Whether one of a few pages of it compresses."""
     if len(plain) <= _PROBE_BYTES * _PROBES:
         return True

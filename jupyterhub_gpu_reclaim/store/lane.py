@@ -158,7 +158,7 @@ class Lane:
         """
         rows = np.frombuffer(data, np.uint8).reshape(-1, self._chunk)
         refs = np.zeros(len(rows), np.int64)
-        found = _not_zero(rows)
+        found = not_zero(rows)
         if len(found):
             refs[found] = self._place(rows, data, found)
         self._rows.append((file, first, len(rows)))
@@ -241,7 +241,7 @@ class Lane:
         self._meter[STORED] += self._packs.append(kind, len(chunks), data)
 
 
-def _not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
+def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Numbers of the chunks that hold anything; the first bytes answer for most."""
     words = rows.view(np.uint64)
     some = words[:, 0] != 0
