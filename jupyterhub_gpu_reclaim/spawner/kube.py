@@ -119,7 +119,7 @@ class SessionPodSpawner(KubeSpawner):
         """Start the pod; returns its address when it runs.
 
         Raises:
-            Refused: it ended at once; or it was to hold a place and did not run in time.
+            Refused: it ended at once, or was to hold a place and did not run in time.
         """
         # The Hub's own limit would end this without a word of why.
         limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)

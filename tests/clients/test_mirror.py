@@ -1,0 +1,148 @@
+"""The mirror of pods: late, patient, and unknown rather than wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jupyterhub_gpu_reclaim.clients.kubernetes import Busy, Expired
+from jupyterhub_gpu_reclaim.clients.mirror import LONGEST_WAIT, RESYNC, STALE, Mirror
+from jupyterhub_gpu_reclaim.clients.pods import Meta, Pod, Pods, Thing, Watched
+from jupyterhub_gpu_reclaim.clock import ManualClock
+from jupyterhub_gpu_reclaim.errors import Unreachable
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+
+class Waiting(ManualClock):
+    """Moves by itself when somebody waits, and remembers for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self._now += seconds
+        await asyncio.sleep(0)
+
+    def pass_(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class Script:
+    """A server that answers lists and watches as it is told to."""
+
+    def __init__(self, clock, lists, watches=()) -> None:
+        self.clock, self.lists, self.watches = clock, list(lists), list(watches)
+        self.versions: list[str] = []
+        self.done = asyncio.Event()
+
+    async def pods(self, namespace, selector):
+        if not self.lists:
+            self.done.set()
+            await asyncio.Event().wait()
+        answer = self.lists.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def watch(self, namespace, selector, version):
+        self.versions.append(version)
+        if not self.watches:
+            self.done.set()
+            await asyncio.Event().wait()
+        for event in self.watches.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, float):
+                self.clock.pass_(event)
+            else:
+                yield event
+
+
+def pods(version, *uids):
+    items = [Pod(metadata=Meta(uid=uid)) for uid in uids]
+    return Pods(metadata=Meta(resource_version=version), items=items)
+
+
+def event(kind, uid, version="9"):
+    return Watched(kind, Thing(metadata=Meta(uid=uid, resource_version=version)))
+
+
+async def run(lists, watches=()):
+    """Follow a script to its end; mirror, script and clock."""
+    clock = Waiting()
+    script = Script(clock, lists, watches)
+    mirror = Mirror(script, clock, namespace="hub", selector="x")
+    task = asyncio.create_task(mirror.run())
+    await asyncio.wait_for(script.done.wait(), 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return mirror, script, clock
+
+
+def uids(mirror):
+    return sorted(pod.uid for pod in mirror.now())
+
+
+async def test_a_watch_goes_on_where_the_last_one_ended():
+    first = [event("ADDED", "b", "6"), event("BOOKMARK", "", "8")]
+    mirror, script, _ = await run(
+        [pods("5", "a")], [first, [event("DELETED", "a", "9")]]
+    )
+    assert script.versions == ["5", "8", "9"]
+    assert uids(mirror) == ["b"]
+
+
+@pytest.mark.parametrize("fault", [Expired("410"), Busy("503"), Busy("cut")])
+async def test_whatever_breaks_a_watch_costs_a_new_list(fault):
+    watches = [[event("ADDED", "wrong"), fault]]
+    mirror, script, _ = await run([pods("5", "a"), pods("20", "c")], watches)
+    assert script.versions == ["5", "20"]
+    assert uids(mirror) == ["c"]
+
+
+async def test_the_wait_doubles_and_is_as_long_as_a_busy_server_asks():
+    lists = [Busy("503")] * 9 + [Busy("429", wait=20.0), pods("5", "a")]
+    _, _, clock = await run(lists)
+    near = [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert [w / n for w, n in zip(clock.waits, near, strict=True)] == pytest.approx(
+        [1.0] * 10, abs=0.25
+    )
+    _, _, clock = await run([Busy("429", wait=1e9), pods("5")])
+    assert clock.waits[0] <= 1.25 * LONGEST_WAIT
+
+
+async def test_after_an_answer_the_wait_is_short_again():
+    lists = [Busy("1"), Busy("2"), Busy("3"), pods("5"), pods("6")]
+    _, _, clock = await run(lists, [[Busy("4")]])
+    assert clock.waits[-1] <= 0.5 * 1.25
+
+
+async def test_a_picture_that_nobody_confirms_is_no_picture():
+    mirror, _, clock = await run([pods("5", "a")])
+    assert uids(mirror) == ["a"]
+    clock.pass_(STALE + 1)
+    with pytest.raises(Unreachable) as unknown:
+        mirror.now()
+    assert unknown.value.reason is Reason.CLUSTER_UNREACHABLE
+
+
+async def test_before_the_first_list_the_reason_of_the_failure_is_told():
+    mirror, _, _ = await run([Unreachable(Reason.CLUSTER_FORBIDS, verb="list")])
+    with pytest.raises(Unreachable) as unknown:
+        mirror.now()
+    assert unknown.value.reason is Reason.CLUSTER_FORBIDS
+
+
+async def test_everything_is_listed_anew_now_and_then():
+    mirror, script, _ = await run([pods("5", "a"), pods("7", "b")], [[RESYNC + 1.0]])
+    assert script.versions == ["5", "7"]
+    assert uids(mirror) == ["b"]
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_asked_all_the_time():
+    _, script, clock = await run([pods("5")], [[], [], []])
+    assert len(script.versions) == 4
+    assert clock.waits == [0.5] * 3
