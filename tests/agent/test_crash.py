@@ -21,6 +21,15 @@ def at(step: str, state: str):
     )
 
 
+def moments():
+    """Begin and end of each step; an end is mostly the next one's begin."""
+    for step in CAPTURE_STEPS:
+        yield pytest.param(step, "begun", id=f"{step}-begun")
+        last = step == CAPTURE_STEPS[-1]
+        marks = () if last else pytest.mark.extra
+        yield pytest.param(step, "done", id=f"{step}-done", marks=marks)
+
+
 def settled(agent, place) -> dict:
     """The tree after the agent was killed and started again."""
     agent.kill()
@@ -28,8 +37,7 @@ def settled(agent, place) -> dict:
     return agent.tree(place)
 
 
-@pytest.mark.parametrize("state", ["begun", "done"])
-@pytest.mark.parametrize("step", CAPTURE_STEPS)
+@pytest.mark.parametrize(("step", "state"), moments())
 def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
     agent.capture(counter, "cp", until=at(step, state))
 
