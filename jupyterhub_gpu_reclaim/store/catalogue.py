@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import index as indexes
-from jupyterhub_gpu_reclaim.store import layout, manifest
+from jupyterhub_gpu_reclaim.store import index_bytes, layout, manifest
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.index import damaged
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.index import Index
     from jupyterhub_gpu_reclaim.store.infos import Infos
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.manifest import Body
@@ -126,7 +126,7 @@ class Catalogue:
         found = [self.known_or_none(id_) for id_ in self.ids()]
         return [body for body in found if body is not None]
 
-    def index(self, body: Body) -> indexes.Index:
+    def index(self, body: Body) -> Index:
         """The index of a checkpoint whose every object is seen to be there.
 
         Raises:
@@ -137,8 +137,8 @@ class Catalogue:
             if length != wanted:
                 raise damaged(f"{name} has {length} bytes instead of {wanted}")
         name = layout.index(body.info.id)
-        return indexes.decode(
-            indexes.read(self._backend, name, body.index),
+        return index_bytes.decode(
+            index_bytes.read(self._backend, name, body.index),
             body.index.segments,
             body.origins[0].index_key(),
             chunk_bytes=body.chunk_bytes,

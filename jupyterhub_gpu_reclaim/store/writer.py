@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import index as indexes
-from jupyterhub_gpu_reclaim.store import intents, layout, manifest
+from jupyterhub_gpu_reclaim.store import index_bytes, intents, layout, manifest
 from jupyterhub_gpu_reclaim.store.file_writer import FileWriter
+from jupyterhub_gpu_reclaim.store.index import is_name
 from jupyterhub_gpu_reclaim.store.manifest import Body, IndexRef
 from jupyterhub_gpu_reclaim.store.merge import merge
 
@@ -112,7 +112,7 @@ class CheckpointWriter:
             BadRequest: no such name may be.
             StoreError: the checkpoint has ended.
         """
-        if not indexes.is_name(name):
+        if not is_name(name):
             raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
         with self._lock:
             self._check_open()
@@ -275,7 +275,7 @@ class CheckpointWriter:
 
     def _write_index(self, merged: Merged) -> IndexRef:
         key = self._draft.origin.index_key()
-        encoded = indexes.encode(merged.index, key)
+        encoded = index_bytes.encode(merged.index, key)
         name = layout.index(self._id)
         writer = self._backend.create(name)
         try:
@@ -285,7 +285,8 @@ class CheckpointWriter:
         finally:
             writer.abandon()
         ref = IndexRef(length=encoded.length, segments=encoded.segments)
-        indexes.check(indexes.read(self._backend, name, ref), ref.segments, key, name)
+        back = index_bytes.read(self._backend, name, ref)
+        index_bytes.compare(back, ref.segments, key, name)
         return ref
 
     def _try_discard(self) -> None:

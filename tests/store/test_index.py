@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import index as indexes
+from jupyterhub_gpu_reclaim.store import index_bytes
 from jupyterhub_gpu_reclaim.store.codec import Kind
 from jupyterhub_gpu_reclaim.store.index import BLOCKS, Index, is_name
 from jupyterhub_gpu_reclaim.store.runs import rest_of, runs
@@ -31,19 +31,19 @@ def small(**changes):
 
 
 def encode(index):
-    encoded = indexes.encode(index, KEY)
+    encoded = index_bytes.encode(index, KEY)
     data = b"".join(encoded.sealed)
     assert len(data) == encoded.length
     return data, encoded.segments
 
 
 def cut(data):
-    step = indexes.SEGMENT_BYTES + 16
+    step = index_bytes.SEGMENT_BYTES + 16
     return [data[at : at + step] for at in range(0, len(data), step)]
 
 
 def decode(data, segments, packs=(RAW, 60)):
-    return indexes.decode(cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs)
+    return index_bytes.decode(cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs)
 
 
 def test_index_round_trip_is_equal():
@@ -109,7 +109,7 @@ def test_index_with_any_flipped_bit_is_damaged(data):
 def test_index_of_two_segments_swapped_or_doubled_is_damaged():
     ids = np.frombuffer(os.urandom(16 * 600_000), np.uint64).reshape(-1, 2)
     sealed, segments = encode(small(ids=ids))
-    step = indexes.SEGMENT_BYTES + 16
+    step = index_bytes.SEGMENT_BYTES + 16
     assert segments == 3
     one, two, three = sealed[:step], sealed[step : 2 * step], sealed[2 * step :]
     for wrong in (two + one + three, one + one + three):
@@ -119,10 +119,10 @@ def test_index_of_two_segments_swapped_or_doubled_is_damaged():
 
 def test_check_of_what_was_written_tells_any_change():
     data, segments = encode(small())
-    indexes.check(cut(data), segments, KEY, "packs/c1/index")
+    index_bytes.compare(cut(data), segments, KEY, "packs/c1/index")
     for wrong in ([], [data[:-1]], [data, data], [bytes(len(data))]):
         with pytest.raises(StoreError, match="packs/c1/index reads back differently"):
-            indexes.check(wrong, segments, KEY, "packs/c1/index")
+            index_bytes.compare(wrong, segments, KEY, "packs/c1/index")
 
 
 BAD = {
