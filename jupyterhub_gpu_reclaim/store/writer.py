@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import index_bytes, intents, layout, manifest
+from jupyterhub_gpu_reclaim.store import intents, publishing
 from jupyterhub_gpu_reclaim.store.file_writer import FileWriter
 from jupyterhub_gpu_reclaim.store.index import is_name
-from jupyterhub_gpu_reclaim.store.manifest import Body, IndexRef
+from jupyterhub_gpu_reclaim.store.manifest import Body
 from jupyterhub_gpu_reclaim.store.merge import merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.clock import Clock
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.binding import Origin
     from jupyterhub_gpu_reclaim.store.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.lane import Recipe
@@ -220,7 +220,7 @@ class CheckpointWriter:
         merged = merge(files, recipe.chunk_bytes, reports, self._earlier)
         # The packs settle meanwhile; nothing that names them is written before.
         self._lanes.settled(timeout)
-        index = self._write_index(merged)
+        index = publishing.write_index(self._backend, recipe.origin, merged.index)
         own = sum(length for report in reports for _, length in report.packs)
         info = CheckpointInfo(
             id=self._id,
@@ -242,7 +242,7 @@ class CheckpointWriter:
             packs=merged.packs,
             index=index,
         )
-        self._make_exist(body)
+        publishing.publish_manifest(self._backend, body, self._keys, self._last_look)
         return info
 
     def _needed(self, merged: Merged) -> list[Origin]:
@@ -250,44 +250,12 @@ class CheckpointWriter:
             return []
         return [self._earlier.body.origins[place] for place in merged.origins]
 
-    def _make_exist(self, body: Body) -> None:
-        data = manifest.encode(body, self._keys)
-        if manifest.decode(data, self._id, self._keys) != body:
-            # A key service that wraps what it does not give back loses everything.
-            raise StoreError(Reason.STORE_FAILED, why="its key does not open it")
-        objects = body.objects()
-        self._check_there(objects)
+    def _last_look(self) -> None:
         if self._called_off:
             raise StoreError(Reason.CANCELLED)
         if self._clock.now() > self._draft.begun + intents.FRESH_SECONDS / 2:
             # Another process may have taken its packs for remains.
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
-        name = layout.manifest(self._id)
-        self._backend.publish(name, data, needs=objects)
-        if self._backend.read(name, 0, len(data) + 1) != data:
-            raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
-        self._check_there(objects)
-
-    def _check_there(self, objects: list[Entry]) -> None:
-        for name, length in objects:
-            if self._backend.length(name) != length:
-                raise StoreError(Reason.STORE_FAILED, why=f"{name} has changed")
-
-    def _write_index(self, merged: Merged) -> IndexRef:
-        key = self._draft.origin.index_key()
-        encoded = index_bytes.encode(merged.index, key)
-        name = layout.index(self._id)
-        writer = self._backend.create(name)
-        try:
-            for sealed in encoded.sealed:
-                writer.write(sealed)
-            writer.finish()
-        finally:
-            writer.abandon()
-        ref = IndexRef(length=encoded.length, segments=encoded.segments)
-        back = index_bytes.read(self._backend, name, ref)
-        index_bytes.compare(back, ref.segments, key, name)
-        return ref
 
     def _try_discard(self) -> None:
         """Clean up behind a failure that is being reported already."""
