@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -71,15 +70,21 @@ def test_only_the_drivers_own_thread_runs_while_memory_moves():
     """A thread that counts by itself, and one that is the driver's."""
     seen = {}
 
+    def look(pid):
+        def found():
+            now = states(pid)
+            return now if now[max(now)] in "SR" else None
+
+        return wait_for(found)  # one just let go on takes a moment to run
+
     class Looking(gpu.WellDriver):
         def checkpoint(self, pid: int, *, seconds: float) -> None:
             super().checkpoint(pid, seconds=seconds)
-            seen["out"] = states(pid)
+            seen["out"] = look(pid)
 
         def restore(self, pid: int, *, seconds: float, moves=()) -> None:
             super().restore(pid, seconds=seconds)
-            time.sleep(0.05)  # the thread has been let go on; it takes a moment to run
-            seen["back"] = states(pid)
+            seen["back"] = look(pid)
 
     with subprocess.Popen(
         [sys.executable, "-c", THREADS], stdout=subprocess.PIPE

@@ -207,7 +207,7 @@ def test_cycle_of_another_user_keeps_ids_rights_and_limits(world, places, engine
 
 def test_cycle_of_another_user_keeps_the_terminal_usable(world, places, engine):
     world(TERMINAL)
-    world("until('ready>'); type_in('x=41; sleep 1000\\n'); time.sleep(0.3)")
+    world("until('ready>'); type_in('x=41; '); begin_sleep()")
     world("type_in('\\x1a')")
     assert "Stopped" in world("until('Stopped')")
 
