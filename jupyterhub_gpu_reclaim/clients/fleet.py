@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 #: A node that takes longer to say what runs there is silent; the others do not wait.
 LOOK_SECONDS = 5.0
+#: Seconds between attempts to read a node's labels from a server that is too busy.
+NODE_WAITS = (0.5, 2.0)
 
 
 class Cluster(Protocol):
@@ -75,7 +77,7 @@ class Fleet:
         self._cluster = cluster
         self._sessions = sessions
         self._agents = agents
-        self._node_labels = tuple(node_labels)
+        self._node_labels = frozenset(node_labels)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -268,15 +270,21 @@ class Fleet:
         """The labels of its node that a session with a GPU needs again."""
         if not self._node_labels or not pod.wants_gpu:
             return {}
-        try:
-            labels = (await self._cluster.node(pod.node)).metadata.labels or {}
-        except (NotFound, Unreachable) as error:
-            if error.reason is Reason.CLUSTER_UNREACHABLE:
-                raise
-            # The agent of the next node compares the cards themselves.
-            _log.warning("%s: labels of node %s: %s", pod.key, pod.node, error)
-            return {}
-        return {name: labels[name] for name in self._node_labels if name in labels}
+        for wait in (*NODE_WAITS, None):
+            try:
+                labels = (await self._cluster.node(pod.node)).metadata.labels or {}
+                return {
+                    name: labels[name] for name in self._node_labels & labels.keys()
+                }
+            except (NotFound, Unreachable) as error:
+                if error.reason is not Reason.CLUSTER_UNREACHABLE:
+                    # The agent of the next node compares the cards themselves.
+                    _log.warning("%s: labels of %s: %s", pod.key, pod.node, error)
+                    return {}
+                if wait is None:
+                    raise
+                await asyncio.sleep(wait)
+        return {}
 
     async def _delete(self, pod: Pod) -> None:
         """Its tree is dead; if this fails, the spawner's stop or next start does it."""

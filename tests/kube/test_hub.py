@@ -243,6 +243,40 @@ def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere):
     wait(lambda: cluster.pod("jupyter-dora") is None, hub)
 
 
+def test_a_cycle_ends_the_same_whatever_the_api_server_does(hub, elsewhere):
+    """Slow deletion, cut watches, history gone, throttled, a name that is taken."""
+    cluster = elsewhere.cluster
+    start(hub, "gil")
+    wait(lambda: phase(hub, "gil") == "running", hub)
+    first = cluster.pod("jupyter-gil")
+    cluster.delete_seconds = 1.0
+    elsewhere.do(cluster.forget_history)
+    elsewhere.do(cluster.cut_watches)
+    try:
+        wait(lambda: reclaim(hub, "POST", "sessions/gil/-/suspend").ok, hub)
+        cluster.throttled = 2
+        wait(lambda: phase(hub, "gil") == "suspended", hub)
+        wait(lambda: not hub.server("gil")["pending"], hub)
+        cluster.conflicts = 1
+        elsewhere.do(cluster.cut_watches)
+        start(hub, "gil")
+    finally:
+        cluster.delete_seconds = 0.02
+    second = cluster.pod("jupyter-gil")
+    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+    assert notebook(second)["command"][3] == "hold"
+    wait(lambda: phase(hub, "gil") == "running", hub)
+    work = [
+        place.contents
+        for node in cluster.nodes
+        for place in node.agent.places.values()
+        if place.key.user == "gil"
+    ]
+    label = first["metadata"]["labels"]["gpu-reclaim/incarnation"]
+    assert work == [f"work of {label}"]
+    assert cluster.violations == []
+
+
 def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
     hub, elsewhere
 ):
