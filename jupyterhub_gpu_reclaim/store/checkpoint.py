@@ -6,6 +6,7 @@ hands out nothing whose tag it has not seen to be right.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
@@ -38,6 +39,9 @@ __all__ = ["Checkpoint", "Piece", "Problem"]
 _AHEAD = 8
 _KEPT = 64
 _READERS = 2
+#: So little is not worth threads; and how many of its blocks are kept.
+_SMALL_BYTES = 512 * 1024
+_FEW_BLOCKS = 16
 _ZEROS = bytes(ZERO_BYTES)
 #: So little is copied before a worker is there.
 _FEW_TICKETS = 2
@@ -72,6 +76,9 @@ class Checkpoint:
         self._blocks = Blocks(
             backend, index.blocks, body.packs, body.origins, body.chunk_bytes
         )
+        self._lock = threading.Lock()
+        #: Blocks of small files, the last that was needed at the end.
+        self._few: OrderedDict[int, Future[Buffer]] = OrderedDict()
         self._files: dict[str, tuple[int, int]] = {}
         first = 0
         for name, length in index.files:
@@ -121,13 +128,13 @@ class Checkpoint:
         """
         first, length = self._file(name)
         ranges = rest_of(length, skip)
-        return self._stream(
-            name,
-            chain.from_iterable(
-                runs(self._index, first, self._chunk, offset, count).rows()
-                for offset, count in ranges
-            ),
+        wanted = chain.from_iterable(
+            runs(self._index, first, self._chunk, offset, count).rows()
+            for offset, count in ranges
         )
+        if sum(count for _, count in ranges) <= _SMALL_BYTES:
+            return (self._small(name, run) for run in wanted)
+        return self._stream(name, wanted)
 
     def copy_to(
         self,
@@ -240,6 +247,23 @@ class Checkpoint:
             finally:
                 for future in kept.values():
                     future.cancel()
+
+    def _small(self, name: str, run: Run) -> Buffer:
+        """Bytes of a small file; its block holds other small ones, and is kept."""
+        if run.block == ZEROS:
+            return self._bytes(name, run, {})
+        with self._lock:
+            kept = self._few.pop(run.block, None)
+            if kept is None:
+                kept = Future()
+                try:
+                    kept.set_result(self._blocks.plain(run.block))
+                except StoreError as error:
+                    kept.set_exception(error)
+            self._few[run.block] = kept
+            while len(self._few) > _FEW_BLOCKS:
+                self._few.popitem(last=False)
+        return self._bytes(name, run, {run.block: kept})
 
     def _bytes(
         self, name: str, run: Run, kept: dict[int, Future[Buffer]]
