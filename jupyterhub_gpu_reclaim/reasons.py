@@ -237,6 +237,11 @@ class Reason(Enum):
         "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot save.",
     )
+    ROOT_UNSUPPORTED = (
+        "root_unsupported",
+        "The root file system of its container ({kind}) is of a kind that cannot be saved.",
+        "Use the overlayfs snapshotter, or a read-only root file system.",
+    )
     NO_TREE = ("no_tree", "There is no running program to save in this session.")
     NOT_ENOUGH_MEMORY = (
         "not_enough_memory",

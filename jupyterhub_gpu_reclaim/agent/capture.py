@@ -74,6 +74,7 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
         gpu_savable=survey.savable,
     )
     found += parts.accelerator.findings(survey)
+    found += surroundings.refuse_root(session)
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
     if free is not None and free < needed:
         found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))

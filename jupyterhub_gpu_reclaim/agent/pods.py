@@ -123,11 +123,16 @@ class PodPlacements:
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
         """Every process that says it is the init of a session of ours."""
-        for pid, container, start in self._first_level(pod):
-            # The command line last: it is memory of the process, and only a process
-            # that has taken an init's name is asked for it.
+        for pid in self._pids():
+            # Of most processes no more than this has to be read.
             if self._name(pid) != INIT_NAME:
                 continue
+            found = self._look(pid, pod)
+            if found is None:
+                continue
+            start, container = found
+            # The command line last: it is memory of the process, and its user can
+            # keep whoever reads it waiting.
             try:
                 words = started_with.words(pid, "cmdline", proc=self._proc)
             except OSError:
@@ -135,38 +140,42 @@ class PodPlacements:
             if not any(b"session_init" in word for word in words[:6]):
                 continue
             session = parse(words, pid, start, self._realm)
-            if session is not None:
+            if session is not None and self._look(pid, pod) == found:
                 yield replace(
                     session, container=container.id, told=Told(pod=container.pod)
                 )
 
-    def _first_level(self, pod: str) -> Iterator[tuple[int, containers.Container, int]]:
-        """The processes of (all) pods with their start, but none of a nested namespace.
+    def _pids(self) -> Iterator[int]:
+        return (int(e.name) for e in self._proc.iterdir() if e.name.isdecimal())
 
-        A user who may make pid namespaces could give a program any surroundings there.
+    def _look(self, pid: int, pod: str) -> tuple[int, containers.Container] | None:
+        """When a process of (that) pod was started, and its container.
+
+        None for one of a nested pid namespace: a user who may make these could give a
+        program any surroundings there.
         """
+        entry = self._proc / str(pid)
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+            container = containers.parse((entry / "cgroup").read_text())
+        except OSError:  # it has ended while we looked
+            return None
+        fields = stat.rpartition(")")[2].split()
+        if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
+            return None
         depth = len(_field(self._proc / "self", "NSpid")) + 1
-        for entry in self._proc.iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                container = containers.parse((entry / "cgroup").read_text())
-                if container is None or pod not in {"", container.pod}:
-                    continue
-                stat = (entry / "stat").read_text(errors="replace")
-            except OSError:  # it has ended while we looked
-                continue
-            fields = stat.rpartition(")")[2].split()
-            if fields[0] not in "ZX" and len(_field(entry, "NSpid")) == depth:
-                yield int(entry.name), container, int(fields[19])
+        if len(_field(entry, "NSpid")) != depth:
+            return None
+        return int(fields[19]), container
 
     def _is_young(self, pod: str) -> bool:
         """Whether a first program of that pod may be about to become an init."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         return any(
             _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
-            and now - start / _TICKS < self._patience
-            for pid, _, start in self._first_level(pod)
+            and (found := self._look(pid, pod)) is not None
+            and now - found[0] / _TICKS < self._patience
+            for pid in self._pids()
         )
 
     def _name(self, pid: int) -> str:

@@ -16,9 +16,11 @@ from jupyterhub_gpu_reclaim.agent import saved, trees
 from jupyterhub_gpu_reclaim.agent.rights import rights_of
 from jupyterhub_gpu_reclaim.agent.world import World, this_machine
 from jupyterhub_gpu_reclaim.engine import archive, files, rootfs, sockets, unarchive
+from jupyterhub_gpu_reclaim.engine.findings import finding
+from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
 from jupyterhub_gpu_reclaim.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.metrics import jupyter
-from jupyterhub_gpu_reclaim.models import Value
+from jupyterhub_gpu_reclaim.models import Finding, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -115,6 +117,14 @@ def describe(
         node_labels=session.told.node_labels,
         rights=rights_of(snapshot.processes),
     )
+
+
+def refuse_root(session: Session) -> list[Finding]:
+    """Why the root file system of its container cannot be saved; touches nothing."""
+    if not session.told.pod:
+        return []  # the machine's own, which stays
+    kind = rootfs.unsavable_root(read_mounts(session.init_pid))
+    return [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
 
 
 def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) -> None:

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.engine.mounts import (
     private_tmpfs,
     read_mounts,
     root_overlay,
+    visible,
 )
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -93,9 +94,21 @@ def pods_own(session: list[Mount], outside: list[Mount], pod: str) -> list[Mount
         if mount.root == "/" and mount.device not in shared
     ]
     overlay = root_overlay(session)
-    if overlay is not None:
+    if overlay is not None and "ro" not in overlay.options:
         found.append(overlay)
     return _in_order(found)
+
+
+def unsavable_root(session: list[Mount]) -> str:
+    """What keeps a container's root from being saved: its kind, or nothing. Pure.
+
+    Programs may change the root, and the layer with the changes is only known of an
+    overlay. (Other snapshotters copy the image, or keep changes where we cannot look.)
+    """
+    roots = [mount for mount in visible(session) if str(mount.target) == "/"]
+    if not roots or roots[0].kind == "overlay" or "ro" in roots[0].options:
+        return ""
+    return roots[0].kind
 
 
 def open_contents(init_pid: int, mount: Mount) -> int:

@@ -75,6 +75,26 @@ def test_session_on_the_hosts_root_keeps_what_the_host_has_unmounted_to_itself()
     assert rootfs.sessions_own(SESSION, ours) == []
 
 
+def test_root_that_nobody_can_write_to_is_not_saved():
+    shut = [SESSION[0]._replace(options=frozenset({"ro"})), *SESSION[1:]]
+    found = rootfs.pods_own(shut, host(CONTAINERD), POD)
+    assert "/" not in [str(mount.target) for mount in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, ""),
+        ({"kind": "btrfs"}, "btrfs"),
+        ({"kind": "fuse.fuse-overlayfs"}, "fuse.fuse-overlayfs"),
+        ({"kind": "btrfs", "options": frozenset({"ro", "relatime"})}, ""),
+    ],
+)
+def test_root_of_a_kind_that_keeps_changes_elsewhere_is_named(changes, kind):
+    session = [SESSION[0]._replace(**changes), *SESSION[1:]]
+    assert rootfs.unsavable_root(session) == kind
+
+
 def test_private_mounts_of_a_session_on_the_hosts_root_are_none():
     assert rootfs.private_mounts(os.getpid()) == []
 
