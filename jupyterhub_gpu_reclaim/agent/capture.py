@@ -119,11 +119,15 @@ class Capture:
         """Yields what must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
         init_pid, gpus = self._session.init_pid, look.gpus
+        limit = LimitRecord()
+        if gpus:
+            pod = self._session.told.pod
+            limit = cgroup.find_memory_limit(init_pid, pod)
         yield self._note(
             Stage.CAPTURING,
             stopped_before=sorted(snapshot.stopped),
             gpus=gpus,
-            memory_limit=cgroup.find_memory_limit(init_pid) if gpus else LimitRecord(),
+            memory_limit=limit,
         )
         try:
             info = await self._save(snapshot, login, look.survey)

@@ -97,7 +97,8 @@ class Restore:
                 there, rewritten = await self._check()
             info = there.checkpoint.info
             gpus = there.world.gpus
-            limit = cgroup.find_memory_limit(self._session.init_pid)
+            pod = self._session.told.pod
+            limit = cgroup.find_memory_limit(self._session.init_pid, pod)
             yield self._note(
                 Stage.RESTORING,
                 generation=info.generation,

@@ -54,6 +54,7 @@ class LimitRecord(Value, frozen=True, kw_only=True):
 
     file: str = ""  #: empty when there was no limit to lift
     bytes: int = 0
+    above: LimitRecord | None = None  #: of the pod that the group is in
 
 
 def groups_of(pid: int) -> list[Group]:
@@ -100,16 +101,28 @@ def join(pid: int, other: int) -> None:
             _write(group.folder / "cgroup.procs", str(pid))
 
 
-def find_memory_limit(pid: int) -> LimitRecord:
+def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
     """The limit of the group of a process, as :func:`lift_memory_limit` takes it.
 
-    Limits of groups further up belong to others and are left alone.
+    Args:
+        pid: whose.
+        pod: uid of the pod that it lives in. The kubelet gives the pod's own group a
+            limit as well, that of all its containers together. Limits of groups
+            further up belong to others and are left alone.
     """
     group = _with(pid, "memory")
-    limit = _limit(group.folder, group.version) if group else None
-    if group is None or limit is None:
+    if group is None:
         return LimitRecord()
-    return LimitRecord(file=str(group.folder / _limit_name(group.version)), bytes=limit)
+    folders = [group.folder]
+    if pod:
+        folders = _up_to_pod(group, pod)
+    found: LimitRecord | None = None
+    for folder in reversed(folders):
+        limit = _limit(folder, group.version)
+        if limit is not None:
+            file = str(folder / _limit_name(group.version))
+            found = LimitRecord(file=file, bytes=limit, above=found)
+    return found or LimitRecord()
 
 
 def lift_memory_limit(record: LimitRecord) -> None:
@@ -121,6 +134,8 @@ def lift_memory_limit(record: LimitRecord) -> None:
     Raises:
         Refused: the kernel refuses (``internal``).
     """
+    if record.above is not None:
+        lift_memory_limit(record.above)
     if record.file:
         file = Path(record.file)
         _write(file, "max" if file.name == "memory.max" else "-1")
@@ -132,6 +147,11 @@ def restore_memory_limit(record: LimitRecord) -> bool:
     False when more than the limit is in use: v1 would refuse (EBUSY), v2 would kill
     somebody to make it fit. Try again when memory has become free.
     """
+    done = record.above is None or restore_memory_limit(record.above)
+    return _put_back(record) and done
+
+
+def _put_back(record: LimitRecord) -> bool:
     file = Path(record.file)
     if not record.file or not file.exists():
         return True
@@ -252,6 +272,16 @@ def _reach(roots: Iterable[_Root], path: str) -> Path | None:
         if folder is not None and folder.is_dir():
             return folder
     return None
+
+
+def _up_to_pod(group: Group, pod: str) -> list[Path]:
+    """The folder and those above it up to the pod's own; that alone without a pod."""
+    folders = []
+    for folder in _upwards(group):
+        folders.append(folder)
+        if pod.replace("-", "_") in folder.name.replace("-", "_"):
+            return folders
+    return folders[:1]
 
 
 def _below(target: Path, root: str, path: str) -> Path | None:

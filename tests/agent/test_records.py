@@ -14,11 +14,11 @@ FROZEN = (
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
 #: What has been added since: a session without a GPU or a pod has none of it.
-ADDED = b',"gpus":null,"memory_limit":{"file":"","bytes":0},"pod":""}'
+ADDED = b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""}'
 WITH_GPU = (
     b',"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
-    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9},'
+    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
     b'"pod":"0a1b"}'
 )
 

@@ -64,6 +64,32 @@ def test_groups_of_a_process_that_is_gone_is_empty():
     assert cgroup.memory_limit(gone.pid) is None
 
 
+def test_limit_of_a_pod_is_lifted_and_put_back_with_its_containers(groups, sleeper):
+    """As the kubelet makes them: the pod's own group has a limit, too."""
+    pod = str(uuid.uuid4())
+    memory = [g for g in groups if "memory" in g.controllers]
+    pods = cgroup.create(
+        memory, f"kubepods-pod{pod.replace('-', '_')}.slice", memory_bytes=48 * MIB
+    )
+    inner = cgroup.create(pods, "container", memory_bytes=32 * MIB)
+    try:
+        put(sleeper, inner)
+        found = cgroup.find_memory_limit(sleeper, pod)
+        assert (found.bytes, found.above.bytes) == (32 * MIB, 48 * MIB)
+        assert found.above.above is None
+        assert cgroup.find_memory_limit(sleeper).above is None
+        assert cgroup.find_memory_limit(sleeper, str(uuid.uuid4())).above is None
+
+        cgroup.lift_memory_limit(found)
+        assert cgroup.memory_limit(sleeper) == 64 * MIB  # further up, of others
+        assert cgroup.restore_memory_limit(found)
+        assert cgroup.memory_limit(sleeper) == 32 * MIB
+        assert cgroup.find_memory_limit(sleeper, pod) == found
+        put(sleeper, memory)
+    finally:
+        assert cgroup.remove([*inner, *pods])
+
+
 def test_create_sets_limits_and_is_idempotent(groups, sleeper):
     put(sleeper, groups)
     assert cgroup.memory_limit(sleeper) == 64 * MIB
