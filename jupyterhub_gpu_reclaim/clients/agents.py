@@ -7,6 +7,7 @@ reads it.
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class Agents:
     """One client per node.
@@ -34,6 +37,7 @@ class Agents:
         self._pods = pods
         self._connect = connect
         self._clients: dict[str, AgentClient] = {}
+        self._silent: set[str] = set()
         self._answered = ""  # the node whose agent answered for all last
 
     async def run(self) -> None:
@@ -55,6 +59,18 @@ class Agents:
         if ip is None:
             raise silent(node)
         return self._at(ip)
+
+    def silent(self, node: str, error: Exception) -> None:
+        """It did not say what runs there; the log hears of it once per silence."""
+        if node not in self._silent:
+            self._silent.add(node)
+            _log.warning("the agent on %s does not answer: %s", node, error)
+
+    def heard(self, node: str) -> None:
+        """It did."""
+        if node in self._silent:
+            self._silent.discard(node)
+            _log.info("the agent on %s answers again", node)
 
     async def anyone(
         self, ask: Callable[[AgentClient], Awaitable[T]], first: Sequence[str] = ()

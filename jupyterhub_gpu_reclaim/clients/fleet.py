@@ -116,7 +116,7 @@ class Fleet:
             async with asyncio.timeout(LOOK_SECONDS):
                 told = await self._agents.on(node).trees()
         except (ReclaimError, TimeoutError) as error:
-            _log.info("%s: %s", node, error)
+            self._agents.silent(node, error)
             return [
                 Tree(
                     incarnation=pod.incarnation,
@@ -127,6 +127,7 @@ class Fleet:
                 )
                 for pod in pods
             ]
+        self._agents.heard(node)
         return [
             msgspec.structs.replace(tree, key=ours[tree.incarnation, tree.pod].key)
             for tree in told

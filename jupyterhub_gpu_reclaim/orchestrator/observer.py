@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.models import HubState, TreeState
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
+from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -109,6 +110,8 @@ class Observer:
         try:
             value = await ask()
         except ReclaimError as error:
+            if error.reason is Reason.NODE_SILENT:
+                return None  # one of many: who asks them has told the log
             if whom not in self._silent:
                 self._silent.add(whom)
                 _log.warning("the %s does not answer: %s", whom, error)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import threading
-import time
-
 import pytest
-import requests
 
 from tests.kube.conftest import MODEL
-from tests.support.cluster import NAMESPACE, Cluster
-from tests.support.hub import API_TOKEN, HubUnderTest, free_port, proxy_command
+from tests.support.cluster import NAMESPACE
+from tests.support.elsewhere import Elsewhere, phase, reclaim, wait
+from tests.support.hub import HubUnderTest, free_port, proxy_command
 from tests.support.nodes import AGENT_PORT, SERVER_PORT, TOKEN, Node
 
 CONFIG = """
@@ -61,32 +56,6 @@ configure(
 """
 
 
-class Elsewhere:
-    """The cluster in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-        self.cluster = self.do(Cluster)
-        self.do(self.cluster.open)
-
-    def do(self, call, *args):
-        """Have something done there; its value."""
-
-        async def done():
-            value = call(*args)
-            return await value if inspect.isawaitable(value) else value
-
-        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(30)
-
-    def close(self) -> None:
-        self.do(self.cluster.close)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
-        self.loop.close()
-
-
 @pytest.fixture(scope="module")
 def elsewhere():
     elsewhere = Elsewhere()
@@ -120,30 +89,6 @@ def hub(elsewhere, tmp_path_factory):
         yield hub.start()
     finally:
         hub.close()
-
-
-def reclaim(hub, method, path):
-    return requests.request(
-        method,
-        f"{hub.url}/services/gpu-reclaim/api/{path}",
-        headers={"Authorization": f"token {API_TOKEN}"},
-        timeout=30,
-    )
-
-
-def wait(condition, hub, seconds=40):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s\n{hub.log()[-6000:]}")
-
-
-def phase(hub, user):
-    answer = reclaim(hub, "GET", f"sessions/{user}/-")
-    return answer.json().get("phase") if answer.ok else answer.status_code
 
 
 def start(hub, user):

@@ -158,7 +158,7 @@ class Node:
             self.agent.run(key, f"work of {init.incarnation}", init.incarnation)
         place = self.agent.places[init.incarnation]
         place.pod = pod["metadata"]["uid"]
-        env = {e["name"]: e.get("value", "") for e in _notebook(pod).get("env", [])}
+        env = {e["name"]: e.get("value", "") for e in notebook(pod).get("env", [])}
         self.agent.tokens[init.incarnation] = env.get("JUPYTERHUB_API_TOKEN", "")
 
     async def _follow(self, pod: dict[str, Any], ip: str, init: Any) -> None:
@@ -183,7 +183,7 @@ class Node:
                 {
                     "name": container["name"],
                     "image": container["image"],
-                    "imageID": _digest(container["image"]),
+                    "imageID": digest(container["image"]),
                     "ready": not ended,
                     "restartCount": 0,
                     "state": state,
@@ -227,7 +227,7 @@ def _server_of(node: Node, uid: str) -> Application:
 
 def _init_of(pod: dict[str, Any]) -> Any:
     """The session's init in a pod, as its command line says; None without one."""
-    container = _notebook(pod)
+    container = notebook(pod)
     words = [*container.get("command", ()), *container.get("args", ())]
     with suppress(ValueError):
         at = words.index("-c")
@@ -241,12 +241,12 @@ def _init_of(pod: dict[str, Any]) -> Any:
     return None
 
 
-def _notebook(pod: dict[str, Any]) -> dict[str, Any]:
+def notebook(pod: dict[str, Any]) -> dict[str, Any]:
     containers = pod["spec"]["containers"]
     return next((c for c in containers if c["name"] == "notebook"), {})
 
 
-def _digest(image: str) -> str:
+def digest(image: str) -> str:
     if "@sha256:" in image:
         return image
     name = image.partition(":")[0]

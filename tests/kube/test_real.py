@@ -1,0 +1,145 @@
+"""The nearest real thing on one machine: everything real but the API server.
+
+A Hub with KubeSpawner, the service, an agent with CRIU and a store, and pods that are
+containers of runc, named as a kubelet names them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent import Agent, criu_folder
+from tests.support.cluster import NAMESPACE
+from tests.support.containers import PLACEMENT, PORT
+from tests.support.elsewhere import Elsewhere, phase, reclaim, wait
+from tests.support.hub import HubUnderTest, free_port, proxy_command
+from tests.support.real_node import RealNode
+
+#: An address of this machine that containers reach by their default route.
+HUB_IP = f"10.214.{secrets.randbelow(250)}.{secrets.randbelow(250) + 1}"
+CONFIG = """
+from jupyterhub_gpu_reclaim.hub_config import configure
+c.JupyterHub.hub_bind_url = "http://{ip}:{hub_port}"
+c.KubeSpawner.namespace = {namespace!r}
+c.KubeSpawner.port = {port}
+c.KubeSpawner.image = "quay.io/jupyter/base:latest"
+c.KubeSpawner.notebook_dir = "/home/ann"
+c.KubeSpawner.args = ["--allow-root"]
+c.Spawner.environment.update({{
+    "PATH": "{bin}:/usr/bin:/bin", "HOME": "/home/ann", "SHELL": "/bin/bash",
+}})
+c.SessionPodSpawner.session_python = "{python}"
+c.SessionPodSpawner.realm = "{realm}"
+c.Spawner.poll_interval = 1
+c.JupyterHub.load_roles.append({{
+    "name": "tests-reclaim",
+    "services": ["tests"],
+    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
+}})
+configure(
+    c,
+    placement="kubernetes",
+    agent_token_file="{folder}/token",
+    state_dir="{folder}/service",
+    service_port={service_port},
+    idle_after=0,
+    sample_interval=0.5,
+    service_options={{
+        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
+        "ReclaimService.namespace": {namespace!r},
+        "ReclaimService.agent_tls_name": "",
+        "ReclaimService.agent_port": {agent_port},
+        "ReclaimService.tick_interval": 0.5,
+    }},
+)
+"""
+
+
+@pytest.fixture
+def folder():
+    if shutil.which("runc") is None:
+        pytest.skip("needs runc: apt-get install runc")
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    path = Path(tempfile.mkdtemp(prefix="grk-", dir="/tmp"))
+    address = ("ip", "addr", "add", f"{HUB_IP}/32", "dev", "lo")
+    subprocess.run(address, check=True)
+    yield path
+    subprocess.run([*address[:2], "del", *address[3:]], check=False)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def elsewhere(folder):
+    elsewhere = Elsewhere()
+    yield elsewhere
+    elsewhere.close()
+
+
+@pytest.fixture
+def agent(folder, elsewhere):
+    address = f"127.88.{secrets.randbelow(250)}.{secrets.randbelow(250) + 1}"
+    port = free_port()
+    made = Agent(folder, criu_folder())
+    made.listen = f"{address}:{port}"
+    made.start(PLACEMENT, wait=False)
+    elsewhere.do(RealNode, elsewhere.cluster, folder, (address, port))
+    yield port
+    made.kill()
+    print(made.log.read_text()[-3000:])
+
+
+@pytest.fixture
+def hub(folder, elsewhere, agent):
+    for who in ("service", "hub"):
+        text = elsewhere.cluster.kubeconfig(who)
+        (folder / f"{who}.kubeconfig").write_text(text)
+    config = CONFIG.format(
+        folder=folder,
+        realm=folder.name,
+        namespace=NAMESPACE,
+        port=PORT,
+        ip=HUB_IP,
+        hub_port=free_port(),
+        agent_port=agent,
+        service_port=free_port(),
+        bin=Path(sys.executable).parent,
+        python=sys.executable,
+    )
+    environment = {"KUBECONFIG": str(folder / "hub.kubeconfig")}
+    hub = HubUnderTest(folder, config, env=environment)
+    try:
+        yield hub.start()
+    finally:
+        hub.close()
+
+
+@pytest.mark.slow
+def test_a_kernel_goes_on_in_another_pod(hub, elsewhere):
+    user = hub.user("ada")
+    user.start_server()
+    kernel = user.server().start_kernel()
+    with kernel:
+        kernel.run("import os; x = [1, 2]; pid = os.getpid()")
+    first = elsewhere.cluster.pod("jupyter-ada")
+    for _ in range(2):
+        wait(lambda: phase(hub, "ada") == "running", hub)
+        assert reclaim(hub, "POST", "sessions/ada/-/suspend").ok
+        wait(lambda: phase(hub, "ada") == "suspended", hub)
+        wait(lambda: elsewhere.cluster.pod("jupyter-ada") is None, hub)
+        user.start_server()
+        with kernel:
+            assert kernel.run("x.append(3); print(os.getpid() == pid)").text == "True\n"
+    with kernel:
+        assert kernel.run("print(x)").text == "[1, 2, 3, 3]\n"
+    second = elsewhere.cluster.pod("jupyter-ada")
+    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+    assert second["status"]["podIP"] != first["status"]["podIP"]
+    assert elsewhere.cluster.violations == []
