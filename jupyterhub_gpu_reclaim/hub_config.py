@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +47,7 @@ def configure(
     agent_token_file: str = "/var/lib/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
     state_dir: str = STATE_DIR,
     service_port: int = 10101,
+    service_host: str | None = None,
     idle_after: float | None = None,
     sample_interval: float | None = None,
     min_age: float | None = None,
@@ -65,7 +67,9 @@ def configure(
             Kubernetes unused.
         agent_token_file: file with the agent's token; the agent makes it.
         state_dir: folder of the service: journal and secrets, only for root.
-        service_port: port on 127.0.0.1 that the service listens on.
+        service_port: port that the service listens on.
+        service_host: address that it listens on, for the proxy and the Hub. None:
+            127.0.0.1, and in a pod the pod's own, since the proxy is another pod.
         idle_after: seconds without use until a session is suspended; None: the
             policy's own default; 0: never by itself.
         sample_interval: seconds between two looks at the sessions.
@@ -88,7 +92,7 @@ def configure(
         raise ValueError(f"state_dir must be an absolute path, not {state_dir!r}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     spawner_token = _secret(folder / "spawner.token")
-    url = f"http://127.0.0.1:{service_port}"
+    url = f"http://{service_host or _own_address(placement)}:{service_port}"
     options = {
         "ReclaimService.placement": None if placement == "local" else placement,
         "ReclaimService.agent": agent if placement == "local" else None,
@@ -124,6 +128,16 @@ def configure(
 
 
 # --- parts ---------------------------------------------------------------------------
+
+
+def _own_address(placement: str) -> str:
+    """Where the proxy finds a program beside the Hub, as it stands in a URL."""
+    if placement == "local" or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return "127.0.0.1"
+    # The kubelet has written the pod's name and address into its /etc/hosts.
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    address = str(found[0][4][0])
+    return f"[{address}]" if ":" in address else address
 
 
 def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:

@@ -34,6 +34,22 @@ def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
         configure(Config(), state_dir=str(tmp_path / "s"), placement="moon")
 
 
+def test_configure_in_a_pod_makes_the_service_listen_where_the_proxy_finds_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    for address, host in (("10.244.1.7", "10.244.1.7"), ("fd00::7", "[fd00::7]")):
+        found = [(0, 0, 0, "", (address, 0))]
+        c = Config()
+        configure(c, state_dir=str(tmp_path / "s"), placement="kubernetes")
+        assert c.JupyterHub.services[0]["url"] == f"http://{host}:10101"
+        assert c.ReclaimMixin.reclaim_service == f"http://{host}:10101"
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"), service_host="10.1.2.3")
+    assert c.JupyterHub.services[0]["url"] == "http://10.1.2.3:10101"
+
+
 def test_configure_keeps_what_the_administrator_has_set(tmp_path):
     c = Config()
     c.JupyterHub.spawner_class = "mine"
