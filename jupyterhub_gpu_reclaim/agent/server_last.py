@@ -58,7 +58,7 @@ def rewrite(there: saved.Saved) -> dict[str, bytes]:
 
 
 def go_on(wake: WakeUp, result: RestoreResult, world: World) -> None:
-    """Let it go on, the server's loop last; blocks for about a second at most.
+    """Let it go on, the server's loop last; blocks for 1.5 seconds at most.
 
     Raises:
         ReclaimError: as ``engine.restore.proceed``.
