@@ -31,7 +31,7 @@ def captured(parts: Parts, incarnation: str, checkpoint: str) -> Event | None:
             return Event(failure=record.failure)
         if record.stage not in _SAVED:
             return None
-    if not parts.store.exists(checkpoint):
+    if not parts.store.saved_here(checkpoint):
         return None
     info = parts.store.info(checkpoint)
     return Event(checkpoint=info) if info.incarnation == incarnation else None

@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which the agent answers, whoever is not settled.
 PATIENCE = 20.0
-#: Seconds that a sweep has in any case; it goes on after them.
-_SWEEP_SECONDS = 1.0
+#: Seconds for which a sweep is waited for; it goes on after them.
+_SWEEP_SECONDS = 2.0
 #: Seconds until a store that did not answer is asked again.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 #: How long a CRIU may take to die of SIGTERM, then of SIGKILL.
@@ -71,7 +71,6 @@ async def recover(
         patience: seconds until it returns, whoever is not settled by then, and whether
             or not the store has been swept; that goes on until it has been done once.
     """
-    until = time.monotonic() + patience
     await asyncio.to_thread(_remember_pods, parts)
     sessions = await asyncio.to_thread(parts.placements.list)
     sessions = await asyncio.to_thread(_one_each, sessions)
@@ -85,8 +84,7 @@ async def recover(
     sweeping = asyncio.create_task(_insist(parts, partial(_sweep, parts), "-"))
     _kept.add(sweeping)
     sweeping.add_done_callback(_kept.discard)
-    left = max(_SWEEP_SECONDS, until - time.monotonic())
-    if not (await asyncio.wait({sweeping}, timeout=left))[0]:
+    if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
         _log.warning("- the store is not swept yet: it does not answer")
 
 
@@ -173,13 +171,17 @@ def _settle(parts: Parts, session: Session) -> None:
 
 def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
     """The store decides: committed, or never been."""
-    if parts.store.exists(record.checkpoint):
-        if record.stage is Stage.CAPTURING and _goes_on(session):
+    capturing, store = record.stage is Stage.CAPTURING, parts.store
+    # What was captured before may have gone on to the store behind this node's folder.
+    if store.saved_here(record.checkpoint) or (
+        not capturing and store.exists(record.checkpoint)
+    ):
+        if capturing and _goes_on(session):
             # It was rolled back, and neither the store nor the record took note.
             release.undo_capture(parts, session, record)
             _fail(parts, record)
             return
-        if record.stage is Stage.CAPTURING:
+        if capturing:
             parts.records.save(record.at(Stage.CAPTURED, record.steps))
         _log.info("%s is saved as %s", session.key, record.checkpoint)
         return

@@ -114,6 +114,14 @@ class Beginner:
         self._terms = terms
         self._busy = busy
 
+    def exists(self, checkpoint: str) -> bool:
+        """Whether it is committed where checkpoints are written.
+
+        Raises:
+            StoreError: that place does not answer.
+        """
+        return self._place.catalogue.exists(checkpoint)
+
     def begin(
         self,
         checkpoint: str,

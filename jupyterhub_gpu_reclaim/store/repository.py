@@ -128,6 +128,14 @@ class Repository:
         """
         return self._catalogue.exists(checkpoint)
 
+    def saved_here(self, checkpoint: str) -> bool:
+        """Whether it stands where this node commits: in its folder, where that is it.
+
+        Raises:
+            StoreError: that place does not answer, so nothing is known.
+        """
+        return self._beginner.exists(checkpoint)
+
     def open(self, checkpoint: str) -> Checkpoint:
         """A committed checkpoint; its packs are seen to stand there, unread.
 

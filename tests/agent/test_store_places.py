@@ -75,3 +75,24 @@ def test_session_comes_back_from_the_store_when_the_disk_is_lost(
     log = agent.log.read_text()
     assert "a-very-secret-key" not in log
     assert "Traceback" not in log
+
+
+def test_session_is_saved_and_comes_back_while_the_store_is_away(
+    configured, counter, places, folder, s3
+):
+    """What only the folder of the machine has is sent when the store answers again."""
+    tiers = {"store_local_dir": str(folder / "node"), "commit_means": "local"}
+    nowhere = {**s3.options, "endpoint": "http://127.0.0.1:1"}
+    agent = configured(**tiers, store_options=nowhere, store_patience_seconds=1.0)
+    captured = agent.capture(counter, "cp-1")
+    assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp-1"})
+    assert not counter.alive
+    holding = places("hold")
+    restored = agent.restore(holding, "cp-1")
+    assert restored[-1]["tree"]["state"] == "running", restored[-1]
+    assert goes_on(holding)
+    assert in_bucket(s3) == []
+    configured(**tiers)
+    wait_for(lambda: "manifests/cp-1" in in_bucket(s3))
+    assert not [name for name in in_bucket(s3) if name.startswith("writing/")]
