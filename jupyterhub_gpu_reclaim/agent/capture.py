@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
+from jupyterhub_gpu_reclaim.agent.rights import refuse_beyond_agent, rights_of
 from jupyterhub_gpu_reclaim.engine import cgroup, dump, preflight, quiesce
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
@@ -75,6 +76,7 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
     )
     found += parts.accelerator.findings(survey)
     found += surroundings.refuse_root(session)
+    found += refuse_beyond_agent(rights_of(snapshot.processes))
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
     if free is not None and free < needed:
         found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))

@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.agent import (
 )
 from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.progress import in_thread
+from jupyterhub_gpu_reclaim.engine import capabilities
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -64,7 +65,11 @@ class LocalNode:
         parts = self._parts
 
         def look() -> list[Finding]:
-            return [*parts.tool.findings(), *parts.accelerator.node_findings()]
+            return [
+                *capabilities.findings(),
+                *parts.tool.findings(),
+                *parts.accelerator.node_findings(),
+            ]
 
         return await in_thread(look, step="check", limit=parts.limits.check)
 

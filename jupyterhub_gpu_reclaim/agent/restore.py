@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.rights import (
     compare_rights,
+    refuse_beyond_agent,
     refuse_user_namespace,
     rights_of,
 )
@@ -314,6 +315,7 @@ def _compare(
     init = processes.snapshot_init(init_pid, session.init_start)
     found += refuse_user_namespace(init)
     found += compare_rights(world.rights, rights_of([init]))
+    found += refuse_beyond_agent(world.rights)
     found += parts.accelerator.compare(world.gpus, init_pid)
     limit = cgroup.memory_limit(init_pid)
     # What its GPUs held does not stay in its processes.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine import capabilities, procfs
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.processes import DEAD
 from jupyterhub_gpu_reclaim.models import Value
@@ -31,12 +31,14 @@ class Rights(Value, frozen=True, kw_only=True):
     """The most that any of some processes may do.
 
     ``uids`` are all user ids in use, ``capabilities`` all that one has or could get by
-    running a program (bits of the kernel's sets), ``filtered`` says that every one has
+    running a program (bits of the kernel's sets), of which it has ``held`` already;
+    ``filtered`` says that every one has
     a seccomp filter, ``no_new_privileges`` that no program can raise its rights.
     """
 
     uids: list[int]
     capabilities: int
+    held: int = 0
     filtered: bool
     no_new_privileges: bool
 
@@ -44,19 +46,21 @@ class Rights(Value, frozen=True, kw_only=True):
 def rights_of(processes: Iterable[Process]) -> Rights:
     """The rights of those processes together; the dead have none."""
     uids: set[int] = set()
-    capabilities, filtered, no_new = 0, True, True
+    bounding, held, filtered, no_new = 0, 0, True, True
     for process in processes:
         status = procfs.status(process.pid)
         if process.state in DEAD or not status:
             continue
         uids.update(int(uid) for uid in status["Uid"].split())
-        for name in ("CapPrm", "CapInh", "CapBnd", "CapAmb"):
-            capabilities |= int(status[name], 16)
+        bounding |= int(status["CapBnd"], 16)
+        for name in ("CapPrm", "CapInh", "CapAmb"):
+            held |= int(status[name], 16)
         filtered &= status.get("Seccomp", "0") != "0"
         no_new &= status.get("NoNewPrivs", "0") == "1"
     return Rights(
         uids=sorted(uids),
-        capabilities=capabilities,
+        capabilities=bounding | held,
+        held=held,
         filtered=filtered,
         no_new_privileges=no_new,
     )
@@ -83,14 +87,15 @@ def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
     if _ROOT not in here.uids and (strangers := set(there.uids) - set(here.uids)):
         yield finding(Reason.USER_MISMATCH, there=min(strangers), here=here.uids[0])
     if there.capabilities & ~here.capabilities:
-        extra = _names(there.capabilities & ~here.capabilities)
-        yield finding(Reason.RIGHTS_MISMATCH, what=f"capabilities {extra}")
+        extra = capabilities.names(there.capabilities & ~here.capabilities)
+        yield finding(Reason.RIGHTS_MISMATCH, what=", ".join(extra))
     if here.filtered and not there.filtered:
         yield finding(Reason.RIGHTS_MISMATCH, what="programs without a seccomp filter")
     if here.no_new_privileges and not there.no_new_privileges:
         yield finding(Reason.RIGHTS_MISMATCH, what="programs that may gain privileges")
 
 
-def _names(bits: int) -> str:
-    """Capabilities by their numbers in linux/capability.h."""
-    return ", ".join(str(bit) for bit in range(bits.bit_length()) if bits >> bit & 1)
+def refuse_beyond_agent(there: Rights | None) -> Iterator[Finding]:
+    """Why we cannot give a session its rights back: we lack them ourselves."""
+    if there is not None:
+        yield from capabilities.missing(there.held, capabilities.own())

@@ -10,10 +10,11 @@ import pytest
 from jupyterhub_gpu_reclaim.agent.rights import (
     Rights,
     compare_rights,
+    refuse_beyond_agent,
     refuse_user_namespace,
     rights_of,
 )
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine import capabilities, processes
 from jupyterhub_gpu_reclaim.engine.processes import Process
 
 SAME = Rights(
@@ -50,7 +51,7 @@ def test_compare_rights_refuses_more_than_the_place_gives(there, here, codes):
 
 def test_compare_rights_names_the_capability():
     (found,) = compare_rights(changed(capabilities=ALL), SAME)
-    assert "capabilities 21" in found.message
+    assert "CAP_SYS_ADMIN" in found.message
 
 
 def test_user_namespace_of_its_own_is_refused():
@@ -73,6 +74,24 @@ def test_rights_of_this_process_are_what_the_kernel_tells():
     rights = rights_of([processes.snapshot_init(os.getpid())])
     assert rights.uids == [os.getuid()]
     assert (rights.capabilities != 0) == (os.getuid() == 0)
+
+
+def test_session_that_holds_more_than_the_agent_is_refused():
+    mine = capabilities.own()
+    assert list(refuse_beyond_agent(None)) == []
+    assert list(refuse_beyond_agent(changed(held=mine))) == []
+    (found,) = refuse_beyond_agent(changed(held=mine | 1 << 62))
+    assert (found.code, found.fatal) == ("capability_missing", True)
+    assert "capability 62" in found.message
+
+
+def test_agent_of_root_lacks_nothing_and_a_manifest_that_forgets_one_is_told():
+    if os.geteuid() == 0:
+        assert list(capabilities.findings()) == []
+    everything = (1 << len(capabilities.NAMES)) - 1
+    without = everything & ~(1 << capabilities.NAMES.index("SYS_TIME"))
+    (found,) = capabilities.missing(everything, without)
+    assert "CAP_SYS_TIME" in found.message
 
 
 def test_rights_of_nobody_are_none():
