@@ -179,15 +179,10 @@ def work(
     """
     for pid in np.unique(rows[:, 3]).tolist():
         mine = rows[rows[:, 3] == pid]
-        target = Target(pid, mine[:, 1], mine[:, 2], mine[:, 4])
         new = np.flatnonzero(np.diff(mine[:, 0], prepend=-1))
-        sums = np.add.reduceat(mine[:, 2], new).tolist()
-        numbers = mine[new, 0].tolist()
-        cuts = itertools.pairwise([*new.tolist(), len(mine)])
-        # Some thousand times a second: what can be made at once for all is made above.
-        for block, size, (begin, end) in zip(numbers, sums, cuts, strict=True):
-            target.poke(blocks.plain(block, opener), begin, end)
-            meter[0] += size
+        target = Target(pid, mine[:, 1], mine[:, 2], mine[:, 4], new)
+        for number, block in enumerate(mine[new, 0].tolist()):
+            meter[0] += target.poke(number, blocks.plain(block, opener))
 
 
 class Threads:

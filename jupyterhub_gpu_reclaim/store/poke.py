@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Buffer
 
 _MOST = 1024  #: IOV_MAX
+_VECTOR_BYTES = 16  #: of a struct iovec
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _writev = _libc.process_vm_writev
@@ -37,13 +38,17 @@ _writev.argtypes = (
 
 
 class Target:
-    """Memory of one process that is to be written, piece by piece (process_vm_writev).
+    """Memory of one process that is to be written, block by block (process_vm_writev).
+
+    Some thousand blocks are written in a second: what can be made at once for all of
+    them is made here.
 
     Args:
         pid: of the process, as we see it.
-        starts: of the pieces, each in the buffer that it comes from.
+        starts: of the pieces, each in the block that it comes from.
         lengths: of the pieces.
         addresses: where each goes.
+        firsts: the first piece of each block, in rising order, the first of them 0.
     """
 
     def __init__(
@@ -52,35 +57,53 @@ class Target:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         addresses: NDArray[np.int64],
+        firsts: NDArray[np.int64],
     ) -> None:
         self._pid = pid
-        self._ends = starts + lengths
-        self._lengths = lengths
-        self._here = np.stack([starts, lengths], 1).astype(np.uint64)
-        self._there = np.stack([addresses, lengths], 1).astype(np.uint64)
+        self._cuts = [*firsts.tolist(), len(starts)]
+        self._needs = np.maximum.reduceat(starts + lengths, firsts).tolist()
+        self._sizes = np.add.reduceat(lengths, firsts).tolist()
+        self._from = np.stack([starts, lengths], 1).astype(np.uint64)
+        self._to = np.stack([addresses, lengths], 1).astype(np.uint64)
+        self._to_at: int = self._to.ctypes.data
+        #: What is given to the kernel: as above, with addresses of ours.
+        self._given = np.empty((_MOST, 2), np.uint64)
+        self._given_at: int = self._given.ctypes.data
 
-    def poke(self, data: Buffer, begin: int, end: int) -> None:
-        """Write the pieces with those numbers; all of them come from one buffer.
+    def poke(self, number: int, data: Buffer) -> int:
+        """Write the pieces of a block.
+
+        Args:
+            number: of the block, among those of ``firsts``.
+            data: all of it.
+
+        Returns:
+            Their bytes.
 
         Raises:
             StoreError: ``RESTORE_FAILED``, the process is gone or has no memory there
-                that it could write to itself; or a piece is beyond the buffer.
+                that it could write to itself; or a piece is beyond the block.
         """
-        whole = np.frombuffer(data, np.uint8)
-        if int(self._ends[begin:end].max()) > len(whole):
+        if self._needs[number] > len(data):
             why = "a piece is beyond its block"
             raise StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
-        here = self._here[begin:end].copy()
-        here[:, 0] += np.uint64(whole.ctypes.data)
+        base = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+        size: int = self._sizes[number]
+        done = 0
+        begin, end = self._cuts[number : number + 2]
         for at in range(begin, end, _MOST):
-            last = min(at + _MOST, end)
-            self._write(here[at - begin : last - begin], at, last)
-
-    def _write(self, here: NDArray[np.uint64], begin: int, end: int) -> None:
-        theirs, count = self._there[begin:end], end - begin
-        done = _writev(self._pid, here.ctypes.data, count, theirs.ctypes.data, count, 0)
-        if done != int(self._lengths[begin:end].sum()):
-            _fail(self._pid, ctypes.get_errno() if done < 0 else errno.EFAULT)
+            count = min(end - at, _MOST)
+            given = self._given[:count]
+            given[:] = self._from[at : at + count]
+            given[:, 0] += np.uint64(base)
+            there = self._to_at + at * _VECTOR_BYTES
+            wrote = _writev(self._pid, self._given_at, count, there, count, 0)
+            if wrote < 0:
+                _fail(self._pid, ctypes.get_errno())
+            done += wrote
+        if done != size:
+            _fail(self._pid, errno.EFAULT)
+        return size
 
 
 def _fail(pid: int, number: int) -> NoReturn:
