@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.spawner import pod as pods
 from jupyterhub_gpu_reclaim.spawner import watched
 from jupyterhub_gpu_reclaim.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.spawner.narrator import interleaved
 from jupyterhub_gpu_reclaim.spawner.state import Place
 
 if TYPE_CHECKING:
@@ -170,13 +171,9 @@ class SessionPodSpawner(KubeSpawner):
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """KubeSpawner's own events, and the place in the queue."""
-        told = ""
-        async for event in super().progress():
+        events = interleaved(super().progress(), self._waits_for, LOOK_SECONDS)
+        async for event in events:
             yield event
-            words = self._waits_for()
-            if words and words != told:
-                yield {"message": words}
-            told = words
 
     def _waits_for(self) -> str:
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()

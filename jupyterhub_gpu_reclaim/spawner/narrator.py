@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.words import size
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.models import Step
 
@@ -77,6 +77,35 @@ class Narrator:
     def _wake(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+async def interleaved(
+    events: AsyncGenerator[dict[str, Any]], look: Callable[[], str], seconds: float
+) -> AsyncGenerator[dict[str, Any]]:
+    """Events of somebody else's, with a sentence of ours whenever that has changed.
+
+    Args:
+        events: until their end.
+        look: our sentence; empty: nothing to say.
+        seconds: between two looks.
+    """
+    told = ""
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            come, _ = await asyncio.wait({coming}, timeout=seconds)
+            words = look()
+            if words and words != told:
+                yield {"message": words}
+            told = words
+            if come:
+                event = coming.result()
+                if event is None:
+                    return
+                yield event
+                coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        coming.cancel()
 
 
 def sentence(step: Step) -> str:

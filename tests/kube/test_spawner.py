@@ -180,12 +180,12 @@ async def test_progress_tells_the_place_in_the_queue_of_a_new_session(cluster, m
     starts = [asyncio.ensure_future(spawner.start()) for spawner in spawners]
     await until(lambda: len(cluster.session_pods()) == 2)
     told = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         async for event in spawners[1].progress():
             told.append(event["message"])
-            if "Waiting for a free GPU: place" in told[-1]:
+            if "of 2 in the queue" in told[-1]:
                 break
-    assert "of 2 in the queue" in told[-1]
+    assert "Waiting for a free GPU: place" in told[-1]
     for start in starts:
         start.cancel()
     await asyncio.gather(*starts, return_exceptions=True)

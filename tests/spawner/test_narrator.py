@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from jupyterhub_gpu_reclaim.models import Step
-from jupyterhub_gpu_reclaim.spawner.narrator import CEILING, Narrator, sentence
+from jupyterhub_gpu_reclaim.spawner.narrator import (
+    CEILING,
+    Narrator,
+    interleaved,
+    sentence,
+)
 
 
 async def test_late_reader_hears_everything_and_the_end():
@@ -42,3 +47,25 @@ def test_sentence_names_bytes_and_seconds():
 
 async def _read(narrator):
     return [line["message"] async for line in narrator.lines()]
+
+
+async def test_interleaved_tells_ours_when_it_changes_and_all_of_theirs():
+    ours = iter(["", "place 2", "place 2", "place 1", "", ""])
+
+    async def theirs():
+        for number in range(5):
+            yield {"message": f"event {number}"}
+
+    told = [each["message"] async for each in interleaved(theirs(), ours.__next__, 9)]
+    events = [f"event {number}" for number in range(5)]
+    assert told == [events[0], "place 2", *events[1:3], "place 1", *events[3:]]
+
+
+async def test_interleaved_does_not_wait_for_their_next_word():
+    async def silent():
+        yield {"message": "first"}
+        await asyncio.Event().wait()
+
+    told = interleaved(silent(), iter(["", "", "place 1"]).__next__, 0.01)
+    assert [(await anext(told))["message"] for _ in range(2)] == ["first", "place 1"]
+    await told.aclose()
