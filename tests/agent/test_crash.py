@@ -37,7 +37,7 @@ def settled(agent, place) -> dict:
     return agent.tree(place)
 
 
-@pytest.mark.parametrize(("step", "state"), moments())
+@pytest.mark.parametrize(("step", "state"), list(moments()))
 def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
     agent.capture(counter, "cp", until=at(step, state))
 
