@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.engine import conftest as engine_tests
 from tests.support.agent import Agent, criu_folder
+from tests.support.containerd import CONFINED, confine
 from tests.support.containers import PLACEMENT, PodJupyter
 from tests.support.containers import pods as make_pods
 
@@ -27,10 +30,15 @@ criu, engine = engine_tests.criu, engine_tests.engine
 
 
 @pytest.fixture
-def agent(folder, pods):
+def agent(folder, pods, monkeypatch):
     del pods  # says why it cannot run here
     made = Agent(folder, criu_folder())
-    made.start(PLACEMENT)
+    if os.environ.get(CONFINED):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(confine(folder)))
+            made.start(PLACEMENT)
+    else:
+        made.start(PLACEMENT)
     yield made
     made.kill()
     print(made.log.read_text())

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -70,6 +72,27 @@ def test_check_finds_at_most_the_capability(criu):
     capable = module.has_capability(module.CAP_SYS_RESOURCE)
     assert [f.code for f in findings] == ([] if capable else ["capability_missing"])
     assert not any(f.fatal for f in findings)
+
+
+def test_check_in_a_container_with_a_read_only_proc_is_good(criu):
+    """As an agent's own is; ``enter`` makes itself another one."""
+    folder = criu.binary.parent
+    work = (
+        "from pathlib import Path; from jupyterhub_gpu_reclaim.engine import criu;"
+        f"found = criu.check(Path({str(folder)!r}));"
+        "print([one.message for one in found if one.fatal])"
+    )
+    shut = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+    done = subprocess.run(
+        [
+            *("unshare", "--mount", "sh", "-c", f'{shut} && "$0" -c "$1"'),
+            *(sys.executable, work),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_check_missing_is_fatal(tmp_path, no_system_criu):

@@ -33,6 +33,27 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 FOLDERS = ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "srv")
 
 
+#: Set where the agent is to be in a container of its own, so to speak.
+CONFINED = "GPU_RECLAIM_TEST_CONFINED_AGENT"
+#: No control groups, no folder of the runtime's, a read-only /proc/sys.
+CONFINEMENT = """#!/bin/sh
+exec unshare --mount --cgroup --uts --ipc sh -c '
+umount -R -l /sys/fs/cgroup
+mount -t tmpfs hidden {folder}/containerd
+mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
+exec {python} "$@"' sh "$@"
+"""
+
+
+def confine(folder: Path) -> Path:
+    """A Python that sees all processes, and little else of the host."""
+    (folder / "containerd").mkdir()
+    program = folder / "confined-python"
+    program.write_text(CONFINEMENT.format(folder=folder, python=sys.executable))
+    program.chmod(0o755)
+    return program
+
+
 def _tar(*entries: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -84,7 +105,7 @@ class Containerd:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "containerd"
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
         config = self.folder / "config.toml"
         config.write_text(CONFIG.format(folder=self.folder))
         with (self.folder / "log").open("wb") as log:
