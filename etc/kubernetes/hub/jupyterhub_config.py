@@ -1,0 +1,42 @@
+"""JupyterHub configuration for etc/kubernetes/hub: KubeSpawner, suspending sessions.
+
+The least that works, as a start for your own. Anybody may log in under any name: set an
+authenticator before others can reach it.
+"""
+
+from jupyterhub_gpu_reclaim.hub_config import configure
+
+c = get_config()  # type: ignore[name-defined] # noqa: F821
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allow_all = True
+
+c.JupyterHub.hub_bind_url = "http://:8081"
+c.JupyterHub.hub_connect_url = "http://hub:8081"
+c.JupyterHub.db_url = "sqlite:////srv/jupyterhub/jupyterhub.sqlite"
+c.JupyterHub.cookie_secret_file = "/srv/jupyterhub/cookie_secret"  # noqa: S105
+c.ConfigurableHTTPProxy.should_start = False
+c.ConfigurableHTTPProxy.api_url = "http://proxy-api:8001"
+
+c.KubeSpawner.image = "quay.io/jupyterhub/k8s-singleuser-sample:4.4.0"
+c.KubeSpawner.storage_pvc_ensure = True
+c.KubeSpawner.storage_capacity = "10Gi"
+c.KubeSpawner.pvc_name_template = "home-{user_server}"
+c.KubeSpawner.volumes = [
+    {"name": "home", "persistentVolumeClaim": {"claimName": "home-{user_server}"}}
+]
+c.KubeSpawner.volume_mounts = [{"name": "home", "mountPath": "/home/jovyan"}]
+c.KubeSpawner.uid = 1000
+c.KubeSpawner.fs_gid = 100
+c.KubeSpawner.mem_guarantee = "512M"
+
+configure(
+    c,
+    placement="kubernetes",
+    idle_after=30 * 60,
+    agent_token_file="/etc/gpu-reclaim/token",  # noqa: S106
+    state_dir="/srv/jupyterhub/gpu-reclaim",
+    service_options={
+        "ReclaimService.agent_ca_file": "/etc/gpu-reclaim/ca.crt",
+        "ReclaimService.agent_namespace": "gpu-reclaim",
+    },
+)
