@@ -15,7 +15,7 @@ from traitlets.config import Config
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import Identity
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.spawner.kube import SessionPodSpawner
+from jupyterhub_gpu_reclaim.spawner.kube import ReclaimKubeSpawner, SessionPodSpawner
 from tests.kube.conftest import until
 from tests.support.cluster import NAMESPACE
 from tests.support.nodes import SERVER_PORT
@@ -25,7 +25,7 @@ HUB = SimpleNamespace(
 )
 
 
-class Spawner(SessionPodSpawner):
+class WithoutHub:
     """Without what only a Hub has."""
 
     def get_env(self):
@@ -33,6 +33,14 @@ class Spawner(SessionPodSpawner):
 
     def get_args(self):
         return []
+
+
+class Spawner(WithoutHub, SessionPodSpawner):
+    """Makes pods."""
+
+
+class Reclaiming(WithoutHub, ReclaimKubeSpawner):
+    """Finds them again."""
 
 
 @pytest.fixture
@@ -43,10 +51,10 @@ async def make(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(upstream, "load_config", lambda **_: None)
     await config.load_kube_config(str(file))
 
-    def make(name="ada", incarnation="a" * 32, **more):
+    def make(name="ada", incarnation="a" * 32, kind=Spawner, **more):
         kube = {"namespace": NAMESPACE, "port": SERVER_PORT, "start_timeout": 20}
         kube |= {"image": "quay.io/jupyter/base:latest", "events_enabled": True}
-        spawner = Spawner(
+        spawner = kind(
             config=Config({"KubeSpawner": {**kube, **more}}),
             hub=HUB,
             user=SimpleNamespace(name=name, id=1, url=f"/user/{name}/"),
@@ -72,6 +80,44 @@ async def test_start_poll_and_stop(cluster, make):
     await spawner.stop(now=True)
     assert cluster.pod("jupyter-ada") is None
     assert await spawner.poll() == 1
+
+
+async def test_a_hub_that_has_forgotten_a_pod_finds_it_by_its_incarnation(
+    cluster, make
+):
+    """What a start needs that adopts: where it is, and the login in it."""
+    url = await make().start()
+    pod = cluster.pod("jupyter-ada")
+    spawner = make(kind=Reclaiming, pod_name_template="renamed-{username}")
+    assert await spawner.reclaim_find("f" * 32) is None
+    place = await spawner.reclaim_find("a" * 32)
+    assert (place.pod, place.name) == (pod["metadata"]["uid"], "jupyter-ada")
+    spawner.reclaim_take(place)
+    assert await spawner.reclaim_where(0) == url
+    assert await spawner.reclaim_token() == "fresh"
+    assert await spawner.reclaim_port() == SERVER_PORT
+    assert spawner.reclaim_place() == place
+    assert spawner.reclaim_alive()
+    assert spawner.reclaim_frozen() is None
+    await spawner.reclaim_end()
+    assert cluster.pod("jupyter-ada") is None
+    assert await spawner.reclaim_died()
+    assert await spawner.reclaim_token() == ""
+
+
+async def test_a_pod_counts_as_dead_when_the_kubelet_says_so_and_not_before(
+    cluster, make
+):
+    await make().start()
+    spawner = make(kind=Reclaiming)
+    spawner.reclaim_take(await spawner.reclaim_find("a" * 32))
+    died = asyncio.ensure_future(spawner.reclaim_died())
+    await asyncio.sleep(0.3)
+    assert not died.done()
+    for node in cluster.nodes:
+        node.agent.places.clear()  # its processes are ended; the pod is still there
+    assert await died
+    assert cluster.pod("jupyter-ada") is not None
 
 
 async def test_a_pod_that_is_ending_is_waited_for_and_never_forced(cluster, make):
