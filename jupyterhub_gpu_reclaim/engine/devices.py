@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _MEMORY, _TTY, _TTY_AUXILIARY, _MISC = 1, 4, 5, 10
 _MEMORY_OK: Final = frozenset({3, 5, 7, 8, 9, 11})  # null zero full random urandom kmsg
 _CONSOLES: Final = range(1, 64)
-_TTY_AUXILIARY_OK: Final = frozenset({0, 2})  # /dev/tty, /dev/ptmx
+#: /dev/ptmx. Not /dev/tty: CRIU confuses whoever has it open with whoever has the
+#: other end of that terminal ("ctty inheritance detected").
+_TTY_AUXILIARY_OK: Final = frozenset({2})
 _PTYS: Final = range(128, 144)
 _TUN: Final = 200
 

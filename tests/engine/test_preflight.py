@@ -204,6 +204,20 @@ def test_examine_foreign_pid_namespace_is_found(run):
     assert "a pid namespace" in only(snapshot).message
 
 
+def test_examine_terminal_by_the_name_of_ones_own_is_found(run):
+    """Dash and less open it; CRIU then takes the server for its owner."""
+    snapshot = run("""
+        import fcntl, pty, termios
+        os.setsid()
+        keep, mine = pty.openpty()
+        fcntl.ioctl(mine, termios.TIOCSCTTY, 0)
+        own = os.open("/dev/tty", os.O_RDWR)
+        """)
+    found = only(snapshot)
+    assert found.code == "device_open"
+    assert "/dev/tty" in found.message
+
+
 @pytest.mark.parametrize("device", ["/dev/loop-control", "/dev/fuse", "/dev/loop0"])
 def test_examine_device_is_found_by_name(run, device):
     if not Path(device).exists():
