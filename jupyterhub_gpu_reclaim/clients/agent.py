@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.models import (
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Container
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.models import SessionKey
@@ -86,8 +86,10 @@ class AgentClient:
 
     # --- looking
     async def ready(self) -> list[Finding]:
-        """What keeps the node from saving sessions."""
-        return (await self._get("/readyz", _Ready)).findings
+        """What keeps the node from saving sessions, or makes it slow."""
+        # 503 is the same answer, for probes that look at the status alone.
+        answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
+        return _understood(answer.body, _Ready, "/readyz").findings
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record, at least those of ``key``."""
@@ -184,12 +186,14 @@ class AgentClient:
         )
         return _understood(answer.body, kind, path)
 
-    async def _ask(self, method: str, path: str, **more: Any) -> Answer:
+    async def _ask(
+        self, method: str, path: str, *, good: Container[int] = range(400), **more: Any
+    ) -> Answer:
         try:
             answer = await self._http.ask(method, path, **more)
         except Silent as silent:
             raise _unreachable(str(silent)) from None
-        if answer.status >= 400:
+        if answer.status not in good:
             raise _error(answer, path)
         return answer
 

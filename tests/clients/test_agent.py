@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.agent.routes import make_application
 from jupyterhub_gpu_reclaim.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.errors import NotFound, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -62,6 +63,12 @@ async def test_agent_a_whole_life_goes_through_the_client(client, node):
     await client.discard("c1")
     await client.discard("c1")
     assert (await client.kill("i2")).state is TreeState.GONE
+
+
+async def test_agent_of_a_node_that_is_not_ready_says_why(client, node):
+    node.findings = [finding(Reason.CRIU_MISSING)]
+    (found,) = await client.ready()
+    assert (found.code, found.fatal) == ("criu_missing", True)
 
 
 async def test_agent_errors_come_in_the_agents_own_words(client, node):

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.models import (
     CheckpointInfo,
     Event,
     Failure,
+    Finding,
     Identity,
     Placement,
     Sample,
@@ -116,6 +117,7 @@ class NodeInMemory:
         self.kernels: list | None = None
         self.samples_fail = False
         self.told: dict[str, list] = {}  # of each incarnation, by the service
+        self.findings: list[Finding] = []  # of the node itself
 
     # --- for tests
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
@@ -142,7 +144,7 @@ class NodeInMemory:
 
     # --- Node
     async def ready(self):
-        return []
+        return self.findings
 
     async def trees(self):
         return [place.tree() for place in self.places.values()]
