@@ -9,10 +9,10 @@ with more workers is what limits them; "sys" tells what of it is the kernel's. P
 * memory: copies within the process, one MiB at a time: what the memory gives at most;
 * pipe: slots out of one shared pipe, token and splice, into each worker's memory;
 * zeros, ids, probe, LZ4, seal: the work on a slot, each alone;
-* write: sealed blocks into new files of pack size; "over": the same files once more, so
-  without fresh pages; "huge": on a tmpfs with huge pages; "ahead": room made before
-  (fallocate); "one folder" writes where all of them do, as packs stand, while the
-  others have a folder each;
+* write: blocks into new files of pack size; "over": the same files once more, so
+  without fresh pages; "huge": on a tmpfs with huge pages (only for root); "ahead": room
+  made before (fallocate); "one folder": where all of them write, as packs stand, while
+  the others have a folder each;
 * read: sealed blocks out of files that were just written, and opened;
 * lane: all of it but the pipe; "no files": its backend forgets; "no look": it does not
   read back;
@@ -36,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,12 +177,12 @@ def files(
     return run
 
 
-def huge(job: Job) -> Callable[[], None]:
+def huge(job: Job, *, part: Part) -> Callable[[], None]:
     """The same on a tmpfs that takes huge pages (the folder of this worker is one)."""
     place = str(job.folder).encode()
-    if libc.mount(b"tmpfs", place, b"tmpfs", 0, b"huge=within_size,mode=700"):
+    if libc.mount(b"tmpfs", place, b"tmpfs", 0, b"huge=always,mode=700"):
         raise OSError(ctypes.get_errno(), "no tmpfs with huge pages here")
-    return files(job, ahead=True)
+    return part(replace(job, shared=job.folder))
 
 
 def read(job: Job) -> Callable[[], None]:
@@ -426,9 +426,10 @@ PARTS: dict[str, Part] = {
     "write, one folder": partial(files, together=True),
     "write, over": partial(files, over=True),
     "write, ahead": partial(files, ahead=True),
-    "write, huge": huge,
+    "write, huge": partial(huge, part=files),
     "read": read,
     "lane": one_lane,
+    "lane, huge": partial(huge, part=one_lane),
     "lane, no look": partial(one_lane, look=False),
     "lane, no files": partial(one_lane, keep=False),
 }
