@@ -145,7 +145,7 @@ class Accelerator:
         ]
         return Gpus(
             driver=cuda.driver_version(),
-            cards=self._cards(survey.users[0].process.pid),
+            cards=self._cards(survey.users[0].process.pid, {use.uuid for use in uses}),
             users=sorted(inner.values()),
             uses=uses,
         )
@@ -287,8 +287,8 @@ class Accelerator:
             time.sleep(_LOOK_PAUSE)
         return cards
 
-    def _cards(self, pid: int) -> list[GpuCard]:
-        """The cards of the container that a process lives in."""
+    def _cards(self, pid: int, used: Collection[str] = ()) -> list[GpuCard]:
+        """The cards of the container that a process lives in, and those it uses."""
         try:
             cards = self._driver.cards()
         except DriverError as error:
@@ -297,7 +297,7 @@ class Accelerator:
         return [
             GpuCard(uuid=card.uuid, name=card.name)
             for card in cards
-            if its is None or card.uuid in its
+            if its is None or card.uuid in its or card.uuid in used
         ]
 
 
