@@ -134,7 +134,7 @@ class Api:
                 _continue=token or None,
             )
             page = await self._answer("list", "pods", listed, Pods)
-            found += page.items
+            found += page.items or ()
             token = page.metadata.continue_
             if not token:
                 return Pods(metadata=page.metadata, items=found)

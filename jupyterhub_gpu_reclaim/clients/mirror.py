@@ -78,7 +78,7 @@ class Mirror:
             more: narrows the selector down.
         """
         namespace, selector = self._where
-        return (await self._source.pods(namespace, f"{selector}{more}")).items
+        return (await self._source.pods(namespace, f"{selector}{more}")).items or []
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -107,7 +107,7 @@ class Mirror:
     async def _follow(self) -> None:
         """One list, and watches until it is time for the next."""
         listed = await self._source.pods(*self._where)
-        self._replace(listed.items)
+        self._replace(listed.items or ())
         version = listed.metadata.resource_version
         until = self._clock.monotonic() + RESYNC
         while (begun := self._clock.monotonic()) < until:

@@ -53,7 +53,7 @@ class Container(_Object, frozen=True, rename="camel"):
 class Spec(_Object, frozen=True, rename="camel"):
     """A pod as it was asked for."""
 
-    containers: list[Container] = []
+    containers: list[Container] | None = None  #: none in a bookmark
     node_name: str | None = None
 
 
@@ -136,7 +136,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         """Whether it asks for a GPU of any make."""
         return any(
             "/gpu" in name or "/mig-" in name
-            for container in self.spec.containers
+            for container in self.spec.containers or ()
             for name in (container.resources or Resources()).limits or ()
         )
 
@@ -157,7 +157,7 @@ class Pods(_Object, frozen=True, rename="camel"):
     """A list, or a piece of one."""
 
     metadata: Meta = Meta()
-    items: list[Pod] = []
+    items: list[Pod] | None = None
 
 
 class Node(_Object, frozen=True, rename="camel"):

@@ -120,6 +120,10 @@ class _Many(_Handler):
                 for version, kind, of, thing in cluster.history:
                     if version > seen and of == resource and mine(thing):
                         await self._send(kind, thing)
+                if seen != cluster.version and self.get_query_argument(
+                    "allowWatchBookmarks", ""
+                ):
+                    await self._send("BOOKMARK", _bookmark(cluster.version))
                 seen = cluster.version
                 if cluster.cuts:
                     cluster.cuts -= 1
@@ -199,6 +203,17 @@ def _matches(labels: dict[str, str], wanted: dict[str, str | None]) -> bool:
         name in labels and value in {None, labels[name]}
         for name, value in wanted.items()
     )
+
+
+def _bookmark(version: int) -> dict[str, Any]:
+    """An empty object, as Go writes it."""
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {"resourceVersion": str(version), "creationTimestamp": None},
+        "spec": {"containers": None},
+        "status": {},
+    }
 
 
 def _too_old(version: int) -> dict[str, Any]:
