@@ -95,4 +95,4 @@ def test_session_is_saved_and_comes_back_while_the_store_is_away(
     assert in_bucket(s3) == []
     configured(**tiers)
     wait_for(lambda: "manifests/cp-1" in in_bucket(s3))
-    assert not [name for name in in_bucket(s3) if name.startswith("writing/")]
+    wait_for(lambda: "writing/cp-1" not in in_bucket(s3))
