@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.options import pytest_addoption  # noqa: F401 for -m cluster
 from tests.support import network
 
 #: The longest first, so that in the end no worker is left with one of them alone.
@@ -33,10 +34,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Leave the network of the others, once what tells of second chances is connected.
 
     Whoever only hands out the tests stays; so do frameworks on real cards, which look
-    for the machine's interfaces.
+    for the machine's interfaces, and who asks a real cluster.
     """
     option = session.config.option
-    if getattr(option, "dist", "no") == "no" and "gpu" not in option.markexpr:
+    outside = "gpu" in option.markexpr or "cluster" in option.markexpr
+    if getattr(option, "dist", "no") == "no" and not outside:
         network.be_alone()
 
 

@@ -1,0 +1,221 @@
+"""A Hub with agents on a real cluster; nothing of it stays there.
+
+Run with ``pytest -m cluster`` and KUBECONFIG; the options are in ``options.py``. Two
+nodes are needed, and the right to make namespaces, cluster roles and to cordon nodes:
+while the tests run, nodes are cordoned, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from urllib.parse import quote
+
+import pytest
+import requests
+
+from demo.user import User
+from tests.cluster import deployment, store
+from tests.cluster.kubectl import Forward, Kubectl
+from tests.cluster.options import ROLES
+
+#: Seconds until a pod runs: an image may have to be pulled.
+START = 600
+
+
+def pytest_collection_modifyitems(items):
+    """Several pods for every test: a limit of its own."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.timeout(3600))
+
+
+@pytest.fixture(scope="session")
+def wanted(pytestconfig):
+    """The options; skips where no cluster is meant."""
+    if "cluster" not in pytestconfig.option.markexpr:
+        pytest.skip("needs a cluster: KUBECONFIG=FILE pytest -m cluster")
+    assert os.environ.get("KUBECONFIG"), "KUBECONFIG must say which cluster is meant"
+    assert shutil.which("kubectl"), "kubectl must be in the PATH"
+    option = pytestconfig.getoption
+    images = {
+        role: option(f"--cluster-{role}-image") or option("--cluster-image")
+        for role in ROLES
+    }
+    volume = option("--cluster-volume")
+    return deployment.Wanted(
+        run=f"grt-{secrets.token_hex(3)}",
+        images=images,
+        policy=option("--cluster-pull-policy"),
+        volume=json.loads(volume) if volume else None,
+        uid=option("--cluster-uid"),
+        without=tuple(option("--cluster-without-capability")),
+        gpu=option("--cluster-gpu"),
+    )
+
+
+class ClusterHub:
+    """The Hub in the cluster, and all that a test asks about it."""
+
+    def __init__(self, wanted, kubectl):
+        self.wanted = wanted
+        self.kubectl = kubectl
+        self.forward = Forward(wanted.hub, "proxy-public", 80)
+
+    @property
+    def url(self):
+        """The proxy, through the API server."""
+        return self.forward.url
+
+    def log(self):
+        """What an administrator would look at first."""
+        hub, agents = self.wanted.hub, self.wanted.agents
+        tried = self.kubectl.tried
+        return "\n".join(
+            [
+                tried("-n", hub, "get", "pods", "-o", "wide"),
+                tried("-n", agents, "get", "pods", "-o", "wide"),
+                tried("-n", hub, "get", "events", "--sort-by=.lastTimestamp")[-4000:],
+                tried("-n", hub, "logs", "deployment/hub", "--tail=60"),
+                tried(
+                    *("-n", agents, "logs", "--prefix", "--tail=40"),
+                    *("-l", "app.kubernetes.io/name=gpu-reclaim-agent"),
+                ),
+            ]
+        )
+
+    def wait(self, condition, seconds=120):
+        """Wait for a condition; its value. Lines that break meanwhile are no answer."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(requests.RequestException):
+                value = condition()
+                if value:
+                    return value
+            time.sleep(1)
+        raise AssertionError(f"not within {seconds} s\n{self.log()}")
+
+    # --- people and programs
+    def user(self, name):
+        """Somebody who is logged in."""
+        user = User(self.url, name, deployment.PASSWORD)
+        user.login()
+        return user
+
+    def api(self, method, path):
+        """The Hub's API as an administrator's program."""
+        return self._asked(method, f"hub/api/{path}")
+
+    def reclaim(self, method, path):
+        """The service's API, likewise."""
+        return self._asked(method, f"services/gpu-reclaim/api/{path}")
+
+    def _asked(self, method, path):
+        token = {"Authorization": f"token {deployment.API_TOKEN}"}
+        return requests.request(method, f"{self.url}/{path}", headers=token, timeout=60)
+
+    def phase(self, user):
+        """Of the user's session; the status where there is no answer."""
+        answer = self.reclaim("GET", f"sessions/{quote(user)}/-")
+        return answer.json().get("phase") if answer.ok else answer.status_code
+
+    def suspend(self, user):
+        """Order it, and wait until it is saved and its pod gone."""
+        self.wait(lambda: self.phase(user) == "running")
+        answer = self.reclaim("POST", f"sessions/{quote(user)}/-/suspend")
+        assert answer.ok, answer.text
+        self.wait(lambda: self.phase(user) == "suspended", 300)
+        self.wait(lambda: not self.pods(user))
+
+    # --- the cluster
+    def pods(self, user):
+        """The pods of a user's sessions: one, or none."""
+        found = self.kubectl.json(
+            "-n", self.wanted.hub, "get", "pods", "-l", "gpu-reclaim/incarnation"
+        )
+        name = "gpu-reclaim/user"
+        return [pod for pod in found if pod["metadata"]["annotations"][name] == user]
+
+    def pod(self, user):
+        """The one pod."""
+        found = self.pods(user)
+        assert len(found) == 1, found
+        return found[0]
+
+    def agent(self, node):
+        """The name of that node's agent's pod."""
+        found = self.kubectl.json(
+            *("-n", self.wanted.agents, "get", "pods"),
+            *("-l", "app.kubernetes.io/name=gpu-reclaim-agent"),
+            f"--field-selector=spec.nodeName={node}",
+        )
+        assert len(found) == 1, found
+        return found[0]["metadata"]["name"]
+
+    @contextlib.contextmanager
+    def cordoned(self, *nodes):
+        """No new pods there, for a while."""
+        try:
+            for node in nodes:
+                self.kubectl.run("cordon", node)
+            yield
+        finally:
+            for node in nodes:
+                self.kubectl.tried("uncordon", node)
+
+    def rolled_out(self, namespace, *kinds):
+        """Wait until they run as they are wanted."""
+        for kind in kinds:
+            words = ("-n", namespace, "rollout", "status", kind, f"--timeout={START}s")
+            self.kubectl.run(*words, seconds=START + 10)
+
+
+@pytest.fixture(scope="session")
+def nodes(wanted):
+    """Two nodes that take pods."""
+    found = [node["metadata"]["name"] for node in Kubectl().nodes()]
+    assert len(found) >= 2, f"two nodes that are ready are needed, there are {found}"
+    return found
+
+
+@pytest.fixture(scope="session")
+def hub(wanted, nodes, pytestconfig):
+    """The Hub, the agents and the store."""
+    kubectl = Kubectl()
+    hub = ClusterHub(wanted, kubectl)
+    try:
+        kubectl.apply(deployment.namespaces(wanted))
+        kubectl.apply(deployment.secrets(wanted))
+        kubectl.apply(deployment.everything(wanted))
+        hub.rolled_out(wanted.agents, "deployment/store")
+        make = ["exec", "deployment/store", "--", "python3", "-W", "ignore", "-c"]
+        kubectl.run("-n", wanted.agents, *make, store.MAKE_BUCKET)
+        try:
+            hub.rolled_out(wanted.agents, "daemonset/gpu-reclaim-agent")
+            hub.rolled_out(wanted.hub, "deployment/proxy", "deployment/hub")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{hub.log()}") from None
+        hub.wait(lambda: hub.reclaim("GET", "sessions").ok)
+        yield hub
+    finally:
+        hub.forward.close()
+        if not pytestconfig.getoption("--cluster-keep"):
+            _remove(wanted, kubectl)
+
+
+def _remove(wanted, kubectl):
+    """Everything, also what a half-made deployment has left."""
+    agents = ("-n", wanted.agents)
+    for pod in kubectl.tried(*agents, "get", "pods", "-o", "name").split():
+        if pod.startswith("pod/gpu-reclaim-agent"):
+            empty = "rm -rf /var/lib/jupyterhub-gpu-reclaim/*"
+            kubectl.tried(*agents, "exec", pod, "--", "sh", "-c", empty)
+    for name in deployment.cluster_wide(wanted):
+        kubectl.tried("delete", "--ignore-not-found", name)
+    for namespace in (wanted.hub, wanted.agents):
+        words = ("delete", "namespace", namespace, "--ignore-not-found")
+        kubectl.tried(*words, "--timeout=300s", seconds=310)

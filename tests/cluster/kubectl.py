@@ -1,0 +1,115 @@
+"""``kubectl`` for tests: each call has a limit, and tells why it failed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+
+class Kubectl:
+    """A cluster's client; KUBECONFIG in the environment says which."""
+
+    def run(self, *words: str, give: str = "", seconds: float = 60) -> str:
+        """Its output.
+
+        Raises:
+            AssertionError: it failed, or took too long.
+        """
+        command = ["kubectl", f"--request-timeout={seconds:.0f}s", *words]
+        try:
+            done = subprocess.run(
+                command,
+                input=give,
+                capture_output=True,
+                text=True,
+                timeout=seconds + 10,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end after {seconds} s: {command}") from None
+        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout
+
+    def tried(self, *words: str, seconds: float = 60) -> str:
+        """Its output, or why there is none; for what may be gone already."""
+        try:
+            return self.run(*words, seconds=seconds)
+        except AssertionError as error:
+            return str(error)
+
+    def json(self, *words: str) -> Any:
+        """An object, or a list's items."""
+        found = json.loads(self.run(*words, "-o", "json"))
+        return found.get("items", found)
+
+    def apply(self, objects: list[dict[str, Any]]) -> None:
+        """Make them, or change them into that."""
+        self.run("apply", "-f", "-", give=json.dumps(_list(objects)))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Those that are ready and take pods."""
+        return [
+            node
+            for node in self.json("get", "nodes")
+            if not node["spec"].get("unschedulable")
+            and not any(
+                taint["effect"] in {"NoSchedule", "NoExecute"}
+                for taint in node["spec"].get("taints", ())
+                if taint["key"] != "nvidia.com/gpu"
+            )
+            and any(
+                each["type"] == "Ready" and each["status"] == "True"
+                for each in node["status"]["conditions"]
+            )
+        ]
+
+
+class Forward:
+    """A port of a service of the cluster on 127.0.0.1; made again when it breaks."""
+
+    def __init__(self, namespace: str, service: str, port: int) -> None:
+        self._target = ["-n", namespace, "port-forward", f"service/{service}"]
+        self._there = port
+        self._here = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._complaints: Any = None
+
+    @property
+    def url(self) -> str:
+        """Where it is; the same for as long as it lives."""
+        if self._process is None or self._process.poll() is not None:
+            self._open()
+        return f"http://127.0.0.1:{self._here}"
+
+    def _open(self) -> None:
+        self.close()
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed below
+        port = f"{self._here or ''}:{self._there}"
+        self._process = subprocess.Popen(
+            ["kubectl", *self._target, port],
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+        )
+        line = self._process.stdout.readline()  # empty when it has ended
+        found = re.search(r"127\.0\.0\.1:(\d+)", line)
+        if found is None:
+            self._complaints.seek(0)
+            raise AssertionError(f"no port-forward: {line}{self._complaints.read()}")
+        self._here = int(found[1])
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process.stdout.close()
+            self._process = None
+            self._complaints.close()
+
+
+def _list(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "List", "items": objects}

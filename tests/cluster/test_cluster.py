@@ -1,0 +1,236 @@
+"""Sessions of a real cluster are saved and come back on another node."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from demo.user import UserError, read_terminal
+
+pytestmark = pytest.mark.cluster
+
+MAKE = """
+import os, pathlib
+x = list(range(100_000)); pid = os.getpid()
+noise = os.urandom({bytes})
+pathlib.Path.home().joinpath("kept.txt").write_text("home")
+pathlib.Path("/tmp/kept.txt").write_text("root")
+pathlib.Path("/dev/shm/kept.txt").write_text("memory")
+opened = open("/tmp/kept.txt", "a")
+print(pid)
+"""
+LOOK = """
+import zlib
+opened.write("+"); opened.flush()
+places = [pathlib.Path.home(), pathlib.Path("/tmp"), pathlib.Path("/dev/shm")]
+told = [place.joinpath("kept.txt").read_text() for place in places]
+print(len(x), os.getpid() == pid, zlib.crc32(noise), *told)
+"""
+#: The agent's container sees all of the node; its runtime ends the rest of it.
+KILL = """
+import os, pathlib, signal
+for path in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        words = (path / "cmdline").read_text(errors="replace").split("\\0")
+    except OSError:
+        continue
+    if "--AgentApp.realm={realm}" in words:
+        os.kill(int(path.name), signal.SIGKILL)
+"""
+
+
+class Work:
+    """A user's open work: a kernel with its socket, a terminal, files."""
+
+    def __init__(self, hub, name, size=50_000_000):
+        self.hub = hub
+        self.user = hub.user(name)
+        self.user.start_server(seconds=600)
+        self.server = self.user.server()
+        self.kernel = self.server.start_kernel()
+        self.kernel.connect()
+        self.pid = int(self.kernel.run(MAKE.format(bytes=size)).text)
+        self.noise = self.kernel.run("import zlib; print(zlib.crc32(noise))").text
+        self.terminal = self.server.start_terminal()
+        self._type("MARK=still-here; echo made-$MARK", "made-still-here")
+        self.visits = 0
+
+    def close(self):
+        """Stop the server, which discards what is saved."""
+        self.kernel.close()
+        self.hub.api("DELETE", f"users/{self.user.name}/server")
+        self.hub.wait(lambda: not self.hub.pods(self.user.name), 300)
+
+    def come_back(self):
+        """Open the page that was open; no login, no new kernel."""
+        self.user.visit(f"/user/{self.user.name}/lab", seconds=600)
+        self.hub.wait(lambda: self.hub.phase(self.user.name) == "running", 300)
+
+    def check(self):
+        """Everything is as it was."""
+        assert [one["id"] for one in self.server.json("GET", "kernels")] == [
+            self.kernel.id
+        ]
+        self.kernel.connect()
+        seen = self.kernel.run(LOOK).text.split()
+        self.visits += 1
+        root = "root" + "+" * self.visits
+        assert seen == ["100000", "True", self.noise.strip(), "home", root, "memory"]
+        self._type(f"echo found-$MARK-{self.visits}", f"found-still-here-{self.visits}")
+        assert self.user.logins == 1
+
+    def _type(self, line, answer):
+        with self.server.websocket(f"terminals/websocket/{self.terminal}") as ws:
+            ws.send(json.dumps(["stdin", line + "\r"]))
+            read_terminal(ws, until=answer, seconds=60)
+
+
+@pytest.fixture
+def work_of(hub):
+    made = []
+
+    def make(name, **more):
+        made.append(Work(hub, name, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def node_of(pod):
+    return pod["spec"]["nodeName"]
+
+
+def test_a_session_moves_to_another_node_three_times(hub, nodes, work_of):
+    work = work_of("ada")
+    pod = hub.pod("ada")
+    assert pod["spec"]["restartPolicy"] == "Never"
+    for _ in range(3):
+        hub.suspend("ada")  # with its socket open, as a tab has it
+        with hub.cordoned(node_of(pod)):
+            work.come_back()
+        held = hub.pod("ada")
+        assert held["metadata"]["uid"] != pod["metadata"]["uid"]
+        assert node_of(held) != node_of(pod)
+        assert held["status"]["podIP"] != pod["status"]["podIP"]
+        work.check()
+        pod = held
+    name = pod["metadata"]["name"]
+    where = ("-n", hub.wanted.hub)
+    told = hub.kubectl.run(*where, "exec", name, "-c", "notebook", "--", "id", "-u")
+    assert told.strip() == str(hub.wanted.uid)
+    hub.kubectl.run(*where, "logs", name, "-c", "notebook")
+
+
+def test_a_session_that_stays_on_its_node_comes_back_there(hub, nodes, work_of):
+    work = work_of("bea")
+    node = node_of(hub.pod("bea"))
+    hub.suspend("bea")
+    with hub.cordoned(*(name for name in nodes if name != node)):
+        work.come_back()
+    assert node_of(hub.pod("bea")) == node
+    work.check()
+
+
+def test_an_agent_that_ends_in_the_middle_of_a_capture_loses_nothing(hub, work_of):
+    """Its pod is deleted: it calls the capture off, or the next one settles it."""
+    work = work_of("cleo", size=400_000_000)
+    agent = hub.agent(node_of(hub.pod("cleo")))
+    begin_to_suspend(hub, "cleo")
+    hub.kubectl.run("-n", hub.wanted.agents, "delete", "pod", agent, "--wait=false")
+    settled(hub, "cleo")
+    work.come_back()
+    work.check()
+
+
+def test_an_agent_that_is_killed_in_the_middle_of_a_capture_leaves_one_session(
+    hub, work_of
+):
+    """CRIU dies with it, which may damage what is running, but what is saved is not.
+
+    Either everything is there, or the page offers a new start: never two pods, never
+    a state that nobody can leave.
+    """
+    work = work_of("dora", size=400_000_000)
+    hub.suspend("dora")  # something is saved, once
+    work.come_back()
+    work.check()
+    agent = hub.agent(node_of(hub.pod("dora")))
+    begin_to_suspend(hub, "dora")
+    hub.kubectl.tried(
+        *("-n", hub.wanted.agents, "exec", agent, "--", "python3", "-c"),
+        KILL.format(realm=hub.wanted.run),
+    )
+    hub.rolled_out(hub.wanted.agents, "daemonset/gpu-reclaim-agent")
+    hub.wait(lambda: hub.phase("dora") not in {"suspending", "releasing", 503}, 300)
+    assert len(hub.pods("dora")) <= 1
+    begun = outcome(hub.user("dora"))
+    assert begun == "" or "was not started" in begun  # with its reason, and a choice
+    assert len(hub.pods("dora")) <= 1
+
+
+def test_a_hub_that_is_replaced_brings_back_what_is_saved(hub, work_of):
+    work = work_of("eve")
+    hub.suspend("eve")
+    where = ("-n", hub.wanted.hub)
+    label = "app.kubernetes.io/component=hub"
+    hub.kubectl.run(*where, "delete", "pod", "-l", label, "--timeout=120s", seconds=130)
+    hub.rolled_out(hub.wanted.hub, "deployment/hub")
+    hub.wait(lambda: hub.phase("eve") == "suspended", 300)
+    work.come_back()
+    work.check()
+
+
+def test_a_return_waits_while_every_node_is_cordoned(hub, nodes, work_of):
+    work = work_of("flo")
+    hub.suspend("flo")
+    with hub.cordoned(*nodes):
+        assert hub.api("POST", "users/flo/server").status_code in {201, 202}
+        waiting = hub.wait(lambda: hub.pods("flo"))
+        assert "nodeName" not in waiting[0]["spec"]
+        assert hub.phase("flo") != "running"
+    work.come_back()
+    work.check()
+
+
+def test_the_agents_answer_nobody_but_the_hub(hub):
+    """Without the token, the answer is no; the pods of users may not even get one."""
+    agent = hub.agent(hub.kubectl.nodes()[0]["metadata"]["name"])
+    where = ("-n", hub.wanted.agents)
+    pod = hub.kubectl.json(*where, "get", "pod", agent)
+    ask = f"""
+import ssl, urllib.request, urllib.error
+free = ssl._create_unverified_context()
+address = "https://{pod["status"]["podIP"]}:8099"
+print(urllib.request.urlopen(address + "/healthz", context=free, timeout=10).status)
+try:
+    urllib.request.urlopen(address + "/v1/sessions", context=free, timeout=10)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+    words = ("exec", "deployment/hub", "-c", "hub", "--", "python3", "-c", ask)
+    assert hub.kubectl.run("-n", hub.wanted.hub, *words).split() == ["200", "401"]
+
+
+def outcome(user):
+    """What a start came to: nothing to say, or what the user saw."""
+    try:
+        user.start_server(seconds=600)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def begin_to_suspend(hub, user):
+    """Order it, and wait until it is under way (or done, where that was too quick)."""
+    hub.wait(lambda: hub.phase(user) == "running")
+    answer = hub.reclaim("POST", f"sessions/{user}/-/suspend")
+    assert answer.ok, answer.text
+    hub.wait(lambda: hub.phase(user) in {"suspending", "releasing", "suspended"})
+
+
+def settled(hub, user):
+    """It runs, or it is saved."""
+    hub.wait(lambda: hub.phase(user) in {"running", "suspended"}, 300)
