@@ -180,9 +180,11 @@ def become(args: argparse.Namespace) -> None:
 def run_server(command: list[str]) -> int:
     """In the server's process: exec the command, or end as a shell would."""
     os.setsid()
-    # Python ignores these, and an ignored signal stays ignored through exec.
-    for name in ("SIGPIPE", "SIGXFSZ"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    # An ignored signal stays ignored through exec: two by Python, and an interrupt
+    # where the Hub was started by a script's "&".
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is what we want
