@@ -1,8 +1,10 @@
 """A session comes back only where it may do no more than its new place."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -92,6 +94,17 @@ def test_agent_of_root_lacks_nothing_and_a_manifest_that_forgets_one_is_told():
     without = everything & ~(1 << capabilities.NAMES.index("SYS_TIME"))
     (found,) = capabilities.missing(everything, without)
     assert "CAP_SYS_TIME" in found.message
+
+
+def test_unit_gives_the_agent_all_that_it_needs():
+    """As does the cluster's manifest, which is held against the unit elsewhere."""
+    unit = (
+        Path(__file__).parents[2] / "etc/systemd/jupyterhub-gpu-reclaim-agent.service"
+    )
+    (line,) = re.findall(
+        r"^CapabilityBoundingSet=(.*)$", unit.read_text(), re.MULTILINE
+    )
+    assert {f"CAP_{name}" for name in capabilities.NEEDED} <= set(line.split())
 
 
 def test_rights_of_nobody_are_none():

@@ -64,7 +64,17 @@ def mount(kind: str, target: str, source: str, *options: str) -> dict:
 def leave_groups(uid: str) -> None:
     """Remove a pod's own control groups, which no runtime does."""
     for folder in Path("/sys/fs/cgroup").glob(f"*/kubepods/*/pod{uid}"):
+        wait_for(lambda: _remove_group(folder))  # noqa: B023 awaited at once
+
+
+def _remove_group(folder: Path) -> bool:
+    """Whether it is gone; one whose last process is on its way out stays a little."""
+    for inner in folder.glob("*/"):
+        with contextlib.suppress(OSError):
+            inner.rmdir()
+    with contextlib.suppress(OSError):
         folder.rmdir()
+    return not folder.exists()
 
 
 class Ordered:
