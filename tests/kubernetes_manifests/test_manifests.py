@@ -17,9 +17,11 @@ from kubernetes_validate import validate
 
 from jupyterhub_gpu_reclaim.agent.app import AgentApp
 from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
+from jupyterhub_gpu_reclaim.engine.capabilities import NEEDED
 from jupyterhub_gpu_reclaim.service.options import Options
 from jupyterhub_gpu_reclaim.store.keys import load_keys
 from tests.kube.schemas import VERSION
+from tests.support.containers import CAPABILITIES
 from tests.support.kustomized import AGENT_IMAGE, FOLDER, built, documents
 
 UNIT = FOLDER.parent / "systemd" / "jupyterhub-gpu-reclaim-agent.service"
@@ -130,11 +132,13 @@ def test_every_role_is_bound_to_the_hubs_account_and_the_agents_have_none():
     assert pod()["automountServiceAccountToken"] is False
 
 
-def test_the_agents_capabilities_are_the_units_and_each_has_its_reason():
+def test_the_agents_capabilities_are_enough_and_each_has_its_reason():
     context = container()["securityContext"]
     named = set(context["capabilities"]["add"])
     line = re.search(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
-    assert named == {name.removeprefix("CAP_") for name in line[1].split()}
+    assert named <= {name.removeprefix("CAP_") for name in line[1].split()}
+    assert named >= {*NEEDED, "SYS_RESOURCE"}
+    assert named >= {name.removeprefix("CAP_") for name in CAPABILITIES}
     assert context["capabilities"]["drop"] == ["ALL"]
     assert "privileged" not in context
     lines = (FOLDER / "base" / "agent.yaml").read_text().splitlines()
