@@ -294,8 +294,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return self._get_pod_url(self._pod())
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
-        """The place in the queue, or what else keeps the pod from running."""
-        told = ""
+        """What Kubernetes does for the pod, and the place in the queue."""
+        async for event in SessionPodSpawner.progress(self):
+            tell(event["message"])
+        told = (
+            ""  # KubeSpawner's events may be turned off; the queue is told all the same
+        )
         while True:
             words = self._waits_for()
             if words and words != told:

@@ -219,6 +219,27 @@ def _without_python(node, pod):
     node.cluster.put("pods", pod)
 
 
+@pytest.mark.parametrize("events", [True, False])
+async def test_a_place_that_is_made_tells_what_kubernetes_says_and_the_queue(
+    cluster, make, events
+):
+    gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
+    cluster.gpus = 0
+    spawner = make(kind=Reclaiming, events_enabled=events, **gpu)
+    told: list[str] = []
+    telling = asyncio.ensure_future(spawner.reclaim_waiting(told.append))
+    starting = asyncio.ensure_future(SessionPodSpawner.start(spawner))
+
+    def heard(words):
+        return any(words in each for each in told)
+
+    await until(lambda: heard("place 1 of 1") and heard("[Warning]") is events)
+    cluster.gpus = 8
+    cluster.schedule_again()
+    await starting
+    telling.cancel()
+
+
 async def test_progress_tells_the_place_in_the_queue_of_a_new_session(cluster, make):
     gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
     cluster.gpus = 0
