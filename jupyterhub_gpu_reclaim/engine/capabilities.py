@@ -33,10 +33,11 @@ NAMES: Final = (
     *("SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF"),
     "CHECKPOINT_RESTORE",
 )
-#: Without these nothing can be saved or brought back.
+#: Without these nothing, or not every session, can be saved and brought back.
 NEEDED: Final = (
-    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"),
-    *("SETPCAP", "NET_ADMIN", "SYS_CHROOT", "SYS_PTRACE", "SYS_ADMIN", "SYS_TIME"),
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID"),
+    *("SETUID", "SETPCAP", "NET_ADMIN", "SYS_CHROOT", "SYS_PTRACE", "SYS_ADMIN"),
+    "SYS_TIME",
 )
 
 
