@@ -47,7 +47,7 @@ c.KubeSpawner.args = {args!r}
 c.KubeSpawner.storage_capacity = "1Gi"
 c.KubeSpawner.mem_guarantee = "256M"
 c.KubeSpawner.extra_resource_limits = {resources!r}
-c.KubeSpawner.environment = {{"SHELL": "/bin/bash", "HOME": "/home/jovyan"}}
+c.KubeSpawner.environment.update({{"SHELL": "/bin/bash", "HOME": "/home/jovyan"}})
 c.SessionPodSpawner.realm = {realm!r}
 """
 #: Homes on the volume that is given, whose folders the kubelet makes for root.

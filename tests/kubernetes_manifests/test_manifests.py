@@ -223,6 +223,8 @@ def test_the_secrets_are_those_that_are_mounted_and_open_what_they_should(
     for name, key in decoded(by_name["gpu-reclaim", "gpu-reclaim-master-keys"]).items():
         (tmp_path / name).write_bytes(key)
     assert load_keys(folder=tmp_path)
+    fixed = [name for (_, name), one in by_name.items() if one.get("immutable")]
+    assert fixed == ["gpu-reclaim-master-keys"]
     tls = decoded(by_name["gpu-reclaim", "gpu-reclaim-agent-tls"])
     for name, text in {**tls, "ca.crt": given["ca.crt"]}.items():
         (tmp_path / f"_{name}").write_bytes(text)
