@@ -17,9 +17,9 @@ demo-check: ## the same, with a scripted user over the real proxy; prints a tabl
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory lint
-	@# Most tests wait for programs to start and end: three at a time keep two cores busy.
+	@# Most tests wait for programs to start and end: four at a time keep two cores busy.
 	@# Whole files, in the order of tests/conftest.py: the longest first.
-	@$(PYTHON) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	@$(PYTHON) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 lint:
 	@.venv/bin/ruff check .
