@@ -12,20 +12,20 @@ pytestmark = pytest.mark.cluster
 
 MAKE = """
 import os, pathlib
-x = list(range(100_000)); pid = os.getpid()
+x = list(range(100_000))
 noise = os.urandom({bytes})
 pathlib.Path.home().joinpath("kept.txt").write_text("home")
 pathlib.Path("/tmp/kept.txt").write_text("root")
 pathlib.Path("/dev/shm/kept.txt").write_text("memory")
 opened = open("/tmp/kept.txt", "a")
-print(pid)
+print(os.getpid())
 """
 LOOK = """
 import zlib
 opened.write("+"); opened.flush()
 places = [pathlib.Path.home(), pathlib.Path("/tmp"), pathlib.Path("/dev/shm")]
 told = [place.joinpath("kept.txt").read_text() for place in places]
-print(len(x), os.getpid() == pid, zlib.crc32(noise), *told)
+print(len(x), os.getpid(), zlib.crc32(noise), *told)
 """
 #: The agent's container sees all of the node; its runtime ends the rest of it.
 KILL = """
@@ -50,8 +50,9 @@ class Work:
         self.server = self.user.server()
         self.kernel = self.server.start_kernel()
         self.kernel.connect()
-        self.pid = int(self.kernel.run(MAKE.format(bytes=size)).text)
-        self.noise = self.kernel.run("import zlib; print(zlib.crc32(noise))").text
+        self.pid = self.kernel.run(MAKE.format(bytes=size)).text.strip()
+        look = self.kernel.run("import zlib; print(zlib.crc32(noise))")
+        self.noise = look.text.strip()
         self.terminal = self.server.start_terminal()
         self._type("MARK=still-here; echo made-$MARK", "made-still-here")
         self.visits = 0
@@ -76,7 +77,8 @@ class Work:
         seen = self.kernel.run(LOOK).text.split()
         self.visits += 1
         root = "root" + "+" * self.visits
-        assert seen == ["100000", "True", self.noise.strip(), "home", root, "memory"]
+        kept = ["100000", self.pid, self.noise, "home", root, "memory"]
+        assert seen == kept
         self._type(f"echo found-$MARK-{self.visits}", f"found-still-here-{self.visits}")
         assert self.user.logins == 1
 
