@@ -146,15 +146,23 @@ class ClusterHub:
         assert len(found) == 1, found
         return found[0]
 
-    def agent(self, node):
-        """The name of that node's agent's pod."""
+    def agent(self, node, *, but=None):
+        """Name and restarts of that node's agent, once it is ready and not that one."""
+        return self.wait(lambda: self._agent(node, but), 300)
+
+    def _agent(self, node, but):
         found = self.kubectl.json(
             *("-n", self.wanted.agents, "get", "pods"),
             *("-l", "app.kubernetes.io/name=gpu-reclaim-agent"),
             f"--field-selector=spec.nodeName={node}",
         )
-        assert len(found) == 1, found
-        return found[0]["metadata"]["name"]
+        if len(found) != 1 or "deletionTimestamp" in found[0]["metadata"]:
+            return None
+        [container] = found[0]["status"].get("containerStatuses") or [{"ready": False}]
+        if not container["ready"]:
+            return None
+        agent = (found[0]["metadata"]["name"], container["restartCount"])
+        return None if agent == but else agent
 
     @contextlib.contextmanager
     def cordoned(self, *nodes):

@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 
@@ -74,8 +76,7 @@ class Forward:
         self._target = ["-n", namespace, "port-forward", f"service/{service}"]
         self._there = port
         self._here = 0
-        self._process: subprocess.Popen[str] | None = None
-        self._complaints: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -86,29 +87,27 @@ class Forward:
 
     def _open(self) -> None:
         self.close()
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed below
         port = f"{self._here or ''}:{self._there}"
-        self._process = subprocess.Popen(
-            ["kubectl", *self._target, port],
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            text=True,
-        )
-        line = self._process.stdout.readline()  # empty when it has ended
-        found = re.search(r"127\.0\.0\.1:(\d+)", line)
-        if found is None:
-            self._complaints.seek(0)
-            raise AssertionError(f"no port-forward: {line}{self._complaints.read()}")
-        self._here = int(found[1])
+        # A file: it says a line for every connection, and a full pipe would stop it.
+        with tempfile.NamedTemporaryFile("w+") as told:
+            self._process = subprocess.Popen(
+                ["kubectl", *self._target, port], stdout=told, stderr=told
+            )
+            until = time.monotonic() + 30
+            while time.monotonic() < until and self._process.poll() is None:
+                text = Path(told.name).read_text()
+                if found := re.search(r"127\.0\.0\.1:(\d+) ->", text):
+                    self._here = int(found[1])
+                    return
+                time.sleep(0.1)
+            raise AssertionError(f"no port-forward: {Path(told.name).read_text()}")
 
     def close(self) -> None:
         """End it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
-            self._process.stdout.close()
             self._process = None
-            self._complaints.close()
 
 
 def _list(objects: list[dict[str, Any]]) -> dict[str, Any]:

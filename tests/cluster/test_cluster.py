@@ -139,10 +139,12 @@ def test_a_session_that_stays_on_its_node_comes_back_there(hub, nodes, work_of):
 def test_an_agent_that_ends_in_the_middle_of_a_capture_loses_nothing(hub, work_of):
     """Its pod is deleted: it calls the capture off, or the next one settles it."""
     work = work_of("cleo", size=400_000_000)
-    agent = hub.agent(node_of(hub.pod("cleo")))
+    node = node_of(hub.pod("cleo"))
+    agent = hub.agent(node)
     begin_to_suspend(hub, "cleo")
-    hub.kubectl.run("-n", hub.wanted.agents, "delete", "pod", agent, "--wait=false")
-    settled(hub, "cleo")
+    hub.kubectl.run("-n", hub.wanted.agents, "delete", "pod", agent[0], "--wait=false")
+    hub.agent(node, but=agent)
+    hub.wait(lambda: hub.phase("cleo") in {"running", "suspended"}, 300)
     work.come_back()
     work.check()
 
@@ -159,13 +161,14 @@ def test_an_agent_that_is_killed_in_the_middle_of_a_capture_leaves_one_session(
     hub.suspend("dora")  # something is saved, once
     work.come_back()
     work.check()
-    agent = hub.agent(node_of(hub.pod("dora")))
+    node = node_of(hub.pod("dora"))
+    agent = hub.agent(node)
     begin_to_suspend(hub, "dora")
     hub.kubectl.tried(
-        *("-n", hub.wanted.agents, "exec", agent, "--", "python3", "-c"),
+        *("-n", hub.wanted.agents, "exec", agent[0], "--", "python3", "-c"),
         KILL.format(realm=hub.wanted.run),
     )
-    hub.rolled_out(hub.wanted.agents, "daemonset/gpu-reclaim-agent")
+    hub.agent(node, but=agent)
     hub.wait(lambda: hub.phase("dora") not in {"suspending", "releasing", 503}, 300)
     assert len(hub.pods("dora")) <= 1
     begun = outcome(hub.user("dora"))
@@ -197,11 +200,10 @@ def test_a_return_waits_while_every_node_is_cordoned(hub, nodes, work_of):
     work.check()
 
 
-def test_the_agents_answer_nobody_but_the_hub(hub):
+def test_the_agents_answer_nobody_but_the_hub(hub, nodes):
     """Without the token, the answer is no; the pods of users may not even get one."""
-    agent = hub.agent(hub.kubectl.nodes()[0]["metadata"]["name"])
-    where = ("-n", hub.wanted.agents)
-    pod = hub.kubectl.json(*where, "get", "pod", agent)
+    name, _ = hub.agent(nodes[0])
+    pod = hub.kubectl.json("-n", hub.wanted.agents, "get", "pod", name)
     ask = f"""
 import ssl, urllib.request, urllib.error
 free = ssl._create_unverified_context()
@@ -231,8 +233,3 @@ def begin_to_suspend(hub, user):
     answer = hub.reclaim("POST", f"sessions/{user}/-/suspend")
     assert answer.ok, answer.text
     hub.wait(lambda: hub.phase(user) in {"suspending", "releasing", "suspended"})
-
-
-def settled(hub, user):
-    """It runs, or it is saved."""
-    hub.wait(lambda: hub.phase(user) in {"running", "suspended"}, 300)
