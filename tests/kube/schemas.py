@@ -33,16 +33,22 @@ def as_json(thing: Any) -> Any:
 
 
 @cache
-def _validator(kind: str) -> Draft202012Validator:
-    """As ``kubernetes_validate.validate`` makes it, anew for every object."""
-    schema = schema_contents(f"{FOLDER}/{kind.lower()}-v1.json", VERSION)
+def _definitions() -> Registry:
     known = schema_contents(f"{FOLDER}/_definitions.json", VERSION)
-    registry: Registry = Resource.from_contents(schema) @ Registry()
-    registry = Resource.from_contents(known) @ registry
+    return Resource.from_contents(known) @ Registry()
+
+
+@cache
+def _validator(kind: str, version: str) -> Draft202012Validator:
+    """As ``kubernetes_validate.validate`` makes it, anew for every object."""
+    group, _, number = version.rpartition("/")
+    words = [kind.lower(), *filter(None, [group.partition(".")[0]]), number]
+    schema = schema_contents(f"{FOLDER}/{'-'.join(words)}.json", VERSION)
+    registry = Resource.from_contents(schema) @ _definitions()
     return Draft202012Validator(schema, registry=registry)
 
 
 def problems(thing: dict[str, Any]) -> list[str]:
     """What the schema has against it; unknown fields count."""
-    errors = _validator(thing["kind"]).iter_errors(thing)
+    errors = _validator(thing["kind"], thing["apiVersion"]).iter_errors(thing)
     return [f"{error.json_path}: {error.message}" for error in errors]
