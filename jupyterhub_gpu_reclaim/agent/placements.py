@@ -97,6 +97,8 @@ class LocalPlacements:
     def __init__(self, realm: str = "", proc: Path = Path("/proc")) -> None:
         self._realm = realm
         self._proc = proc
+        #: Incarnation → where its init was; replaced whole, so threads do no harm.
+        self._pids: dict[str, int] = {}
 
     def list(self) -> list[Session]:
         """Every session with an init on this machine, by incarnation."""
@@ -107,11 +109,17 @@ class LocalPlacements:
             session = self._session(entry)
             if session is not None:
                 found.setdefault(session.incarnation, session)
+        self._pids = {name: session.init_pid for name, session in found.items()}
         return sorted(found.values(), key=lambda session: session.incarnation)
 
     def find(self, incarnation: str, pod: str = "") -> Session:
         """That incarnation's session, or ``NotFound`` (``unknown_session``)."""
         del pod
+        # Most often it is where it was.
+        pid = self._pids.get(incarnation)
+        there = None if pid is None else self._session(self._proc / str(pid))
+        if there is not None and there.incarnation == incarnation:
+            return there
         for session in self.list():
             if session.incarnation == incarnation:
                 return session

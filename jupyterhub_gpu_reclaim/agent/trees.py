@@ -14,6 +14,8 @@ from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.models import Tree, TreeState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from jupyterhub_gpu_reclaim.agent.operations import Operation
     from jupyterhub_gpu_reclaim.agent.placements import Session
     from jupyterhub_gpu_reclaim.engine.processes import Snapshot
@@ -28,13 +30,19 @@ RECOVER = "recover"
 _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 
 
-def look(session: Session) -> Snapshot:
+def look(
+    session: Session, children: Mapping[int, Sequence[int]] | None = None
+) -> Snapshot:
     """The session's processes now.
+
+    Args:
+        session: whose.
+        children: as for ``engine.processes.snapshot``.
 
     Raises:
         NotFound: its init has ended.
     """
-    return processes.snapshot(session.init_pid, session.init_start)
+    return processes.snapshot(session.init_pid, session.init_start, children)
 
 
 def resident_bytes(snapshot: Snapshot) -> int:
@@ -97,6 +105,11 @@ def _checkpoint(record: Record | None, operation: Operation | None) -> str:
     return record.checkpoint if record else ""
 
 
+def _has_programs(session: Session) -> bool:
+    processes.snapshot_init(session.init_pid, session.init_start)
+    return processes.has_children(session.init_pid)
+
+
 def _state(
     session: Session, record: Record | None, operation: Operation | None
 ) -> TreeState:
@@ -107,7 +120,7 @@ def _state(
         return _IN_HAND[kind]
     if record is not None and record.stage in _STOPPED:
         return TreeState.CAPTURED
-    if session.holding and not look(session).processes:
+    if session.holding and not _has_programs(session):
         return TreeState.HOLDING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.agent import trees
 from jupyterhub_gpu_reclaim.agent.login import read_login
+from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.errors import NotFound
 from jupyterhub_gpu_reclaim.metrics.activity import Sampler, Watched
 from jupyterhub_gpu_reclaim.metrics.jupyter import Address
 from jupyterhub_gpu_reclaim.models import TreeState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from jupyterhub_gpu_reclaim.agent.placements import Placements
     from jupyterhub_gpu_reclaim.engine.processes import Process
     from jupyterhub_gpu_reclaim.models import Sample, Tree
@@ -41,18 +44,25 @@ class Watcher:
 
     def _watched(self, known: list[Tree]) -> list[Watched]:
         addresses: dict[_Name, Address] = {}
+        children = processes.families()
         found = [
             watched
             for tree in known
             if tree.state in _LIVE
-            and (watched := self._watch(tree, addresses)) is not None
+            and (watched := self._watch(tree, addresses, children)) is not None
         ]
         self._addresses = addresses
         return found
 
-    def _watch(self, tree: Tree, addresses: dict[_Name, Address]) -> Watched | None:
+    def _watch(
+        self,
+        tree: Tree,
+        addresses: dict[_Name, Address],
+        children: Mapping[int, Sequence[int]],
+    ) -> Watched | None:
         try:
-            snapshot = trees.look(self._placements.find(tree.incarnation, tree.pod))
+            session = self._placements.find(tree.incarnation, tree.pod)
+            snapshot = trees.look(session, children)
         except NotFound:
             return None
         server = snapshot.server

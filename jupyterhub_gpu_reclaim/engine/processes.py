@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 PROC = Path("/proc")
 #: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
@@ -135,8 +135,8 @@ def _process(pid: int, depth: int) -> Process | None:
     )
 
 
-def _parents() -> dict[int, list[int]]:
-    """Every process of the machine, by its parent."""
+def families() -> dict[int, list[int]]:
+    """The pids of every process of the machine, by their parent's."""
     children: dict[int, list[int]] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
@@ -156,19 +156,35 @@ def snapshot_init(init_pid: int, start: int | None = None) -> Process:
     return init
 
 
-def snapshot(init_pid: int, start: int | None = None) -> Snapshot:
+def has_children(init_pid: int) -> bool:
+    """Whether that process has children; quick where it has. False when it is gone."""
+    for path in (PROC / str(init_pid) / "task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes():
+                return True
+    # The kernel's list may miss one while another ends (proc(5)).
+    return bool(families().get(init_pid))
+
+
+def snapshot(
+    init_pid: int,
+    start: int | None = None,
+    children: Mapping[int, Sequence[int]] | None = None,
+) -> Snapshot:
     """The session under that init, now.
 
     Args:
         init_pid: pid of the session's init, in our own namespace.
         start: its start time, where it is known, against a pid used again.
+        children: what ``families`` has just said, by whoever looks at many sessions.
 
     Raises:
         NotFound: there is no such init.
     """
     init = snapshot_init(init_pid, start)
     depth = len(_status(init_pid).get("NSpid", [""])) - 1
-    children = _parents()
+    if children is None:
+        children = families()
     found: list[Process] = []
     waiting = list(children.get(init_pid, ()))
     while waiting:

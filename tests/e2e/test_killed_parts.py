@@ -118,6 +118,7 @@ class Somebody:
         end = time.monotonic() + SECONDS
         while (seen := self.states()) not in states:
             assert time.monotonic() < end, f"never {states}, now {seen}"
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
