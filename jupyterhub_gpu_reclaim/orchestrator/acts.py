@@ -61,6 +61,13 @@ class Facts(NamedTuple):
     #: ids of checkpoints that the journal knows
     known: frozenset[str] = frozenset()
 
+    @property
+    def silent(self) -> bool:
+        """Whether somebody did not answer: for its processes, or for what is saved."""
+        if self.trees is None or self.saved is None:
+            return True
+        return any(tree.state is TreeState.UNKNOWN for tree in self.trees)
+
     def tree(self, incarnation: str) -> Tree | None:
         """That incarnation, if anything is left of it."""
         return next((t for t in self.left() if t.incarnation == incarnation), None)

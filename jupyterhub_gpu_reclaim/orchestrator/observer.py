@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
-from jupyterhub_gpu_reclaim.models import HubState, TreeState
+from jupyterhub_gpu_reclaim.models import HubState
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -49,11 +49,8 @@ class Picture:
     def facts(self, key: SessionKey, known: frozenset[str]) -> Facts:
         """The part of it that is about one session."""
         servers = self._servers
-        trees = _only(self._trees, key)
-        if any(tree.state is TreeState.UNKNOWN for tree in trees or ()):
-            trees = None  # nobody answers for it
         return Facts(
-            trees=trees,
+            trees=_only(self._trees, key),
             saved=_only(self._saved, key),
             hub=None if servers is None else servers.get(key, HubState.STOPPED),
             known=known,

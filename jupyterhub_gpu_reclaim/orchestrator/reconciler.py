@@ -80,7 +80,7 @@ def settle(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act
         now: seconds since the epoch.
         settings: the limits.
     """
-    if facts.trees is None or facts.saved is None:
+    if facts.silent:
         if row.phase is Phase.RELEASING and facts.hub is HubState.RUNNING:
             return WAIT
         return NOTHING

@@ -18,7 +18,8 @@ from tests.engine.test_stream import Taken
 COUNTER = """
 import sys, time
 for number in range(10**9):
-    print("count", number, flush=True)
+    # One piece, also where Python writes unbuffered: it may be stopped between two.
+    print(f"count {number}\\n", end="", flush=True)
     time.sleep(0.02)
 """
 

@@ -157,10 +157,14 @@ def test_settle_unknown_checkpoint_without_row_is_found_else_set_aside():
     assert act(lost, R, known=()).do is Do.NOTHING
 
 
+#: There is a pod, and the agent of its node does not answer.
+UNKNOWN = (tree("unknown"),)
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 def test_settle_silent_agent_settles_nothing(phase):
     for hub in HUBS:
-        for trees, saved in ((None, ()), ((), None), (None, None)):
+        for trees, saved in ((None, ()), ((), None), (None, None), (UNKNOWN, ())):
             facts = Facts(trees, saved, hub)
             assert settle(row(phase), facts, NOW, LIMITS).do in {Do.NOTHING, Do.WAIT}
 
