@@ -5,6 +5,8 @@ PYTHON := .venv/bin/python
 PORT ?= 8000
 # Where the tests and the demo find the CRIU that scripts/bootstrap has fetched.
 export GPU_RECLAIM_CRIU ?= $(CURDIR)/.cache/criu
+# Hundreds of programs are started: none of them shall compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 demo: ## Hub + service + agent on 127.0.0.1 with a short idle time, until Ctrl-C
 	@scripts/bootstrap demo

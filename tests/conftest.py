@@ -1,13 +1,14 @@
 """What holds for all tests: second chances, extras, and programs that start quickly.
 
 What a test with a browser or a whole Hub waits for has limits in seconds of wall clock,
-and three files run at a time on two cores: it gets a second chance. One that needs it
+and four files run at a time on two cores: it gets a second chance. One that needs it
 is reported as such ("rerun"), and one that fails each time fails.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.cluster.options import pytest_addoption  # noqa: F401 for -m cluster
 from tests.support import network
 
 #: The longest first, so that in the end no worker is left with one of them alone.
-WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "service"]
+WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "kube", "service"]
 #: Runs the tests with the mark "extra" as well.
 SWITCH = "GPU_RECLAIM_SLOW_TESTS"
 #: Modules that take the place of slow ones that no test needs.
@@ -24,7 +25,8 @@ LIGHT = Path(__file__).parent / "support" / "light"
 
 
 def pytest_configure() -> None:
-    """Lead every program that is started from here past the slow modules."""
+    """Lead us, and every program that is started from here, past the slow modules."""
+    sys.path.insert(0, str(LIGHT))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LIGHT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIGHT), *paths]))
