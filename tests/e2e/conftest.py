@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Everything on this machine, below a path; suspended on request only."""
     folder = tmp_path_factory.mktemp("stack")
-    with Stack(folder, base_url="/jupyter/", idle_after=0, sample_interval=1) as stack:
+    with Stack(folder, base_url="/jupyter/", idle_after=0, sample_interval=5) as stack:
         yield stack
 
 
