@@ -6,12 +6,17 @@ import pytest
 
 from tests.kube.conftest import MODEL
 from tests.support.cluster import NAMESPACE
-from tests.support.elsewhere import Elsewhere, phase, reclaim, wait
+from tests.support.elsewhere import (
+    SERVICE_OF_A_CLUSTER,
+    Elsewhere,
+    phase,
+    reclaim,
+    wait,
+)
 from tests.support.hub import HubUnderTest, free_port, proxy_command
 from tests.support.nodes import AGENT_PORT, SERVER_PORT, TOKEN, Node
 
 CONFIG = """
-from jupyterhub_gpu_reclaim.hub_config import configure
 c.KubeSpawner.namespace = {namespace!r}
 c.KubeSpawner.port = {port}
 c.KubeSpawner.image = "quay.io/jupyter/base:latest"
@@ -32,28 +37,8 @@ c.KubeSpawner.modify_pod_hook = lambda spawner, pod: (
 )
 c.Spawner.poll_interval = 1
 c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 1, "slow_stop_timeout": 1}}
-c.JupyterHub.load_roles.append({{
-    "name": "tests-reclaim",
-    "services": ["tests"],
-    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
-}})
-configure(
-    c,
-    placement="kubernetes",
-    agent_token_file="{folder}/agent.token",
-    state_dir="{folder}/service",
-    service_port={service_port},
-    idle_after=0,
-    sample_interval=0.5,
-    service_options={{
-        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
-        "ReclaimService.namespace": {namespace!r},
-        "ReclaimService.agent_tls_name": "",
-        "ReclaimService.agent_port": {agent_port},
-        "ReclaimService.tick_interval": 0.5,
-    }},
-)
 """
+CONFIG += SERVICE_OF_A_CLUSTER
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +55,7 @@ def hub(elsewhere, tmp_path_factory):
     if proxy_command() is None:
         pytest.skip("configurable-http-proxy is not installed (npm install)")
     folder = tmp_path_factory.mktemp("hub")
-    (folder / "agent.token").write_text(TOKEN)
+    (folder / "token").write_text(TOKEN)
     for who in ("service", "hub"):
         text = elsewhere.cluster.kubeconfig(who)
         (folder / f"{who}.kubeconfig").write_text(text)

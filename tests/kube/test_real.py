@@ -18,14 +18,19 @@ import pytest
 from tests.support.agent import Agent, criu_folder
 from tests.support.cluster import NAMESPACE
 from tests.support.containers import PLACEMENT, PORT
-from tests.support.elsewhere import Elsewhere, phase, reclaim, wait
+from tests.support.elsewhere import (
+    SERVICE_OF_A_CLUSTER,
+    Elsewhere,
+    phase,
+    reclaim,
+    wait,
+)
 from tests.support.hub import HubUnderTest, free_port, proxy_command
 from tests.support.real_node import RealNode
 
 #: An address of this machine that containers reach by their default route.
 HUB_IP = f"10.214.{secrets.randbelow(250)}.{secrets.randbelow(250) + 1}"
 CONFIG = """
-from jupyterhub_gpu_reclaim.hub_config import configure
 c.JupyterHub.hub_bind_url = "http://{ip}:{hub_port}"
 c.KubeSpawner.namespace = {namespace!r}
 c.KubeSpawner.port = {port}
@@ -38,28 +43,8 @@ c.Spawner.environment.update({{
 c.SessionPodSpawner.session_python = "{python}"
 c.SessionPodSpawner.realm = "{realm}"
 c.Spawner.poll_interval = 1
-c.JupyterHub.load_roles.append({{
-    "name": "tests-reclaim",
-    "services": ["tests"],
-    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
-}})
-configure(
-    c,
-    placement="kubernetes",
-    agent_token_file="{folder}/token",
-    state_dir="{folder}/service",
-    service_port={service_port},
-    idle_after=0,
-    sample_interval=0.5,
-    service_options={{
-        "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
-        "ReclaimService.namespace": {namespace!r},
-        "ReclaimService.agent_tls_name": "",
-        "ReclaimService.agent_port": {agent_port},
-        "ReclaimService.tick_interval": 0.5,
-    }},
-)
 """
+CONFIG += SERVICE_OF_A_CLUSTER
 
 
 @pytest.fixture
