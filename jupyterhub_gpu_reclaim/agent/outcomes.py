@@ -98,7 +98,7 @@ def _stands(parts: Parts, record: Record) -> bool:
         session = parts.placements.find(record.incarnation, record.pod)
         if not trees.matches(record, session):
             return False
-        return bool(trees.look(session).processes)
+        return trees.has_programs(session)
     except NotFound:
         return False
 

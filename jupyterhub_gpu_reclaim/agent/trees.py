@@ -105,7 +105,12 @@ def _checkpoint(record: Record | None, operation: Operation | None) -> str:
     return record.checkpoint if record else ""
 
 
-def _has_programs(session: Session) -> bool:
+def has_programs(session: Session) -> bool:
+    """Whether anything runs below the session's init.
+
+    Raises:
+        NotFound: its init has ended.
+    """
     processes.snapshot_init(session.init_pid, session.init_start)
     return processes.has_children(session.init_pid)
 
@@ -120,7 +125,7 @@ def _state(
         return _IN_HAND[kind]
     if record is not None and record.stage in _STOPPED:
         return TreeState.CAPTURED
-    if session.holding and not _has_programs(session):
+    if session.holding and not has_programs(session):
         return TreeState.HOLDING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended

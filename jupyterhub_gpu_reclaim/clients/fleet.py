@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -295,5 +295,5 @@ class Fleet:
             _log.warning("%s: pod %s: %s", pod.key, pod.metadata.name, error)
 
 
-def _node_of(pods: list[Pod], uid: str) -> Any:
+def _node_of(pods: list[Pod], uid: str) -> str:
     return next((pod.node for pod in pods if pod.uid == uid), "its node")

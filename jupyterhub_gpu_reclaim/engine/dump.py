@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import outputs, processes
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
-from jupyterhub_gpu_reclaim.engine.processes import PROC
+from jupyterhub_gpu_reclaim.engine.procfs import PROC
 from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, RolledBack

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine.processes import PROC
+from jupyterhub_gpu_reclaim.engine.procfs import PROC
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,16 +15,15 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.engine import procfs
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-PROC = Path("/proc")
 #: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
 STOPPED = "T"
 DEAD = frozenset("ZXx")
@@ -85,7 +84,7 @@ class Snapshot:
 def _stat(pid: int) -> tuple[str, str, int, int] | None:
     """Name, state, ppid and start time; None when there is no such process."""
     try:
-        match = _STAT.match((PROC / str(pid) / "stat").read_bytes())
+        match = _STAT.match((procfs.PROC / str(pid) / "stat").read_bytes())
     except OSError:
         return None
     if match is None:
@@ -107,23 +106,13 @@ def is_stopped(process: Process) -> bool:
     return stat is not None and stat[1] == STOPPED and stat[3] == process.start_time
 
 
-def _status(pid: int) -> dict[str, list[str]]:
-    """The lines of /proc/PID/status; empty when the process is gone."""
-    try:
-        text = (PROC / str(pid) / "status").read_text(errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name: value.split() for name, _, value in pairs}
-
-
 def _process(pid: int, depth: int) -> Process | None:
     """One process, whose own pid is the ``depth``-th of its NSpid line."""
-    stat, status = _stat(pid), _status(pid)
+    stat, status = _stat(pid), procfs.status(pid)
     if stat is None or not status or stat[1] in "Xx":
         return None
     name, state, ppid, started = stat
-    pids = [int(number) for number in status["NSpid"]]
+    pids = [int(number) for number in status["NSpid"].split()]
     return Process(
         pid=pid,
         ns_pid=pids[depth] if depth < len(pids) else 0,
@@ -131,14 +120,19 @@ def _process(pid: int, depth: int) -> Process | None:
         name=name,
         state=state,
         start_time=started,
-        uid=int(status["Uid"][0]),
+        uid=int(status["Uid"].split()[0]),
     )
+
+
+def _depth(pid: int) -> int:
+    """How many pid namespaces below ours that process lives; 0 when it is gone."""
+    return max(0, len(procfs.status(pid).get("NSpid", "").split()) - 1)
 
 
 def families() -> dict[int, list[int]]:
     """The pids of every process of the machine, by their parent's."""
     children: dict[int, list[int]] = {}
-    for entry in PROC.iterdir():
+    for entry in procfs.PROC.iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
             children.setdefault(stat[2], []).append(int(entry.name))
     return children
@@ -158,7 +152,7 @@ def snapshot_init(init_pid: int, start: int | None = None) -> Process:
 
 def has_children(init_pid: int) -> bool:
     """Whether that process has children; quick where it has. False when it is gone."""
-    for path in (PROC / str(init_pid) / "task").glob("*/children"):
+    for path in (procfs.PROC / str(init_pid) / "task").glob("*/children"):
         with contextlib.suppress(OSError):
             if path.read_bytes():
                 return True
@@ -182,7 +176,7 @@ def snapshot(
         NotFound: there is no such init.
     """
     init = snapshot_init(init_pid, start)
-    depth = len(_status(init_pid).get("NSpid", [""])) - 1
+    depth = _depth(init_pid)
     if children is None:
         children = families()
     found: list[Process] = []
@@ -332,7 +326,7 @@ def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
 
 def _first_of(init: Process) -> Process:
     """The first process of the init's pid namespace, itself or somebody above it."""
-    depth = len(_status(init.pid).get("NSpid", [""])) - 1
+    depth = _depth(init.pid)
     first = init
     while first.ns_pid != 1 and depth:
         above = _process(first.ppid, depth)

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import processes, procfs, sockets
-from jupyterhub_gpu_reclaim.engine.processes import PROC
+from jupyterhub_gpu_reclaim.engine.procfs import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

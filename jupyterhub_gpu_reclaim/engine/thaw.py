@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.confined import names_in, open_in_root, open_root
-from jupyterhub_gpu_reclaim.engine.processes import PROC
+from jupyterhub_gpu_reclaim.engine.procfs import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -297,9 +297,8 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """What Kubernetes does for the pod, and the place in the queue."""
         async for event in SessionPodSpawner.progress(self):
             tell(event["message"])
-        told = (
-            ""  # KubeSpawner's events may be turned off; the queue is told all the same
-        )
+        # KubeSpawner's events may be turned off; the queue is told all the same.
+        told = ""
         while True:
             words = self._waits_for()
             if words and words != told:
