@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.support.agent import COUNTER, Agent, Jupyter, criu_folder, wait_for
-from tests.support.agent import places as make_places
+from tests.support import agent as support
+from tests.support.agent import running_agent
 
 
 @contextlib.contextmanager
@@ -23,20 +21,11 @@ def short_folder():
     shutil.rmtree(path, ignore_errors=True)
 
 
-def running(folder):
-    """An agent that has been started."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: the agent enters namespaces")
-    made = Agent(folder, criu_folder())
-    made.start()
-    return made
-
-
 @pytest.fixture(scope="module")
 def shared_agent():
     """One for all tests of a module that do not end it."""
     with short_folder() as folder:
-        made = running(folder)
+        made = running_agent(folder)
         yield made
         made.kill()
         print(made.log.read_text())
@@ -56,7 +45,7 @@ def folder(request):
 def agent(request, folder):
     """An agent without checkpoints: the test's own, or the module's."""
     shared = request.node.get_closest_marker("shares_an_agent")
-    made = request.getfixturevalue("shared_agent") if shared else running(folder)
+    made = request.getfixturevalue("shared_agent") if shared else running_agent(folder)
     yield made
     if made.popen.poll() is None:
         # Their ports stay reserved in the kernel's list for as long as they exist.
@@ -67,25 +56,6 @@ def agent(request, folder):
         print(made.log.read_text())
 
 
-places = pytest.fixture(make_places)
-
-
-@pytest.fixture
-def counter(places):
-    """A session that does nothing but write."""
-    place = places("start", sys.executable, "-I", "-S", "-c", COUNTER, env={})
-    wait_for(lambda: place.output.stat().st_size)
-    return place
-
-
-@pytest.fixture
-def jupyter(folder, places):
-    made = []
-
-    def make(*options: str) -> Jupyter:
-        made.append(Jupyter(folder, places, *options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.client.close()
+places = pytest.fixture(support.places)
+counter = pytest.fixture(support.counter)
+jupyter = pytest.fixture(support.jupyter)

@@ -166,14 +166,13 @@ class Agent:
         return {"status": response.status_code, **response.json()}
 
 
-def agent(folder):
+def running_agent(folder: Path) -> Agent:
+    """An agent that has been started."""
     if os.geteuid() != 0:
         pytest.skip("needs root: the agent enters namespaces")
     made = Agent(folder, criu_folder())
     made.start()
-    yield made
-    made.kill()
-    print(made.log.read_text())
+    return made
 
 
 class Place:
