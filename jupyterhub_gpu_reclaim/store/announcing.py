@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import intents, removals
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, publish_over
 from jupyterhub_gpu_reclaim.store.layout import intent as intent_name
 
 if TYPE_CHECKING:
@@ -76,10 +76,7 @@ class Announcement:
         intent = self._intent()
         name, data = intent_name(intent.checkpoint), intents.encode(intent)
         try:
-            try:
-                self._backend.publish(name, data)
-            except ObjectExists:
-                self._backend.replace(name, data)
+            publish_over(self._backend, name, data)
         except ObjectMissing:
             self._backend.publish(name, data)  # a stale one, just swept
         return intent

@@ -186,3 +186,16 @@ class Backend(Protocol):
 
     def spec(self) -> Spec | None:
         """How another process opens the same; no secret in it. None: it cannot."""
+
+
+def publish_over(backend: Backend, name: str, data: bytes) -> None:
+    """Publish a small object, in the place of one of that name if there is one.
+
+    Raises:
+        ObjectMissing: the one that stood there has gone meanwhile.
+        StoreError: the store does not work.
+    """
+    try:
+        backend.publish(name, data)
+    except ObjectExists:
+        backend.replace(name, data)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, publish_over
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,10 +58,7 @@ class Removal:
             raise StoreError(Reason.STORE_FAILED, why=why)
 
     def __enter__(self) -> Self:
-        try:
-            self._backend.publish(self._name, self._data)
-        except ObjectExists:
-            self._backend.replace(self._name, self._data)
+        publish_over(self._backend, self._name, self._data)
         return self
 
     def __exit__(

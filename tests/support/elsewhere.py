@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 
 import requests
 
 from tests.support.cluster import Cluster
-from tests.support.hub import API_TOKEN
+from tests.support.hub import API_TOKEN, wait_until
 
 #: What follows a Hub's own lines of configuration; braces are for ``str.format``.
 SERVICE_OF_A_CLUSTER = """
@@ -75,13 +74,7 @@ def reclaim(hub, method, path):
 
 
 def wait(condition, hub, seconds=40):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s\n{hub.log()[-6000:]}")
+    return wait_until(condition, seconds, hub.log)
 
 
 def phase(hub, user):

@@ -248,11 +248,11 @@ class HubUnderTest:
         return server is None or (server["stopped"] and not server["pending"])
 
 
-def wait_until(condition: Any, seconds: float, told: Any = lambda: "") -> None:
-    """Wait for a condition; fails with the end of what ``told()`` returns."""
+def wait_until(condition: Any, seconds: float, told: Any = lambda: "") -> Any:
+    """Wait for a condition; its value. Fails with the end of ``told()``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if condition():
-            return
+        if value := condition():
+            return value
         time.sleep(0.1)
     raise AssertionError(f"not within {seconds} s: {condition}\n{told()[-4000:]}")
