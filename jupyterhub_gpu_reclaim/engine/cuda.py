@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _THREADS = 32
 #: Seconds in which threads must stand still; one that waits for a disk does not.
 _STILL_SECONDS = 30.0
+#: What the kernel says of a thread that a signal has stopped, or that is no more.
+_STILL = [[], [processes.STOPPED], *([state] for state in processes.DEAD)]
 
 
 def driver_version() -> str:
@@ -151,7 +154,7 @@ def _lock(driver: Driver, process: Process, seconds: float) -> None:
 def _checkpoint(driver: Driver, process: Process, seconds: float) -> None:
     if _state(driver, process) is not State.LOCKED:
         return
-    with _held(driver, process):
+    with _held(driver, process) as running:
         try:
             driver.checkpoint(process.pid, seconds=seconds)
         except DriverError as error:
@@ -161,7 +164,8 @@ def _checkpoint(driver: Driver, process: Process, seconds: float) -> None:
                 ) from None
             raise
         _verify(driver, process)
-        processes.send(process, signal.SIGSTOP)
+        _stop(process, running)
+    _wait_still(process, {process.pid})
 
 
 def _verify(driver: Driver, process: Process) -> None:
@@ -180,7 +184,7 @@ def _fill(
     stopped = processes.is_stopped(process)
     if not stopped and _state(driver, process) is State.RUNNING:
         return
-    with _held(driver, process):
+    with _held(driver, process) as running:
         if stopped:
             processes.send(process, signal.SIGCONT)
         try:
@@ -191,24 +195,50 @@ def _fill(
                 driver.unlock(process.pid)
         finally:
             if stopped:
-                processes.send(process, signal.SIGSTOP)
+                _stop(process, running)
+    if stopped:
+        _wait_still(process, {process.pid})
+
+
+def _stop(process: Process, running: set[int]) -> None:
+    """Stop it while most of its threads are held, so that none of them runs again.
+
+    It is one of the ``running`` that takes the signal, when it comes to run: until then
+    the process is not stopped, and whoever is let go runs on.
+    """
+    processes.send(process, signal.SIGSTOP)
+    _wait_still(process, running)
+
+
+def _wait_still(process: Process, tids: set[int]) -> None:
+    """Wait until a signal has stopped those threads of it, or they have ended.
+
+    Raises:
+        ReclaimError: they run on (``gpu_failed``).
+    """
+    deadline = time.monotonic() + _STILL_SECONDS
+    while any(procfs.stat(process.pid, tid)[:1] not in _STILL for tid in tids):
+        if time.monotonic() > deadline:
+            raise _failed(process, "it does not stand still")
+        # Nothing tells when a process of somebody else's stops.
+        time.sleep(0.0005)
 
 
 @contextlib.contextmanager
-def _held(driver: Driver, process: Process) -> Iterator[None]:
-    """Only the driver's own thread of the process runs inside the block.
+def _held(driver: Driver, process: Process) -> Iterator[set[int]]:
+    """Only the driver's own thread of the process runs inside the block; its ids.
 
-    One without such a thread (it uses NVML only) has no memory to be looked at.
+    One without such a thread (it uses NVML only) has no memory to be looked at, and
+    runs as it did.
     """
     thread = driver.thread(process.pid)
     if thread is None:
-        yield
+        yield {process.pid}
         return
+    running = _ids(process.pid, thread)
     try:
-        with ptrace.standing(
-            process.pid, but=_ids(process.pid, thread), seconds=_STILL_SECONDS
-        ):
-            yield
+        with ptrace.standing(process.pid, but=running, seconds=_STILL_SECONDS):
+            yield running
     except ptrace.TraceFailed as error:
         raise _failed(process, error) from error
 

@@ -71,12 +71,17 @@ def name(pid: int) -> str:
     return text(pid, "comm").strip() or "?"
 
 
-def stat(pid: int) -> list[str]:
+def stat(pid: int, thread: int | None = None) -> list[str]:
     """The fields of /proc/<pid>/stat from the state on; empty when it is gone.
 
     Before them stands the name, which may hold anything.
+
+    Args:
+        pid: of the process.
+        thread: one of its threads' ids, whose own fields are wanted.
     """
-    return text(pid, "stat").rpartition(")")[2].split()
+    name = "stat" if thread is None else f"task/{thread}/stat"
+    return text(pid, name).rpartition(")")[2].split()
 
 
 def has_terminal(pid: int) -> bool:

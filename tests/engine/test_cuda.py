@@ -66,43 +66,92 @@ def test_what_was_emptied_stands_still_until_it_is_let_go_on(pair):
     wait_for(lambda: not any(processes.is_stopped(p) for p in pair))
 
 
-def test_only_the_drivers_own_thread_runs_while_memory_moves():
+def test_only_the_drivers_own_thread_runs_while_memory_moves(program):
     """A thread that counts by itself, and one that is the driver's."""
-    seen = {}
+    driver = Looking(program.pid)
 
-    def look(pid):
+    empty(driver, [program])
+    cuda.fill(driver, [program], seconds=1)
+
+    *held, drivers = sorted(ptrace.tasks(program.pid))
+    for phase in ("out", "back"):
+        assert {driver.seen[phase][tid] for tid in held} == {"t"}
+        assert driver.seen[phase][drivers] in "SR"
+    wait_for(lambda: set(states(program.pid).values()) == {"T"})
+    processes.resume([program])
+    wait_for(lambda: "T" not in states(program.pid).values())
+
+
+def test_nobody_is_let_go_before_the_driver_thread_has_taken_the_signal_that_stops_it(
+    program, lazy
+):
+    """Else the program runs without its memory, and a thread waits to be let go on."""
+    driver = Looking(program.pid)
+
+    for _ in range(3):
+        empty(driver, [program])
+        assert processes.is_stopped(program)
+        cuda.fill(driver, [program], seconds=1)
+        assert processes.is_stopped(program)
+        processes.resume([program])
+
+
+class Looking(gpu.WellDriver):
+    """Looks at all threads while memory moves."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.seen = {}
+
+    def checkpoint(self, pid: int, *, seconds: float) -> None:
+        super().checkpoint(pid, seconds=seconds)
+        self.seen["out"] = self._look(pid)
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        super().restore(pid, seconds=seconds)
+        self.seen["back"] = self._look(pid)
+
+    def _look(self, pid: int) -> dict[int, str]:
         def found():
             now = states(pid)
             return now if now[max(now)] in "SR" else None
 
         return wait_for(found)  # one just let go on takes a moment to run
 
-    class Looking(gpu.WellDriver):
-        def checkpoint(self, pid: int, *, seconds: float) -> None:
-            super().checkpoint(pid, seconds=seconds)
-            seen["out"] = look(pid)
 
-        def restore(self, pid: int, *, seconds: float, moves=()) -> None:
-            super().restore(pid, seconds=seconds)
-            seen["back"] = look(pid)
+@pytest.fixture
+def program():
+    """A program of several threads."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: ptrace")
+    command = [sys.executable, "-c", THREADS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as popen:
+        try:
+            popen.stdout.readline()
+            yield one_of(popen.pid)
+        finally:
+            popen.kill()
 
-    with subprocess.Popen(
-        [sys.executable, "-c", THREADS], stdout=subprocess.PIPE
-    ) as popen:
-        popen.stdout.readline()
-        one = next(
-            p for p in processes.snapshot(os.getpid()).processes if p.pid == popen.pid
-        )
-        driver = Looking(popen.pid)
-        empty(driver, [one])
-        cuda.fill(driver, [one], seconds=1)
-        processes.resume([one])
-        *held, drivers = sorted(ptrace.tasks(popen.pid))
-        for phase in ("out", "back"):
-            assert {seen[phase][tid] for tid in held} == {"t"}
-            assert seen[phase][drivers] in "SR"
-        popen.stdout.readline()  # it goes on
-        popen.kill()
+
+@pytest.fixture
+def lazy(program):
+    """The program runs only when a busy processor has nothing better to do."""
+    cpu = min(os.sched_getaffinity(0))
+    hog = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(hog) as popen:
+        try:
+            for tid in [popen.pid, *ptrace.tasks(program.pid)]:
+                os.sched_setaffinity(tid, {cpu})
+            for tid in ptrace.tasks(program.pid):
+                os.sched_setscheduler(tid, os.SCHED_IDLE, os.sched_param(0))
+            yield
+        finally:
+            popen.kill()
+
+
+def one_of(pid: int) -> processes.Process:
+    tree = processes.snapshot(os.getpid()).processes
+    return next(process for process in tree if process.pid == pid)
 
 
 THREADS = """
@@ -110,15 +159,13 @@ import threading, time
 def work():
     while True: time.sleep(0.001)
 for _ in range(3): threading.Thread(target=work, daemon=True).start()
-while True: print("x", flush=True); time.sleep(0.01)
+print("x", flush=True)
+time.sleep(1000)
 """
 
 
 def states(pid: int) -> dict[int, str]:
-    return {
-        tid: procfs.text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[0]
-        for tid in ptrace.tasks(pid)
-    }
+    return {tid: procfs.stat(pid, tid)[0] for tid in ptrace.tasks(pid)}
 
 
 def test_empty_and_fill_twice_do_nothing_more(pair):
