@@ -1,8 +1,9 @@
 """What holds for all tests: second chances, extras, and programs that start quickly.
 
-What a test with a browser or a whole Hub waits for has limits in seconds of wall clock,
-and four files run at a time on two cores: it gets a second chance. One that needs it
-is reported as such ("rerun"), and one that fails each time fails.
+Tests wait for real programs with limits in seconds of wall clock, and four files run
+at a time on two cores: each gets a second chance, one with a browser or a whole Hub a
+third. One that needs it is named at the end ("RERUN": look into it), and one that fails
+each time fails.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("extra") and not os.environ.get(SWITCH):
             item.add_marker(extra)
-        if _folder(item) in WITH_A_WHOLE_HUB:
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
+        reruns = 2 if _folder(item) in WITH_A_WHOLE_HUB else 1
+        item.add_marker(pytest.mark.flaky(reruns=reruns, reruns_delay=2))
     items.sort(key=_turn)
 
 
