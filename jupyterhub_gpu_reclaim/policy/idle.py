@@ -88,24 +88,29 @@ class IdlePolicy(Configurable):
         """Every reason against idleness, or the one that says it is idle."""
         if self.idle_after == 0:
             return [veto(Reason.IDLE_OFF)]
-        usage = snapshot.usage
-        if usage is None or self._is_missing(usage, now):
-            return [veto(Reason.SAMPLES_MISSING)]
-        against = list(self._against(usage, now))
+        against = self.against(snapshot, now, self.idle_after)
         if against:
             return against
-        assert usage.last_active is not None  # _is_missing has seen to it
         return [
             Verdict(
                 reclaim=True,
                 code=Reason.IDLE.value,
                 message=Reason.IDLE.sentence(
-                    idle=duration(now - usage.last_active),
+                    idle=duration(idle_for(snapshot, now)),
                     idle_after=duration(self.idle_after),
                 ),
                 at=now,
             )
         ]
+
+    def against(
+        self, snapshot: SessionSnapshot, now: float, idle_after: float
+    ) -> list[Verdict]:
+        """Every reason why it has not been idle for so many seconds; empty: it has."""
+        usage = snapshot.usage
+        if usage is None or self._is_missing(usage, now):
+            return [veto(Reason.SAMPLES_MISSING)]
+        return list(self._against(usage, now, idle_after))
 
     def _is_missing(self, usage: Usage, now: float) -> bool:
         """Whether something that the judgement needs is not known, or too old."""
@@ -119,7 +124,9 @@ class IdlePolicy(Configurable):
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
 
-    def _against(self, usage: Usage, now: float) -> Iterator[Verdict]:
+    def _against(
+        self, usage: Usage, now: float, idle_after: float
+    ) -> Iterator[Verdict]:
         if usage.busy_kernel is not None:
             yield veto(Reason.KERNEL_BUSY, name=usage.busy_kernel)
         if usage.unknown_kernel is not None:
@@ -132,28 +139,37 @@ class IdlePolicy(Configurable):
             yield veto(Reason.GPU_BUSY, percent=percent)
         if self.connected_is_active and usage.connections:
             yield veto(Reason.CONNECTED, count=usage.connections)
-        yield from self._too_soon(usage, now)
+        yield from _too_soon(usage, now, idle_after)
 
-    def _too_soon(self, usage: Usage, now: float) -> Iterator[Verdict]:
-        """What time alone will heal, the latest first."""
-        soon = []
-        if usage.last_active is not None and now - usage.last_active < self.idle_after:
-            soon.append(
-                veto(
-                    Reason.RECENTLY_ACTIVE,
-                    usage.last_active + self.idle_after,
-                    age=duration(now - usage.last_active),
-                    what=usage.last_active_what,
-                    idle_after=duration(self.idle_after),
-                )
+
+def idle_for(snapshot: SessionSnapshot, now: float) -> float:
+    """Seconds since anybody used it, as far as is known; 0 where nothing is."""
+    usage = snapshot.usage
+    if usage is None or usage.last_active is None:
+        return 0.0
+    return max(0.0, now - usage.last_active)
+
+
+def _too_soon(usage: Usage, now: float, idle_after: float) -> Iterator[Verdict]:
+    """What time alone will heal, the latest first."""
+    soon = []
+    if usage.last_active is not None and now - usage.last_active < idle_after:
+        soon.append(
+            veto(
+                Reason.RECENTLY_ACTIVE,
+                usage.last_active + idle_after,
+                age=duration(now - usage.last_active),
+                what=usage.last_active_what,
+                idle_after=duration(idle_after),
             )
-        if usage.watched < self.idle_after:
-            soon.append(
-                veto(
-                    Reason.WINDOW_TOO_SHORT,
-                    usage.at - usage.sample_age - usage.watched + self.idle_after,
-                    watched=duration(usage.watched),
-                    idle_after=duration(self.idle_after),
-                )
+        )
+    if usage.watched < idle_after:
+        soon.append(
+            veto(
+                Reason.WINDOW_TOO_SHORT,
+                usage.at - usage.sample_age - usage.watched + idle_after,
+                watched=duration(usage.watched),
+                idle_after=duration(idle_after),
             )
-        yield from sorted(soon, key=lambda verdict: -(verdict.at or 0.0))
+        )
+    yield from sorted(soon, key=lambda verdict: -(verdict.at or 0.0))
