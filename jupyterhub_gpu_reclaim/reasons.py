@@ -92,6 +92,11 @@ class Reason(Enum):
     CONNECTED = ("connected", "{count} browser connections are open.")
     IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here.")
     IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
+    PRESSURE = (
+        "pressure",
+        "Idle for {idle}, and somebody waits for a GPU ({count} in the queue).",
+    )
+    NOBODY_WAITS = ("nobody_waits", "Nobody waits for the GPU of this session.")
     REQUESTED = ("requested", "Asked for by {by}.")
     CALLED_OFF = ("called_off", "Called off: {why}.")
 
@@ -494,6 +499,18 @@ class Reason(Enum):
         True,
     )
     HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
+    API_UNREACHABLE = (
+        "api_unreachable",
+        "The service at {url} does not answer: {why}.",
+        "Is that its address (--url or GPU_RECLAIM_URL), and does the Hub run?",
+        True,
+    )
+    STILL_WAITING = (
+        "still_waiting",
+        "It is not done after {limit}; it goes on, and so may you.",
+        "See how it stands: jupyterhub-gpu-reclaim sessions",
+        True,
+    )
 
     # --- callers -------------------------------------------------------------------
     UNKNOWN_SESSION = ("unknown_session", "There is no session {session}.")

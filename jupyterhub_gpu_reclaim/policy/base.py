@@ -37,6 +37,8 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     opted_out_by: str = ""
     backoff_until: float | None = None
     failure: Failure | None = None
+    #: How many wait for a GPU, where it has been chosen to go for one of them.
+    wanted: int = 0
 
 
 class _Facts(Value, frozen=True, kw_only=True):
@@ -47,6 +49,7 @@ class _Facts(Value, frozen=True, kw_only=True):
     kept_by: str = ""
     opted_out_by: str = ""
     backoff_until: float | None = None
+    wanted: int = 0
 
 
 class Policy(Protocol):

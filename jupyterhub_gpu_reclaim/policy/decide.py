@@ -13,6 +13,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.policy.base import snapshot_of
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,8 @@ class Decider:
         Raises:
             traitlets.TraitError: a value makes no sense; the message names it.
         """
-        return cls(Guards(parent=parent), [IdlePolicy(parent=parent)])
+        idle = IdlePolicy(parent=parent)
+        return cls(Guards(parent=parent), [idle, PressurePolicy(idle, parent=parent)])
 
     def __call__(self, view: SessionView, now: float) -> list[Verdict]:
         """Every reason, the deciding one first; never empty.
