@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.errors import (
 )
 from jupyterhub_gpu_reclaim.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service import passes
 from jupyterhub_gpu_reclaim.service.openapi import operations
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
 
@@ -61,9 +62,13 @@ class Person:
     is_user: bool
     manages: bool
     scrapes: bool
+    #: Path of the only session that this call may be about: an open tab's own.
+    only: str | None = None
 
     def may_see(self, key: SessionKey) -> bool:
         """Whether that session is theirs, or all are."""
+        if self.only is not None and key.path != self.only:
+            return False
         return self.manages or (self.is_user and key.user == self.name)
 
     @property
@@ -194,8 +199,12 @@ class PersonRoute(HubOAuthenticated, Route):
     """A call of a person or a program with a login of the Hub.
 
     A cookie counts only with its XSRF token where something is changed; a token in
-    the ``Authorization`` header needs none.
+    the ``Authorization`` header needs none. An open tab sends its pass in place of
+    the XSRF token, and may do less then: see ``passes.py``.
     """
+
+    #: Whether an open tab may ask this for its own session.
+    for_tabs: ClassVar[bool] = False
 
     person: Person
 
@@ -203,14 +212,36 @@ class PersonRoute(HubOAuthenticated, Route):
         """Find out who asks, without ever blocking the event loop."""
         self.person = await self.identify(allowed_only=True)
 
+    def check_xsrf_cookie(self) -> None:
+        """A pass that is good stands for the XSRF token."""
+        if self._tab() is None:
+            super().check_xsrf_cookie()
+
+    def _tab(self) -> str | None:
+        """The session of the tab that asks; None where no tab does.
+
+        Raises:
+            Unauthenticated: its pass is none, or none any more.
+        """
+        given = self.request.headers.get(passes.HEADER)
+        if given is None:
+            return None
+        found = passes.read(self.settings["cookie_secret"], given)
+        if found is None:
+            raise Unauthenticated(Reason.UNAUTHENTICATED)
+        return found
+
     async def identify(self, *, allowed_only: bool) -> Person:
         """Who asks.
 
         Raises:
             Unauthenticated: nobody the Hub knows, or a cookie without its XSRF token.
-            Forbidden: somebody without access to this service.
+            Forbidden: somebody without access to this service, or a tab.
             Unreachable: the Hub does not answer.
         """
+        only = self._tab()
+        if only is not None and not self.for_tabs:
+            raise Forbidden(Reason.FORBIDDEN)
         try:
             model = await self.hub_auth.get_user(self, sync=False)
         except HTTPError as error:
@@ -229,8 +260,9 @@ class PersonRoute(HubOAuthenticated, Route):
         return Person(
             name=model["name"],
             is_user=model.get("kind", "user") == "user",
-            manages=bool(holds({MANAGE}, model)),
+            manages=only is None and bool(holds({MANAGE}, model)),
             scrapes=bool(holds({METRICS}, model)),
+            only=only,
         )
 
     def key(self, user: str, server: str) -> SessionKey:

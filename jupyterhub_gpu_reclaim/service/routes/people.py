@@ -75,6 +75,7 @@ class Session(PersonRoute):
     """One session."""
 
     path: ClassVar = "api/sessions/{user}/{server}"
+    for_tabs: ClassVar = True
 
     @operation("Show one session", answer=SessionView, errors=(404,))
     async def get(self, user: str, server: str) -> None:
@@ -86,6 +87,7 @@ class Why(PersonRoute):
     """Every reason for and against a suspend."""
 
     path: ClassVar = "api/sessions/{user}/{server}/why"
+    for_tabs: ClassVar = True
 
     @operation(
         "Why it is suspended, or why not: the deciding reason first",
@@ -101,6 +103,7 @@ class Suspend(PersonRoute):
     """Save a session and free its machine."""
 
     path: ClassVar = "api/sessions/{user}/{server}/suspend"
+    for_tabs: ClassVar = True
 
     @operation(
         "Save the session now and free its machine",
@@ -119,6 +122,7 @@ class Resume(PersonRoute):
     """Bring a saved session back."""
 
     path: ClassVar = "api/sessions/{user}/{server}/resume"
+    for_tabs: ClassVar = True
 
     @operation(
         "Bring the saved session back",
@@ -137,6 +141,7 @@ class KeepSession(PersonRoute):
     """Leave a session alone for a while."""
 
     path: ClassVar = "api/sessions/{user}/{server}/keep"
+    for_tabs: ClassVar = True
 
     @operation(
         "Leave the session alone for a while, whatever it does",
