@@ -287,6 +287,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     checkpoint: str = ""
     verdict: Verdict | None = None
     usage: Usage | None = None
+    gpus: list[GpuSample] = []  #: of the newest sample; empty where not known
     failure: Failure | None = None
     kept_until: float | None = None
     suspends_at: float | None = None

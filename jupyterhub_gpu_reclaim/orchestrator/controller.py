@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
 from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
 from jupyterhub_gpu_reclaim.orchestrator.people import People
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.orchestrator.spawning import Parts
 from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
 from jupyterhub_gpu_reclaim.orchestrator.stops import Stops
 from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
+from jupyterhub_gpu_reclaim.orchestrator.totals import Tally
 from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
 from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
 from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
@@ -36,9 +38,11 @@ if TYPE_CHECKING:
         StopPlan,
     )
     from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.orchestrator.history import Line
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Decide, Hub, Window
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
 
 
 def new_checkpoint_id() -> str:
@@ -80,18 +84,18 @@ class Controller(People):
         resumer = Resumer(sessions, agent, hub, settings)
         observer = Observer(sessions, agent, hub)
         watch = Watch(sessions, agent, window)
+        courtesy = Courtesy(sessions, watch, decide, settings.warn_for)
         worker = Worker(
             sessions=sessions,
             agent=agent,
             observer=observer,
-            watch=watch,
+            courtesy=courtesy,
             suspender=suspender,
             resumer=resumer,
-            decide=decide,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
-        super().__init__(sessions, agent, worker, queue, settings)
+        super().__init__(sessions, agent, courtesy, queue, settings)
         parts = Parts(
             sessions=sessions,
             agent=agent,
@@ -103,13 +107,15 @@ class Controller(People):
         self._starts = Starts(parts)
         self._placing = Placing(parts)
         self._stops = Stops(parts, self._starts)
+        self._tally = Tally(sessions, lambda: len(agent.waiting()))
         self._loops = Loops(
             sessions=sessions,
             agent=agent,
             observer=observer,
             watch=watch,
-            worker=worker,
+            courtesy=courtesy,
             queue=queue,
+            tally=self._tally,
             settings=settings,
         )
 
@@ -126,6 +132,19 @@ class Controller(People):
     def metrics_snapshot(self) -> MetricsSnapshot:
         """What ``/metrics`` shows."""
         return self._loops.metrics_snapshot()
+
+    # --- who looks at many sessions
+    def lines(self, keys: set[SessionKey]) -> list[Line]:
+        """What these sessions did on their GPUs in the last hour."""
+        return self._sessions.history.lines(keys, self._sessions.clock.now())
+
+    def totals(self, hours: int) -> Totals:
+        """All sessions together, now and over the last hours (at least 1)."""
+        return self._tally.since(hours)
+
+    def store_use(self) -> list[StoreUse]:
+        """What everybody's checkpoints take, the largest first."""
+        return self._tally.store_use()
 
     # --- the spawner in the Hub's process
     async def plan_start(self, placement: Placement) -> StartPlan:

@@ -69,13 +69,13 @@ class Journal:
     def session(self, key: SessionKey) -> SessionRow | None:
         """The row of that session, if there is one."""
         query = schema.sessions.select().where(_of(schema.sessions, key))
-        return next((_session(row) for row in self._read(query)), None)
+        return next((_session(row) for row in self.read(query)), None)
 
     def sessions(self) -> list[SessionRow]:
         """All of them, by key."""
         table = schema.sessions
         query = table.select().order_by(table.c.user, table.c.server)
-        return [_session(row) for row in self._read(query)]
+        return [_session(row) for row in self.read(query)]
 
     def save(
         self,
@@ -89,13 +89,13 @@ class Journal:
             statements += _replace_checkpoint(checkpoint)
         if audit is not None:
             statements.append(schema.audit.insert().values(**_audit_values(audit)))
-        self._write(*statements)
+        self.write(*statements)
 
     def forget(
         self, key: SessionKey, audit: AuditRow, doomed: Iterable[CheckpointRow]
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
-        self._write(
+        self.write(
             schema.sessions.delete().where(_of(schema.sessions, key)),
             *[each for row in doomed for each in _replace_checkpoint(row)],
             schema.audit.insert().values(**_audit_values(audit)),
@@ -106,7 +106,7 @@ class Journal:
         """The row of that checkpoint, if there is one."""
         table = schema.checkpoints
         query = table.select().where(table.c.id == checkpoint)
-        return next((_checkpoint(row) for row in self._read(query)), None)
+        return next((_checkpoint(row) for row in self.read(query)), None)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
         """Of one session or of all, oldest generation first."""
@@ -114,22 +114,22 @@ class Journal:
         query = table.select().order_by(table.c.generation, table.c.id)
         if key is not None:
             query = query.where(_of(table, key))
-        return [_checkpoint(row) for row in self._read(query)]
+        return [_checkpoint(row) for row in self.read(query)]
 
     def due(self, now: float) -> list[CheckpointRow]:
         """Checkpoints whose time is over."""
         table = schema.checkpoints
         query = table.select().where(table.c.expires <= now)
-        return [_checkpoint(row) for row in self._read(query)]
+        return [_checkpoint(row) for row in self.read(query)]
 
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
         """Write how long checkpoints are kept."""
-        self._write(*[each for row in checkpoints for each in _replace_checkpoint(row)])
+        self.write(*[each for row in checkpoints for each in _replace_checkpoint(row)])
 
     def drop(self, checkpoint: str) -> None:
         """Forget a checkpoint that is deleted; idempotent."""
         table = schema.checkpoints
-        self._write(table.delete().where(table.c.id == checkpoint))
+        self.write(table.delete().where(table.c.id == checkpoint))
 
     # --- audit
     def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
@@ -147,7 +147,7 @@ class Journal:
                 code=row["code"],
                 message=row["message"],
             )
-            for row in self._read(query)
+            for row in self.read(query)
         ]
 
     def prune_audit(self, before: float) -> bool:
@@ -157,19 +157,30 @@ class Journal:
         """
         table = schema.audit
         query = table.select().order_by(table.c.id).limit(PRUNED_LINES)
-        old = [row["id"] for row in self._read(query) if row["at"] < before]
+        old = [row["id"] for row in self.read(query) if row["at"] < before]
         if old:
-            self._write(table.delete().where(table.c.id.in_(old)))
+            self.write(table.delete().where(table.c.id.in_(old)))
         return len(old) == PRUNED_LINES
 
-    def _read(self, query: Any) -> list[dict[Any, Any]]:
+    # --- for the modules that keep tables of their own
+    def read(self, query: Any) -> list[dict[Any, Any]]:
+        """The rows of a query.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
         try:
             with self._engine.connect() as connection:
                 return [dict(r) for r in connection.execute(query).mappings()]
         except SQLAlchemyError as error:
             raise _broken(error) from None
 
-    def _write(self, *statements: Any) -> None:
+    def write(self, *statements: Any) -> None:
+        """All of it in one transaction, or nothing.
+
+        Raises:
+            StoreError: it could not be written; nothing is changed.
+        """
         if not statements:
             return
         try:

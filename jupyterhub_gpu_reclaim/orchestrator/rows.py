@@ -51,6 +51,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     resumed_at: float | None = None
     #: when the Hub was last asked for a stop that it has not answered for sure
     stop_asked: float | None = None
+    gpus: int = 0  #: that it held when its last suspend began; 0 where not known
 
 
 class Keeping(StrEnum):

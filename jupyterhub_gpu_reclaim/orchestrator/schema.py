@@ -7,9 +7,10 @@ that a frozen sample of each version (``tests/orchestrator/samples``) can be ope
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    DDL,
     Boolean,
     Column,
     Connection,
@@ -19,7 +20,9 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    inspect,
 )
+from sqlalchemy.schema import CreateColumn
 
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -59,6 +62,7 @@ sessions = Table(
     Column("started_at", Float),
     Column("resumed_at", Float),
     Column("stop_asked", Float),
+    Column("gpus", Integer, nullable=False, server_default="0"),
 )
 
 checkpoints = Table(
@@ -89,13 +93,40 @@ audit = Table(
     Index("audit_by_session", "user", "server", "id"),
 )
 
+totals = Table(
+    "totals",
+    metadata,
+    Column("at", Integer, primary_key=True, autoincrement=False),
+    Column("gpus_known", Integer, nullable=False),
+    Column("gpus_in_use", Integer, nullable=False),
+    Column("gpus_idle", Integer, nullable=False),
+    Column("gpus_freed", Integer, nullable=False),
+    Column("waiting", Integer, nullable=False),
+    Column("sessions", Text, nullable=False),  # JSON: phase -> number
+)
+
 
 def _first(connection: Connection) -> None:
     """Version 1: everything above."""
     metadata.create_all(connection)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first,)
+def _totals(connection: Connection) -> None:
+    """Version 2: the totals over time, and how many GPUs a session had held."""
+    totals.create(connection, checkfirst=True)
+    _add_column(connection, sessions.c.gpus)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _totals)
+
+
+def _add_column(connection: Connection, column: Column[Any]) -> None:
+    """Add it to its table, unless a new database has it from the start."""
+    table = column.table.name
+    known = {each["name"] for each in inspect(connection).get_columns(table)}
+    if column.name not in known:
+        made = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.execute(DDL(f"ALTER TABLE {table} ADD COLUMN {made}"))
 
 
 def migrate(connection: Connection) -> int:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.models import SessionView
+from jupyterhub_gpu_reclaim.models import Phase, SessionView
 from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo, Step, Usage, Verdict
+    from jupyterhub_gpu_reclaim.models import (
+        CheckpointInfo,
+        GpuSample,
+        Usage,
+        Verdict,
+    )
     from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, SessionRow
+    from jupyterhub_gpu_reclaim.orchestrator.streams import Operation
 
 
 def view_of(
@@ -22,7 +28,8 @@ def view_of(
     verdict: Verdict | None,
     usage: Usage | None,
     suspends_at: float | None,
-    steps: list[Step],
+    gpus: list[GpuSample],
+    operation: Operation | None,
 ) -> SessionView:
     """One view.
 
@@ -32,7 +39,8 @@ def view_of(
         verdict: the policy's last word.
         usage: what was measured last.
         suspends_at: when a warned session is going to be suspended.
-        steps: of the last capture or restore.
+        gpus: what it was last seen to hold.
+        operation: the last capture or restore.
     """
     return SessionView(
         key=row.key,
@@ -46,12 +54,13 @@ def view_of(
         failure=row.failure,
         kept_until=row.kept_until,
         suspends_at=suspends_at,
-        steps=steps,
+        gpus=[] if row.phase in {Phase.SUSPENDED, Phase.STOPPED} else gpus,
+        steps=operation.steps() if operation is not None else [],
         last_suspend=_last(kept),
         saved=[
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
-        facts=_facts(row),
+        facts={**_facts(row), **_resumed(row, operation)},
     )
 
 
@@ -72,4 +81,19 @@ def _facts(row: SessionRow) -> dict[str, Any]:
         "failures": row.failures,
         "intent": row.intent.value,
         "node": row.node,
+        "gpus_held": row.gpus,
+    }
+
+
+def _resumed(row: SessionRow, operation: Operation | None) -> dict[str, Any]:
+    """What its last return took, while this program remembers it."""
+    if operation is None or operation.kind != "resume" or not operation.succeeded:
+        return {}
+    steps = operation.steps()
+    return {
+        "resumed": {
+            "at": row.resumed_at,
+            "seconds": sum(step.seconds for step in steps),
+            "bytes": max((step.bytes for step in steps), default=0),
+        }
     }

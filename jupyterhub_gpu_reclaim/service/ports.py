@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         StopPlan,
         Verdict,
     )
+    from jupyterhub_gpu_reclaim.orchestrator.history import Line
     from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
+    from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
 
 
 class People(Protocol):
@@ -96,5 +98,18 @@ class Starter(Protocol):
         """The server was deleted for ever."""
 
 
-class Control(People, Starter, Protocol):
+class Overview(Protocol):
+    """What is asked of many sessions at once."""
+
+    def lines(self, keys: set[SessionKey]) -> list[Line]:
+        """What these sessions did on their GPUs in the last hour."""
+
+    def totals(self, hours: int) -> Totals:
+        """All sessions together, now and over the last hours."""
+
+    def store_use(self) -> list[StoreUse]:
+        """What everybody's checkpoints take, the largest first."""
+
+
+class Control(People, Starter, Overview, Protocol):
     """All of it, as the application wires it."""

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.models import (
     Phase,
     SessionKey,
 )
+from jupyterhub_gpu_reclaim.orchestrator import schema
 from jupyterhub_gpu_reclaim.orchestrator.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
@@ -127,15 +128,18 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1])
+@pytest.mark.parametrize("version", [1, 2])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
         database.executescript((tmp_path / "dump.sql").read_text())
     journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
-    assert journal.session(KEY) == ROW
+    gpus = 2 if version >= 2 else 0
+    assert journal.session(KEY) == msgspec.structs.replace(ROW, gpus=gpus)
     assert journal.checkpoints() == [CHECKPOINT]
     assert journal.audit() == [AUDIT]
+    points = journal.read(schema.totals.select())
+    assert [point["gpus_freed"] for point in points] == [3] * (version >= 2)
     journal.close()
 
 

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.models import (
     Verdict,
 )
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
+from jupyterhub_gpu_reclaim.orchestrator.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import pages
 from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
@@ -39,6 +40,8 @@ from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.orchestrator.history import Line
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"
@@ -78,6 +81,10 @@ class SessionsInMemory:
         self.readers: list[asyncio.Queue[SessionView | None]] = []
         self.events: list[Event | Exception] = []
         self.plan = StartPlan(action="cold")
+        self.lines_known: list[Line] = []
+        now = Point(at=1_700_000_000.0)
+        self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
+        self.store_known: list[StoreUse] = []
 
     def put(self, user: str, server: str = "", **changes: object) -> SessionView:
         key = SessionKey(user, server)
@@ -148,6 +155,16 @@ class SessionsInMemory:
     ) -> None:
         self.session(key)
         self.calls.append(("discard", key, by, checkpoint))
+
+    def lines(self, keys: set[SessionKey]) -> list[Line]:
+        return [line for line in self.lines_known if line.key in keys]
+
+    def totals(self, hours: int) -> Totals:
+        self.calls.append(("totals", hours))
+        return self.totals_known
+
+    def store_use(self) -> list[StoreUse]:
+        return self.store_known
 
     async def plan_start(self, placement: Placement) -> StartPlan:
         self.calls.append(("plan_start", placement))

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.service.openapi import document
-from jupyterhub_gpu_reclaim.service.routes import events, operators, people, spawner
+from jupyterhub_gpu_reclaim.service.routes import (
+    events,
+    history,
+    operators,
+    people,
+    spawner,
+)
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.service.routes.base import Route
@@ -19,6 +25,7 @@ ROUTES: tuple[type[Route], ...] = (
     *events.ROUTES,
     *spawner.ROUTES,
     *operators.ROUTES,
+    *history.ROUTES,
 )
 
 
