@@ -22,12 +22,13 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
     from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.totals import Tally
     from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
-    from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
     from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
 _log = logging.getLogger(__name__)
@@ -49,25 +50,27 @@ class Loops:
         agent: Agent,
         observer: Observer,
         watch: Watch,
-        worker: Worker,
+        courtesy: Courtesy,
         queue: WorkQueue,
+        tally: Tally,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
         self._watch = watch
-        self._worker = worker
+        self._courtesy = courtesy
         self._queue = queue
+        self._tally = tally
         self._settings = settings
         self._prune_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin; once."""
-        settings, watch = self._settings, self._watch
+        settings = self._settings
         self._tasks = [
-            asyncio.create_task(self._every(settings.sample_interval, watch.sample)),
+            asyncio.create_task(self._every(settings.sample_interval, self._sample)),
             asyncio.create_task(self._every(settings.tick_interval, self.tick)),
         ]
 
@@ -88,6 +91,12 @@ class Loops:
                 _log.exception("a beat failed")
             await self._sessions.clock.sleep(seconds)
 
+    async def _sample(self) -> None:
+        """What the sessions do; who was warned and is at work again is told at once."""
+        await self._watch.sample()
+        for key in self._courtesy.spared():
+            self._queue.add(key)
+
     # --- ticks
     async def tick(self) -> None:
         """Compare everything, and have a look at what is not as it should be."""
@@ -107,6 +116,7 @@ class Loops:
         retain(self._sessions, settings.retention)
         await checkpoints.collect(self._sessions, self._agent)
         self._prune_audit(now)
+        self._tally.note()
 
     def _prune_audit(self, now: float) -> None:
         if now >= self._prune_at:
@@ -118,7 +128,7 @@ class Loops:
         if self._queue.busy(row.key):
             return False
         if do is Do.READY:
-            reclaim = self._worker.judge(row)
+            reclaim = self._courtesy.judge(row)
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
         return do is not Do.NOTHING or row.intent is not Intent.NONE

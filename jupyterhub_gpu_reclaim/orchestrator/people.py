@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.models import SessionView, Verdict
+    from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.rows import (
         AuditRow,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
-    from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
     from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
 
@@ -38,13 +38,13 @@ class People:
         self,
         sessions: Sessions,
         agent: Agent,
-        worker: Worker,
+        courtesy: Courtesy,
         queue: WorkQueue,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
-        self._worker = worker
+        self._courtesy = courtesy
         self._queue = queue
         self._settings = settings
 
@@ -68,7 +68,7 @@ class People:
         """
         row = self._known(key)
         if row.phase in LIVE:
-            self._worker.judge(row)
+            self._courtesy.judge(row)
         return self._sessions.verdicts(key)
 
     def changes(self) -> AsyncIterator[SessionView]:

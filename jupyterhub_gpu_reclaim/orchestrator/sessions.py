@@ -20,12 +20,12 @@ from jupyterhub_gpu_reclaim.models import (
     Phase,
     SessionKey,
     SessionView,
-    Step,
     Usage,
     Verdict,
 )
 from jupyterhub_gpu_reclaim.orchestrator import phases, views
 from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
+from jupyterhub_gpu_reclaim.orchestrator.history import History
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
     CheckpointRow,
@@ -54,6 +54,7 @@ class Sessions:
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
+        self.history = History()
         self._views: Broadcast[SessionView] = Broadcast()
         self._watch = Watch()
         self._operations: dict[SessionKey, Operation] = {}
@@ -74,6 +75,7 @@ class Sessions:
         *,
         by: str = SERVICE,
         failure: Failure | None = None,
+        why: Verdict | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
@@ -84,6 +86,7 @@ class Sessions:
             happened: what.
             by: who is behind it.
             failure: why, for the page and the audit; None clears the last one.
+            why: the policy's reason, for the audit; the row keeps no note of it.
             checkpoints: rows to be written in the same transaction.
             **changes: other columns.
 
@@ -99,13 +102,14 @@ class Sessions:
         row = msgspec.structs.replace(
             row, phase=following.phase, since=now if moved else before.since
         )
+        reason = why or failure
         audit = AuditRow(
             at=now,
             key=key,
             who=by,
             what=happened.name.lower(),
-            code=failure.code if failure else "",
-            message=failure.message if failure else "",
+            code=reason.code if reason else "",
+            message=reason.message if reason else "",
         )
         self.journal.save(row, audit, checkpoints)
         _log.info(
@@ -115,7 +119,7 @@ class Sessions:
             row.phase.value,
             happened.name.lower(),
             by,
-            f": {failure.message}" if failure else "",
+            f": {reason.message}" if reason else "",
         )
         if row.phase is not Phase.WARNED:
             self._suspends_at.pop(key, None)
@@ -188,6 +192,10 @@ class Sessions:
         else:
             self._usage[key] = usage
 
+    def usage(self, key: SessionKey) -> Usage | None:
+        """The newest sum of a session's samples."""
+        return self._usage.get(key)
+
     def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
         """The newest verdicts; readers hear of it when the deciding one changes."""
         before = self._verdicts.get(key)
@@ -204,8 +212,12 @@ class Sessions:
         return self._suspends_at.get(key)
 
     def warn(self, key: SessionKey, at: float) -> None:
-        """Remember when the suspend is due; must be followed by a phase change."""
+        """Remember when the suspend is due; readers hear of it with the next touch."""
         self._suspends_at[key] = at
+
+    def warned(self) -> list[SessionKey]:
+        """Sessions for which a suspend is due."""
+        return list(self._suspends_at)
 
     def checked_by_hub(self, key: SessionKey) -> None:
         """The Hub was restarted and is looking whether the server answers."""
@@ -244,8 +256,9 @@ class Sessions:
             kept,
             verdict=verdicts[0] if verdicts else None,
             usage=self._usage.get(row.key),
+            gpus=self.history.cards(row.key, row.incarnation),
             suspends_at=self._suspends_at.get(row.key),
-            steps=self._steps(row.key),
+            operation=self._operations.get(row.key),
         )
 
     def touch(self, key: SessionKey) -> None:
@@ -270,6 +283,7 @@ class Sessions:
         """Drop what is only in memory."""
         self.end(key, Reason.CANCELLED)
         self._operations.pop(key, None)
+        self.history.forget(key)
         self._usage.pop(key, None)
         self._verdicts.pop(key, None)
         self._suspends_at.pop(key, None)
@@ -278,10 +292,6 @@ class Sessions:
     def phases(self) -> Counter[Phase]:
         """How many sessions are in each phase."""
         return Counter(row.phase for row in self.journal.sessions())
-
-    def _steps(self, key: SessionKey) -> list[Step]:
-        operation = self._operations.get(key)
-        return operation.steps() if operation is not None else []
 
 
 def _code(verdicts: list[Verdict] | None) -> str:

@@ -22,7 +22,14 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo, Event, Failure, SessionKey
+    from jupyterhub_gpu_reclaim.models import (
+        CheckpointInfo,
+        Event,
+        Failure,
+        SessionKey,
+        Tree,
+        Verdict,
+    )
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
@@ -52,18 +59,28 @@ class Suspender:
         self._settings = settings
         self._new_id = new_id
 
-    async def run(self, key: SessionKey, by: str) -> AsyncIterator[SessionRow]:
+    async def run(
+        self, key: SessionKey, by: str, why: Verdict | None = None
+    ) -> AsyncIterator[SessionRow]:
         """Save a running session; the last row is RELEASING or RUNNING again.
+
+        Args:
+            key: the session.
+            by: who wants it.
+            why: the policy's reason, for the audit; None where a person wants it.
 
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
+        incarnation = self._sessions.row(key).incarnation
         yield (
             row := self._sessions.apply(
                 key,
                 Happened.SUSPEND,
                 by=by,
+                why=why,
                 attempt=self._new_id(),
+                gpus=len(self._sessions.history.cards(key, incarnation)),
                 intent=Intent.NONE,
                 intent_by="",
             )
@@ -144,6 +161,17 @@ class Suspender:
             intent=Intent.NONE,
             intent_by="",
         )
+
+    def rolled_back(self, row: SessionRow, tree: Tree) -> None:
+        """The tree runs, though it was being saved, or was saved already."""
+        failure = failure_of(Reason.AGENT_RESTARTED)
+        mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
+        if tree.failure is not None and mine:
+            failure = tree.failure
+        if row.phase is Phase.SUSPENDING:
+            self.failed(row, failure)
+        else:
+            self.thawed(row, failure)
 
     async def stop_at_hub(self, row: SessionRow) -> None:
         """Ask the Hub to stop a server whose session is saved; may be repeated."""

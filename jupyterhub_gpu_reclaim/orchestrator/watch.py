@@ -37,6 +37,7 @@ class Watch:
         self._windows: dict[SessionKey, tuple[str, Window]] = {}
         self._looking = asyncio.Lock()
         self._asked: float | None = None  # monotonic, before the agent was asked
+        self._seen: set[str] = set()  # incarnations in the last answer
         #: When samples came last, seconds since the epoch.
         self.sampled: float | None = None
 
@@ -54,8 +55,12 @@ class Watch:
         async with self._looking:
             await self._sample()
 
-    async def refresh(self) -> None:
+    async def refresh(self, incarnation: str) -> bool:
         """The same, unless it was done a moment ago.
+
+        Returns:
+            Whether that incarnation was in the answer; one whose node keeps silent
+            is not, and what is known of it is old.
 
         Raises:
             Unreachable: nothing is known, and nothing is made up.
@@ -64,17 +69,21 @@ class Watch:
             now = self._sessions.clock.monotonic()
             if self._asked is None or now - self._asked > FRESH_SECONDS:
                 await self._sample()
+            return incarnation in self._seen
 
     async def _sample(self) -> None:
         asked = self._sessions.clock.monotonic()
         samples = await self._agent.samples()
         self._asked = asked
+        self._seen = {sample.incarnation for sample in samples}
         self.sampled = self._sessions.clock.now()
         rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
         for sample in samples:
             row = rows.get(sample.incarnation)
             if row is not None and row.phase is not Phase.STOPPED:
                 self._window_of(row).add(sample)
+                self._sessions.history.add(row.key, sample)
+        self._sessions.history.prune(self.sampled)
         self.measure()
 
     def _window_of(self, row: SessionRow) -> Window:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey, Tree
+from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
@@ -22,14 +22,14 @@ from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.models import Failure
+    from jupyterhub_gpu_reclaim.models import Verdict
+    from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
     from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
-    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Decide
+    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
-    from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -49,19 +49,17 @@ class Worker:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
-        watch: Watch,
+        courtesy: Courtesy,
         suspender: Suspender,
         resumer: Resumer,
-        decide: Decide,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
-        self._watch = watch
+        self._courtesy = courtesy
         self._suspender = suspender
         self._resumer = resumer
-        self._decide = decide
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
         self._odd: dict[SessionKey, tuple[str, float]] = {}
@@ -113,7 +111,7 @@ class Worker:
             case Do.COMMITTED if act.saved is not None:
                 self._suspender.committed(row, act.saved)
             case Do.ROLLED_BACK if act.tree is not None:
-                self._rolled_back(row, act.tree)
+                self._suspender.rolled_back(row, act.tree)
             case Do.RELEASED:
                 self._suspender.released(row)
             case Do.RESTORED:
@@ -174,41 +172,23 @@ class Worker:
         now = self._sessions.clock.now()
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)
-        if not self.judge(row):
-            if row.phase is Phase.WARNED:
-                self._sessions.apply(row.key, Happened.STAYS, failure=row.failure)
+        if not self._courtesy.judge(row):
+            self._courtesy.spare(row)
             return None
-        if self._settings.warn_for <= 0:
-            return await self._suspend_if_still_idle(row)
-        due = self._sessions.suspends_at(row.key)
-        if row.phase is Phase.RUNNING or due is None:
-            self._sessions.warn(row.key, now + self._settings.warn_for)
-            if row.phase is Phase.RUNNING:
-                self._sessions.apply(row.key, Happened.WARNED, failure=row.failure)
-            return self._settings.warn_for
-        if now < due:
-            return due - now
-        return await self._suspend_if_still_idle(row)
+        wait = self._courtesy.warn(row)
+        if wait > 0:
+            return wait
+        if not await self._courtesy.confirm(row):
+            return self._settings.pace
+        return await self._suspend(row.key, SERVICE, self._courtesy.why(row.key))
 
-    async def _suspend_if_still_idle(self, row: SessionRow) -> float:
-        """What was judged may be old: look once more, and judge anew."""
-        await self._watch.refresh()
-        if self._sessions.row(row.key) != row or not self.judge(row):
-            return 0.0
-        return await self._suspend(row.key, SERVICE)
-
-    def judge(self, row: SessionRow) -> bool:
-        """Ask the policy; whether it says that the session is to be suspended."""
-        view = self._sessions.view(row.key)
-        verdicts = list(self._decide(view, self._sessions.clock.now()))
-        self._sessions.judged(row.key, verdicts)
-        return bool(verdicts) and verdicts[0].reclaim
-
-    async def _suspend(self, key: SessionKey, by: str) -> float:
+    async def _suspend(
+        self, key: SessionKey, by: str, why: Verdict | None = None
+    ) -> float:
         if self._captures.locked():
             return self._settings.pace
         async with self._captures:
-            async for _ in self._suspender.run(key, by):
+            async for _ in self._suspender.run(key, by, why):
                 pass
         return 0.0
 
@@ -222,18 +202,6 @@ class Worker:
         del act
         await self._agent.cancel(row.incarnation)
         return self._settings.pace
-
-    def _rolled_back(self, row: SessionRow, tree: Tree) -> None:
-        failure: Failure = failure_of(Reason.AGENT_RESTARTED)
-        if tree.failure is not None and tree.checkpoint in {
-            "",
-            row.attempt or row.checkpoint,
-        }:
-            failure = tree.failure
-        if row.phase is Phase.SUSPENDING:
-            self._suspender.failed(row, failure)
-        else:
-            self._suspender.thawed(row, failure)
 
     async def _stop_at_hub(self, row: SessionRow, act: Act) -> float:
         del act

@@ -133,9 +133,12 @@ class Options(Configurable):
     warn_for = Float(
         _DEFAULTS.warn_for,
         min=0,
-        max=3600,
-        help="Seconds for which an idle session is shown as about to be suspended;"
-        " any activity takes that back. 0: suspended at once.",
+        max=86400,
+        help="Seconds before a suspend at which its user is warned. They come on top of"
+        " `IdlePolicy.idle_after`; any activity and Keep take the warning back, and"
+        " right before the suspend there is one more look. Longer gives people time to"
+        " answer; shorter gives the GPU back sooner. 0: suspended without a warning."
+        " Example: 600 for ten minutes before.",
     ).tag(config=True)
 
     grace = Float(

@@ -116,6 +116,7 @@ class NodeInMemory:
         self.calls: list[str] = []
         self.kernels: list | None = None
         self.samples_fail = False
+        self.silent: set[str] = set()  # incarnations whose node does not answer
         self.told: dict[str, list] = {}  # of each incarnation, by the service
         self.findings: list[Finding] = []  # of the node itself
 
@@ -169,7 +170,7 @@ class NodeInMemory:
                 pod=place.pod,
             )
             for place in self.places.values()
-            if place.state is TreeState.RUNNING
+            if place.state is TreeState.RUNNING and place.incarnation not in self.silent
         ]
 
     async def preflight(self, incarnation):
