@@ -4,13 +4,15 @@ Written by ``sessions.py`` before anything is done outside; read by the whole
 orchestrator. SQLAlchemy on SQLite by default (WAL, ``synchronous=FULL``). It decides
 nothing and knows no phase's meaning.
 
-Every call is synchronous, one transaction, and short (a few rows by primary key, about
-a millisecond with an fsync): it is made on the event loop on purpose, so that what is
-read, decided and written between two ``await``s is one step that nothing can split.
+Every call is synchronous. A change is one transaction, and short (a few rows by primary
+key, about a millisecond with an fsync); sessions and checkpoints are read from memory
+(``standing.py``). All of it is done on the event loop on purpose, so that what is read,
+decided and written between two ``await``s is one step that nothing can split.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,10 +30,11 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import (
     CheckpointRow,
     SessionRow,
 )
+from jupyterhub_gpu_reclaim.orchestrator.standing import Standing
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: How long SQLite waits for another program (a backup, say) that holds the file.
 BUSY_SECONDS = 10.0
@@ -51,6 +54,7 @@ class Journal:
     """
 
     def __init__(self, url: str) -> None:
+        self._held: Standing | None = None
         self._engine = _engine(url)
         try:
             with self._engine.begin() as connection:
@@ -68,14 +72,11 @@ class Journal:
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
         """The row of that session, if there is one."""
-        query = schema.sessions.select().where(_of(schema.sessions, key))
-        return next((_session(row) for row in self.read(query)), None)
+        return self._standing().session(key)
 
     def sessions(self) -> list[SessionRow]:
         """All of them, by key."""
-        table = schema.sessions
-        query = table.select().order_by(table.c.user, table.c.server)
-        return [_session(row) for row in self.read(query)]
+        return self._standing().sessions()
 
     def save(
         self,
@@ -84,52 +85,70 @@ class Journal:
         checkpoints: Iterable[CheckpointRow] = (),
     ) -> None:
         """Write a session's new state, its audit line and its checkpoints at once."""
+        kept = list(checkpoints)
         statements = _replace_session(row)
-        for checkpoint in checkpoints:
-            statements += _replace_checkpoint(checkpoint)
+        statements += [each for one in kept for each in _replace_checkpoint(one)]
         if audit is not None:
             statements.append(schema.audit.insert().values(**_audit_values(audit)))
-        self.write(*statements)
+        with self._changing(*statements) as standing:
+            standing.put(row)
+            standing.keep(kept)
 
     def forget(
         self, key: SessionKey, audit: AuditRow, doomed: Iterable[CheckpointRow]
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
-        self.write(
+        kept = list(doomed)
+        with self._changing(
             schema.sessions.delete().where(_of(schema.sessions, key)),
-            *[each for row in doomed for each in _replace_checkpoint(row)],
+            *[each for row in kept for each in _replace_checkpoint(row)],
             schema.audit.insert().values(**_audit_values(audit)),
-        )
+        ) as standing:
+            standing.remove(key)
+            standing.keep(kept)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
         """The row of that checkpoint, if there is one."""
-        table = schema.checkpoints
-        query = table.select().where(table.c.id == checkpoint)
-        return next((_checkpoint(row) for row in self.read(query)), None)
+        return self._standing().checkpoint(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
         """Of one session or of all, oldest generation first."""
-        table = schema.checkpoints
-        query = table.select().order_by(table.c.generation, table.c.id)
-        if key is not None:
-            query = query.where(_of(table, key))
-        return [_checkpoint(row) for row in self.read(query)]
+        return self._standing().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:
         """Checkpoints whose time is over."""
-        table = schema.checkpoints
-        query = table.select().where(table.c.expires <= now)
-        return [_checkpoint(row) for row in self.read(query)]
+        rows = self._standing().checkpoints()
+        return [row for row in rows if row.expires is not None and row.expires <= now]
 
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
         """Write how long checkpoints are kept."""
-        self.write(*[each for row in checkpoints for each in _replace_checkpoint(row)])
+        kept = list(checkpoints)
+        statements = [each for row in kept for each in _replace_checkpoint(row)]
+        with self._changing(*statements) as standing:
+            standing.keep(kept)
 
     def drop(self, checkpoint: str) -> None:
         """Forget a checkpoint that is deleted; idempotent."""
-        table = schema.checkpoints
-        self.write(table.delete().where(table.c.id == checkpoint))
+        mine = schema.checkpoints.c.id == checkpoint
+        with self._changing(schema.checkpoints.delete().where(mine)) as standing:
+            standing.drop(checkpoint)
+
+    def _standing(self) -> Standing:
+        """What stands in the database, read once."""
+        if self._held is None:
+            sessions = self.read(schema.sessions.select())
+            kept = self.read(schema.checkpoints.select())
+            self._held = Standing(map(_session, sessions), map(_checkpoint, kept))
+        return self._held
+
+    @contextmanager
+    def _changing(self, *statements: Any) -> Iterator[Standing]:
+        """Write, then do the same in memory; what is not known is read anew."""
+        held, self._held = self._standing(), None
+        self.write(*statements)
+        yield held
+        self._held = held
 
     # --- audit
     def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
