@@ -1,8 +1,8 @@
 """The command ``jupyterhub-gpu-reclaim``: what an administrator types.
 
 Each subcommand is a module with ``register(commands)``, which sets ``run``, a function
-from the parsed arguments to an exit code. An error of ours is a sentence and exit
-code 1, never a traceback.
+from the parsed arguments to an exit code. An error of ours is a sentence with its code
+and exit code 1 (3: a part of ours does not answer), never a traceback.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jupyterhub_gpu_reclaim import __version__, cli_store
+from jupyterhub_gpu_reclaim import __version__, cli_sessions, cli_store
 from jupyterhub_gpu_reclaim.engine import criu_command
-from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import plain
 
-COMMANDS = (criu_command, cli_store)
+COMMANDS = (cli_sessions, criu_command, cli_store)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,9 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except ReclaimError as error:
-        sys.stderr.write(f"Error: {error.message}\n")
+        code = "" if error.reason is Reason.INVALID else f" ({error.reason.value})"
+        sys.stderr.write(plain(f"Error: {error.message}{code}") + "\n")
         if error.reason.hint:
             sys.stderr.write(f"  {error.reason.hint}\n")
-        return 1
+        return cli_sessions.NO_SERVICE if isinstance(error, Unreachable) else 1
     except KeyboardInterrupt:
         return 130

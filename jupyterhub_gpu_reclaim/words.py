@@ -1,7 +1,7 @@
-"""Sizes and durations as a person reads them: "1.5 GB", "12 min".
+"""Sizes and durations as a person reads them: "1.5 GB", "12 min"; and text, unarmed.
 
-Used by whoever fills a sentence of ``reasons.py`` or a line of a log. It rounds, so
-nothing may be computed from its answers.
+Used by whoever fills a sentence of ``reasons.py``, a line of a log or a terminal. It
+rounds, so nothing may be computed from its answers.
 """
 
 from __future__ import annotations
@@ -36,3 +36,10 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def plain(value: object) -> str:
+    """As text in which nothing moves a terminal's cursor."""
+    return "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
+    )

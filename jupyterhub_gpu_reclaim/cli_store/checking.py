@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim import words
-from jupyterhub_gpu_reclaim.cli_store.opening import open_store
-from jupyterhub_gpu_reclaim.cli_store.output import (
+from jupyterhub_gpu_reclaim.cli_output import (
     print_json,
     print_table,
     progress,
     say,
 )
+from jupyterhub_gpu_reclaim.cli_store.opening import open_store
 from jupyterhub_gpu_reclaim.cli_store.repairing import repair
 from jupyterhub_gpu_reclaim.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.cli_output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.cli_store.opening import open_store
-from jupyterhub_gpu_reclaim.cli_store.output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.store import layout, manifest
 from jupyterhub_gpu_reclaim.store.tiers import Tiers, stands

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.cli_output import print_json, progress, say
 from jupyterhub_gpu_reclaim.cli_store.opening import open_store
-from jupyterhub_gpu_reclaim.cli_store.output import print_json, progress, say
 from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import carrying
