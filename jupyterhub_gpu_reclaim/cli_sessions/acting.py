@@ -1,0 +1,151 @@
+"""``suspend``, ``resume`` and ``keep``: ask for it, wait for it, say how it went.
+
+What is refused or fails for one session does not keep the others from it; the exit code
+tells whether all went well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import wire, words
+from jupyterhub_gpu_reclaim.cli_output import (
+    bars,
+    complain,
+    print_json,
+    print_table,
+    say,
+)
+from jupyterhub_gpu_reclaim.cli_sessions import DONE, FAILED, LATE, choosing, listing
+from jupyterhub_gpu_reclaim.cli_sessions.connecting import ask
+from jupyterhub_gpu_reclaim.cli_sessions.following import Following, How, Result
+from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.clients.sessions import SessionsClient
+    from jupyterhub_gpu_reclaim.models import SessionKey, SessionView
+
+    Call = Callable[[SessionView], Awaitable[SessionView]]
+
+#: Requests at the same time.
+AT_ONCE = 8
+#: What an action can be asked for, where nobody has named the sessions.
+_FROM = {
+    "suspend": (Phase.RUNNING, Phase.WARNED),
+    "resume": (Phase.SUSPENDED,),
+    "keep": (Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING),
+}
+_WORDS = {"keep": "leave alone"}
+
+
+def suspend(args: argparse.Namespace) -> int:
+    """Save sessions and free what they hold."""
+    return _act(args, "suspend", lambda client: lambda view: client.suspend(view.key))
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Bring saved sessions back."""
+    return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
+
+
+def keep(args: argparse.Namespace) -> int:
+    """Leave sessions alone for a while."""
+
+    def call(client: SessionsClient) -> Call:
+        return lambda view: client.keep(view.key, args.seconds)
+
+    return _act(args, "keep", call)
+
+
+def _act(
+    args: argparse.Namespace, action: str, call: Callable[[SessionsClient], Call]
+) -> int:
+    if not args.targets and not choosing.selects(args):
+        what = f"Which sessions? Name them, or see {action} --help."
+        raise BadRequest(Reason.INVALID, what=what)
+    views = choosing.chosen(
+        args, ask(args, lambda client: client.sessions()), time.time()
+    )
+    if not args.targets:
+        views = choosing.only_in(views, _FROM[action])
+    if views and choosing.selects(args):
+        if not (args.yes or args.json):
+            listing.table(views, time.time())
+        if not choosing.confirmed(args, _WORDS.get(action, action), len(views)):
+            return FAILED
+    results = ask(args, lambda client: _all(args, action, call(client), client, views))
+    return _report(args, results)
+
+
+async def _all(
+    args: argparse.Namespace,
+    action: str,
+    call: Call,
+    client: SessionsClient,
+    views: list[SessionView],
+) -> list[Result]:
+    """Ask for each, then wait for all; the results in the sessions' order."""
+    with bars() as shown:
+        following = Following(action, tell=shown.show, ended=shown.end)
+        turns = asyncio.Semaphore(AT_ONCE)
+        found: dict[SessionKey, Result] = {}
+
+        async def one(view: SessionView) -> None:
+            async with turns:
+                try:
+                    asked = await call(view)
+                except Unreachable:
+                    raise
+                except ReclaimError as error:
+                    failure = wire.failure_of(error)
+                    found[view.key] = Result(
+                        key=view.key, how=How.REFUSED, failure=failure
+                    )
+                    return
+            if action != "keep" and args.wait:
+                following.add(asked)
+            else:
+                how = How.DONE if action == "keep" else How.ASKED
+                found[view.key] = Result(key=view.key, how=how)
+
+        await asyncio.gather(*map(one, views))
+        if action != "keep" and args.wait:
+            await following.all(client, args.time_limit)
+        found |= following.results
+    return [found[view.key] for view in views]
+
+
+def _report(args: argparse.Namespace, results: list[Result]) -> int:
+    if args.json:
+        print_json(results)
+    elif results:
+        print_table(
+            ("SESSION", "RESULT", "TIME", "STORED"),
+            [_cells(result) for result in results],
+            right="TIME STORED",
+        )
+    else:
+        say("No session fits.")
+    for result in results:
+        if result.failure is not None:
+            failure = result.failure
+            complain(f"Error: {result.key}: {failure.message} ({failure.code})")
+            if failure.hint:
+                complain(f"  {failure.hint}")
+    hows = {result.how for result in results}
+    if hows & {How.FAILED, How.REFUSED}:
+        return FAILED
+    return LATE if How.WAITING in hows else DONE
+
+
+def _cells(result: Result) -> tuple[object, ...]:
+    took = f"{result.seconds:.1f} s" if result.seconds else ""
+    stored = "" if result.stored_bytes is None else words.size(result.stored_bytes)
+    return (result.key, result.how.value, took, stored)

@@ -1,0 +1,411 @@
+"""The command line against the service's real routes: what it asks, prints, returns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from argparse import ArgumentTypeError
+
+import pytest
+from jupyterhub.services.auth import HubOAuth
+
+from jupyterhub_gpu_reclaim import cli_sessions
+from jupyterhub_gpu_reclaim.cli import main
+from jupyterhub_gpu_reclaim.cli_sessions.choosing import is_idle, key_of
+from jupyterhub_gpu_reclaim.cli_sessions.following import How, outcome
+from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.models import (
+    Failure,
+    Phase,
+    SessionKey,
+    SessionView,
+    Step,
+    Usage,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.reasons import Reason
+from tests.service.conftest import checkpoint
+
+ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
+BROKEN = Failure(code="capture_failed", message="It did not work.", hint="Look.")
+
+
+def unused(seconds: float, **more: object) -> Usage:
+    now = time.time()
+    return Usage(
+        at=now,
+        watched=9999.0,
+        sample_age=1.0,
+        last_active=now - seconds,
+        **{"complete": True, **more},
+    )
+
+
+class Command:
+    """Runs the command in a thread, beside the service."""
+
+    def __init__(self, service, capsys, monkeypatch) -> None:
+        self.service = service
+        self.capsys = capsys
+        monkeypatch.setenv("GPU_RECLAIM_URL", service.url)
+        monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token-root")
+
+    async def __call__(self, *line: str) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(main, list(line))
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+    async def json(self, *line: str) -> tuple[int, list]:
+        code, out, _ = await self(*line, "--json")
+        return code, json.loads(out)
+
+    def names(self, action: str) -> list[SessionKey]:
+        return [c[1] for c in self.service.control.calls if c[0] == action]
+
+
+@pytest.fixture
+def command(service, capsys, monkeypatch):
+    return Command(service, capsys, monkeypatch)
+
+
+@pytest.fixture
+def control(service):
+    return service.control
+
+
+def goes_on(control, name: str, *after: dict) -> None:
+    """Let a call of the double be followed by changes, a moment later each."""
+    call = getattr(control, name)
+    soon = []
+
+    async def called(key, by):
+        async def change():
+            for changes in after:
+                await asyncio.sleep(0.05)
+                control.put(key.user, key.server, **changes)
+
+        answer = await call(key, by)
+        soon.append(asyncio.create_task(change()))
+        return answer
+
+    setattr(control, name, called)
+
+
+# --- sessions and why ----------------------------------------------------------------
+async def test_sessions_are_listed_with_state_and_reason(command, control):
+    verdict = Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
+    usage = unused(7200, gpu_percent=3.2, gpu_memory=4_000_000_000)
+    control.put("ada", verdict=verdict, usage=usage)
+    control.put("bob", "train", phase=Phase.SUSPENDED)
+    code, out, err = await command("sessions")
+    assert (code, err) == (0, "")
+    ada, bob = (line for line in out.splitlines() if "/" in line)
+    assert re.search(r"^ada/ +running .* 2 h +3 % +4.0 GB +Kernel a is busy\.$", ada)
+    assert "bob/train" in bob
+    assert "suspended" in bob
+    assert out.splitlines()[-1] == "2 sessions, 1 running, 1 suspended"
+
+
+async def test_sessions_can_be_chosen_by_what_they_are(command, control):
+    control.put("ada", usage=unused(30))
+    control.put("bob", usage=unused(9000))
+    control.put("bob", "saved", phase=Phase.SUSPENDED)
+    control.put("eve")
+    for line, names in {
+        ("--idle-for=1h",): ["bob"],
+        ("--state=suspended",): ["bob"],
+        ("--user=ada", "--user=eve"): ["ada", "eve"],
+        ("ada", "bob/saved"): ["ada", "bob"],
+    }.items():
+        _, found = await command.json("sessions", *line)
+        assert [view["key"]["user"] for view in found] == names, line
+
+
+async def test_own_sessions_are_all_that_a_user_sees(command, control, tmp_path):
+    control.put("ada")
+    control.put("bob")
+    file = tmp_path / "token"
+    file.write_text("token-ada\n")
+    file.chmod(0o644)
+    code, out, err = await command("sessions", f"--token-file={file}")
+    assert code == 0
+    assert "bob" not in out
+    assert "chmod 600" in err
+
+
+async def test_why_gives_every_reason_with_its_code(command, control):
+    control.put("ada", "lab")
+    code, out, _ = await command("why", "ada/lab")
+    assert code == 0
+    assert "Kernel a is busy." in out
+    assert "kernel_busy" in out
+
+
+async def test_names_of_people_do_not_reach_the_terminal_as_commands(command, control):
+    control.put("\x1b[2Jeve", verdict=Verdict(reclaim=False, code="x", message="\x07"))
+    _, out, _ = await command("sessions")
+    assert "\x1b" not in out
+    assert "\x07" not in out
+
+
+# --- suspend, resume, keep -----------------------------------------------------------
+async def test_suspend_waits_until_it_is_saved(command, control):
+    control.put("ada")
+    step = Step(step="dump", title="Saving", state="going", bytes=1, total_bytes=2)
+    goes_on(
+        control,
+        "suspend",
+        {"steps": [step]},
+        {"phase": Phase.RELEASING},
+        {"phase": Phase.SUSPENDED, "last_suspend": checkpoint(ADA)},
+    )
+    code, out, err = await command("suspend", "ada")
+    assert (code, err) == (0, "")
+    assert re.search(r"ada/ +done +0\.\d s +400 MB", out)
+    assert control.calls == [("suspend", ADA, "root")]
+
+
+async def test_suspend_that_fails_says_why_with_its_code(command, control):
+    control.put("ada")
+    goes_on(control, "suspend", {"phase": Phase.RUNNING, "failure": BROKEN})
+    code, out, err = await command("suspend", "ada")
+    assert code == cli_sessions.FAILED
+    assert "failed" in out
+    assert err == "Error: ada/: It did not work. (capture_failed)\n  Look.\n"
+
+
+async def test_what_is_refused_for_one_is_done_for_the_others(command, control):
+    control.put("ada", phase=Phase.SUSPENDED)
+    control.put("bob", "train")
+    goes_on(control, "suspend", {"phase": Phase.SUSPENDED})
+    code, results = await command.json("suspend", "ada", "bob/train")
+    assert code == cli_sessions.FAILED
+    assert [result["how"] for result in results] == ["refused", "done"]
+    assert results[0]["failure"]["code"] == "wrong_phase"
+
+
+async def test_resume_waits_until_it_runs(command, control):
+    control.put("bob", "train", phase=Phase.SUSPENDED)
+    goes_on(control, "resume", {"phase": Phase.RUNNING})
+    code, results = await command.json("resume", "bob/train")
+    assert (code, results[0]["how"]) == (0, "done")
+
+
+async def test_no_wait_only_asks(command, control):
+    control.put("ada")
+    code, results = await command.json("suspend", "ada", "--no-wait")
+    assert (code, results[0]["how"]) == (0, "asked")
+    assert control.session(ADA).phase is Phase.SUSPENDING
+
+
+async def test_time_limit_ends_the_waiting_and_not_the_work(command, control):
+    control.put("ada")
+    code, _, err = await command("suspend", "ada", "--time-limit=0.3")
+    assert code == cli_sessions.LATE
+    assert "still_waiting" in err
+    assert control.session(ADA).phase is Phase.SUSPENDING
+
+
+async def test_stream_that_breaks_is_taken_up_again(command, control, monkeypatch):
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.cli_sessions.following.PAUSE", 0.01)
+    control.put("ada")
+    changes = control.changes
+    control.changes = broken = BrokenOnce(changes)
+    goes_on(control, "suspend", {}, {}, {"phase": Phase.SUSPENDED})
+    code, _ = await command.json("suspend", "ada")
+    assert code == 0
+    assert broken.times >= 2
+
+
+class BrokenOnce:
+    """The stream of changes, which ends at once the first time."""
+
+    def __init__(self, changes) -> None:
+        self.changes, self.times = changes, 0
+
+    async def __call__(self):
+        self.times += 1
+        if self.times > 1:
+            async for view in self.changes():
+                yield view
+
+
+async def test_all_idle_leaves_those_that_work_are_kept_or_unknown(command, control):
+    busy = Verdict(reclaim=False, code="gpu_busy", message="Busy.")
+    control.put("a", usage=unused(3600))
+    control.put("b", usage=unused(3600), verdict=busy)
+    control.put("c", usage=unused(3600), kept_until=time.time() + 60)
+    control.put("d", usage=unused(3600), facts={"opted_out_by": "root"})
+    control.put("e", usage=unused(60))
+    control.put("f", usage=unused(3600, complete=False))
+    control.put("g")
+    control.put("h", usage=unused(3600), phase=Phase.SUSPENDED)
+    code, _ = await command.json("suspend", "--all-idle", "--yes", "--no-wait")
+    assert code == 0
+    assert command.names("suspend") == [SessionKey("a")]
+
+
+async def test_many_are_not_taken_without_a_yes(command, control):
+    control.put("ada", usage=unused(3600))
+    code, _, err = await command("suspend", "--all-idle")
+    assert code == cli_sessions.FAILED
+    assert "--yes" in err
+    assert command.names("suspend") == []
+
+
+async def test_nothing_is_suspended_when_no_session_is_chosen(command, control):
+    control.put("ada")
+    code, _, err = await command("suspend")
+    assert code == cli_sessions.FAILED
+    assert "Which sessions?" in err
+    code, out, _ = await command("suspend", "--user=nobody", "--yes")
+    assert (code, out) == (0, "No session fits.\n")
+    assert control.calls == []
+
+
+@pytest.mark.parametrize(
+    ("option", "seconds"), [((), 3600), (("--for", "4h"), 14400), (("--off",), 0)]
+)
+async def test_keep_tells_how_long(command, control, option, seconds):
+    control.put("bob", "train")
+    code, results = await command.json("keep", "bob/train", *option)
+    assert (code, results[0]["how"]) == (0, "done")
+    assert control.calls == [("keep", BOB, seconds, "root")]
+
+
+async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control):
+    control.put("ada")
+
+    async def no(key, seconds, by):
+        raise Refused(Reason.INVALID, what="You have used up today's share.")
+
+    control.keep = no
+    code, _, err = await command("keep", "ada")
+    assert code == 1
+    assert "Error: ada/: You have used up today's share. (invalid)" in err
+
+
+# --- errors --------------------------------------------------------------------------
+async def test_session_that_is_not_there_is_a_sentence_with_a_code(command):
+    code, out, err = await command("why", "nobody")
+    assert (code, out) == (1, "")
+    assert err == "Error: There is no session nobody/. (unknown_session)\n"
+
+
+async def test_wrong_token_is_told(command, monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "wrong")
+    code, _, err = await command("sessions")
+    assert code == 1
+    assert "(unauthenticated)" in err
+
+
+@pytest.mark.parametrize("token", ["", " ", "two words", "t\u00f6ken"])
+async def test_token_that_is_none_is_not_sent(command, monkeypatch, token):
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", token)
+    code, _, err = await command("sessions")
+    assert code == 1
+    assert "oken" in err
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "folder"])
+async def test_token_file_that_cannot_be_used_is_named(command, tmp_path, what):
+    file = tmp_path / what
+    if what == "folder":
+        file.mkdir()
+    elif what == "empty":
+        file.touch(mode=0o600)
+    code, _, err = await command("sessions", f"--token-file={file}")
+    assert code == 1
+    assert str(file) in err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hub.example.org",
+        "ftp://hub",
+        "http://",
+        "http://u:p@hub",
+        "http://[::1",
+        "http://h:x",
+    ],
+)
+async def test_address_that_is_none_is_told(command, url):
+    code, _, err = await command("sessions", f"--url={url}")
+    assert code == 1
+    assert "is no address of a Hub" in err
+
+
+async def test_service_that_does_not_answer_has_an_exit_code_of_its_own(command):
+    code, _, err = await command("sessions", "--url=http://127.0.0.1:1/hub")
+    assert code == cli_sessions.NO_SERVICE
+    assert "http://127.0.0.1:1/hub/services/gpu-reclaim" in err
+    assert "(api_unreachable)" in err
+
+
+async def test_something_else_at_the_address_is_not_taken_for_the_service(command):
+    hub = HubOAuth.instance().api_url.partition("/hub/")[0]
+    code, _, err = await command("sessions", f"--url={hub}")
+    assert code == cli_sessions.NO_SERVICE
+    assert "something else is there (status 404)" in err
+
+
+async def test_certificates_that_are_none_are_named(command, tmp_path):
+    file = tmp_path / "ca.pem"
+    file.write_text("no certificate")
+    code, _, err = await command("sessions", f"--ca-file={file}")
+    assert code == 1
+    assert str(file) in err
+
+
+# --- pure parts ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)],
+)
+def test_time_is_understood(text, expected):
+    assert cli_sessions.seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "1y", "1h30m", "9" * 12])
+def test_time_that_is_none_is_wrong_usage(text):
+    with pytest.raises(ArgumentTypeError):
+        cli_sessions.seconds(text)
+
+
+def test_session_is_named_as_user_and_server():
+    assert key_of("ada") == key_of("ada/") == ADA
+    assert key_of("bob/train") == BOB
+    with pytest.raises(BadRequest):
+        key_of("/train")
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "intent", "how"),
+    [
+        ("suspend", Phase.RUNNING, "suspend", None),
+        ("suspend", Phase.SUSPENDING, "", None),
+        ("suspend", Phase.RELEASING, "", None),
+        ("suspend", Phase.SUSPENDED, "", How.DONE),
+        ("suspend", Phase.RESUMING, "", How.DONE),
+        ("suspend", Phase.WARNED, "", How.FAILED),
+        ("suspend", Phase.STOPPED, "", How.FAILED),
+        ("resume", Phase.SUSPENDED, "resume", None),
+        ("resume", Phase.RESUMING, "", None),
+        ("resume", Phase.RUNNING, "", How.DONE),
+        ("resume", Phase.SUSPENDED, "", How.FAILED),
+    ],
+)
+def test_outcome_follows_from_phase_and_wish(action, phase, intent, how):
+    view = SessionView(key=ADA, phase=phase, since=1.0, facts={"intent": intent})
+    found = outcome(action, view)
+    assert (found and found[0]) == how
+    if how is How.FAILED:
+        assert found[1].message
+
+
+def test_nothing_known_is_never_idle():
+    view = SessionView(key=ADA, phase=Phase.RUNNING, since=1.0)
+    assert not is_idle(view, 0, time.time())
