@@ -73,6 +73,7 @@ class AgentApp(AgentSettings):
             sys.exit(f"{self.name}: {error}")
 
     async def _main(self) -> None:
+        self.check_together()
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")

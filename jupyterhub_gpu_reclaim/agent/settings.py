@@ -18,6 +18,8 @@ from jupyterhub_gpu_reclaim.agent import routes
 from jupyterhub_gpu_reclaim.agent.parts import Limits
 from jupyterhub_gpu_reclaim.agent.store_settings import HOME, StoreSettings
 from jupyterhub_gpu_reclaim.engine import criu
+from jupyterhub_gpu_reclaim.errors import BadRequest
+from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.traits import Seconds
 
 _HOME = Path(HOME)
@@ -227,6 +229,20 @@ class AgentSettings(StoreSettings, Application):
                 raise TraitError(f"there is no configuration file {path}")
             self.load_config_file(path.name, str(path.parent.absolute()))
             self.update_config(line)
+
+    def check_together(self) -> None:
+        """Whether the settings fit each other.
+
+        Raises:
+            BadRequest: they make no sense together.
+        """
+        if self.placement == "kubernetes" and self.commit_means == "local":
+            what = (
+                'commit_means = "local" does not go with placement = "kubernetes":'
+                " a session may come back on another node, and what is saved would be"
+                ' on this one only. Set commit_means = "remote".'
+            )
+            raise BadRequest(Reason.INVALID, what=what)
 
     def limits(self) -> Limits:
         """The time limits of the steps, as the operations take them."""

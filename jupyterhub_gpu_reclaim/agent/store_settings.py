@@ -95,7 +95,8 @@ class StoreSettings(Configurable):
         sooner; the upload follows in the background, also after days in which the store
         behind was away, and **whoever loses this machine or its disk before that has
         lost the suspended session**. Only what the folder still holds of the session's
-        last save is not written again.
+        last save is not written again. Refused where `placement` is `kubernetes`: a
+        session may come back on another node.
         """,
     ).tag(config=True)
 
