@@ -15,16 +15,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from sqlalchemy import Engine, and_, create_engine, event
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import CheckpointInfo, Failure, SessionKey
-from jupyterhub_gpu_reclaim.orchestrator import schema
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.orchestrator import columns, schema
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
     CheckpointRow,
@@ -83,29 +81,53 @@ class Journal:
         row: SessionRow,
         audit: AuditRow | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
+        amounts: Mapping[str, float] | None = None,
     ) -> None:
-        """Write a session's new state, its audit line and its checkpoints at once."""
+        """Write a session's new state with all that belongs to it at once.
+
+        Args:
+            row: the session.
+            audit: a line of its history.
+            checkpoints: its checkpoints that change, too.
+            amounts: what is added to counters that last.
+        """
         kept = list(checkpoints)
-        statements = _replace_session(row)
-        statements += [each for one in kept for each in _replace_checkpoint(one)]
+        statements = columns.replace_session(row)
+        statements += [each for one in kept for each in columns.replace_checkpoint(one)]
         if audit is not None:
-            statements.append(schema.audit.insert().values(**_audit_values(audit)))
+            statements.append(
+                schema.audit.insert().values(**columns.audit_values(audit))
+            )
+        counted = self._standing().counted(amounts or {})
+        statements += [e for item in counted.items() for e in columns.replace(*item)]
         with self._changing(*statements) as standing:
             standing.put(row)
             standing.keep(kept)
+            standing.amounts.update(counted)
 
     def forget(
-        self, key: SessionKey, audit: AuditRow, doomed: Iterable[CheckpointRow]
+        self,
+        key: SessionKey,
+        audit: AuditRow,
+        doomed: Iterable[CheckpointRow],
+        amounts: Mapping[str, float] | None = None,
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
         kept = list(doomed)
+        counted = self._standing().counted(amounts or {})
         with self._changing(
-            schema.sessions.delete().where(_of(schema.sessions, key)),
-            *[each for row in kept for each in _replace_checkpoint(row)],
-            schema.audit.insert().values(**_audit_values(audit)),
+            schema.sessions.delete().where(columns.of(schema.sessions, key)),
+            *[each for row in kept for each in columns.replace_checkpoint(row)],
+            *[each for item in counted.items() for each in columns.replace(*item)],
+            schema.audit.insert().values(**columns.audit_values(audit)),
         ) as standing:
             standing.remove(key)
             standing.keep(kept)
+            standing.amounts.update(counted)
+
+    def amount(self, name: str) -> float:
+        """A counter that lasts; 0 where nothing was ever added."""
+        return self._standing().amounts.get(name, 0.0)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
@@ -124,7 +146,7 @@ class Journal:
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
         """Write how long checkpoints are kept."""
         kept = list(checkpoints)
-        statements = [each for row in kept for each in _replace_checkpoint(row)]
+        statements = [each for row in kept for each in columns.replace_checkpoint(row)]
         with self._changing(*statements) as standing:
             standing.keep(kept)
 
@@ -139,7 +161,11 @@ class Journal:
         if self._held is None:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
-            self._held = Standing(map(_session, sessions), map(_checkpoint, kept))
+            found = self.read(schema.amounts.select())
+            amounts = {row["name"]: row["value"] for row in found}
+            self._held = Standing(
+                map(columns.session, sessions), map(columns.checkpoint, kept), amounts
+            )
         return self._held
 
     @contextmanager
@@ -156,7 +182,7 @@ class Journal:
         table = schema.audit
         query = table.select().order_by(table.c.id.desc()).limit(limit)
         if key is not None:
-            query = query.where(_of(table, key))
+            query = query.where(columns.of(table, key))
         return [
             AuditRow(
                 at=row["at"],
@@ -232,69 +258,3 @@ def _engine(url: str) -> Engine:
 
     event.listen(engine, "connect", prepare)
     return engine
-
-
-def _of(table: Any, key: SessionKey) -> Any:
-    """The condition "of that session"."""
-    return and_(table.c.user == key.user, table.c.server == key.server)
-
-
-def _replace_session(row: SessionRow) -> list[Any]:
-    """Statements that write a row whether or not it is there, on any database."""
-    table = schema.sessions
-    return [
-        table.delete().where(_of(table, row.key)),
-        table.insert().values(**_session_values(row)),
-    ]
-
-
-def _replace_checkpoint(row: CheckpointRow) -> list[Any]:
-    table = schema.checkpoints
-    values = msgspec.structs.asdict(row)
-    key = values.pop("key")
-    values["keeping"] = row.keeping.value
-    values["info"] = None if row.info is None else wire.encode(row.info).decode()
-    values.update(user=key.user, server=key.server)
-    return [
-        table.delete().where(table.c.id == row.id),
-        table.insert().values(**values),
-    ]
-
-
-def _session_values(row: SessionRow) -> dict[str, Any]:
-    values = msgspec.structs.asdict(row)
-    key = values.pop("key")
-    values.update(user=key.user, server=key.server)
-    values["phase"] = row.phase.value
-    values["intent"] = row.intent.value
-    values["failure"] = (
-        None if row.failure is None else wire.encode(row.failure).decode()
-    )
-    return values
-
-
-def _audit_values(row: AuditRow) -> dict[str, Any]:
-    values = msgspec.structs.asdict(row)
-    key = values.pop("key")
-    return {**values, "user": key.user, "server": key.server}
-
-
-def _session(row: Mapping[str, Any]) -> SessionRow:
-    values = _with_key(row)
-    failure = values.pop("failure")
-    values["failure"] = wire.decode(failure, Failure) if failure else None
-    return msgspec.convert(values, SessionRow, strict=False, from_attributes=True)
-
-
-def _checkpoint(row: Mapping[str, Any]) -> CheckpointRow:
-    values = _with_key(row)
-    info = values.pop("info")
-    values["info"] = wire.decode(info, CheckpointInfo) if info else None
-    return msgspec.convert(values, CheckpointRow, strict=False, from_attributes=True)
-
-
-def _with_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns, with user and server as one key."""
-    values = {str(name): value for name, value in row.items()}
-    values["key"] = SessionKey(values.pop("user"), values.pop("server"))
-    return values

@@ -52,6 +52,9 @@ class SessionRow(Value, frozen=True, kw_only=True):
     #: when the Hub was last asked for a stop that it has not answered for sure
     stop_asked: float | None = None
     gpus: int = 0  #: that it held when its last suspend began; 0 where not known
+    gpu_name: str = ""  #: model of those, as the driver names it
+    #: since when a resume that has its place waits for memory of a GPU
+    waiting_since: float | None = None
 
 
 class Keeping(StrEnum):

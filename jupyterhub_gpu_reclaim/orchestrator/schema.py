@@ -63,6 +63,8 @@ sessions = Table(
     Column("resumed_at", Float),
     Column("stop_asked", Float),
     Column("gpus", Integer, nullable=False, server_default="0"),
+    Column("gpu_name", Text, nullable=False, server_default=""),
+    Column("waiting_since", Float),
 )
 
 checkpoints = Table(
@@ -105,6 +107,13 @@ totals = Table(
     Column("sessions", Text, nullable=False),  # JSON: phase -> number
 )
 
+amounts = Table(
+    "amounts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Float, nullable=False),
+)
+
 
 def _first(connection: Connection) -> None:
     """Version 1: everything above."""
@@ -117,7 +126,14 @@ def _totals(connection: Connection) -> None:
     _add_column(connection, sessions.c.gpus)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _totals)
+def _waiting(connection: Connection) -> None:
+    """Version 3: who waits for which GPU, and counters that last."""
+    amounts.create(connection, checkfirst=True)
+    _add_column(connection, sessions.c.gpu_name)
+    _add_column(connection, sessions.c.waiting_since)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _totals, _waiting)
 
 
 def _add_column(connection: Connection, column: Column[Any]) -> None:

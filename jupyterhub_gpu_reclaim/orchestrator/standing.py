@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.models import SessionKey
     from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, SessionRow
@@ -23,11 +23,16 @@ class Standing:
     Args:
         sessions: all of them.
         checkpoints: all of them.
+        amounts: counters that last, by name.
     """
 
     def __init__(
-        self, sessions: Iterable[SessionRow], checkpoints: Iterable[CheckpointRow]
+        self,
+        sessions: Iterable[SessionRow],
+        checkpoints: Iterable[CheckpointRow],
+        amounts: Mapping[str, float],
     ) -> None:
+        self.amounts = dict(amounts)
         self._sessions = {row.key: row for row in sessions}
         self._sorted = sorted(self._sessions)
         self._checkpoints: dict[str, CheckpointRow] = {}
@@ -53,6 +58,10 @@ class Standing:
         if key is None:
             return sorted(self._checkpoints.values(), key=_age)
         return list(self._by_key.get(key, ()))
+
+    def counted(self, more: Mapping[str, float]) -> dict[str, float]:
+        """The counters that change by that much, as they are then."""
+        return {name: self.amounts.get(name, 0.0) + x for name, x in more.items()}
 
     def put(self, row: SessionRow) -> None:
         """A session is now so."""

@@ -79,8 +79,22 @@ def journal(tmp_path):
     journal.close()
 
 
-def test_journal_saved_rows_come_back_equal(journal):
-    journal.save(ROW, AUDIT, [CHECKPOINT])
+@pytest.fixture(params=["written", "read"])
+def saved(request, journal, tmp_path):
+    """A journal that has written the rows, or another one that reads them."""
+    journal.save(ROW, AUDIT, [CHECKPOINT], {"n": 1.5})
+    journal.save(ROW, amounts={"n": 2.0})
+    if request.param == "written":
+        yield journal
+        return
+    other = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield other
+    other.close()
+
+
+def test_journal_saved_rows_come_back_equal(saved):
+    journal = saved
+    assert journal.amount("n") == 3.5
     assert journal.session(KEY) == ROW
     assert journal.sessions() == [ROW]
     assert journal.checkpoints(KEY) == journal.checkpoints() == [CHECKPOINT]
@@ -125,17 +139,20 @@ def test_journal_failed_write_changes_nothing(journal):
     with pytest.raises(StoreError):
         journal.save(SessionRow(key=KEY, since=1.0), AUDIT, [bad])
     assert journal.session(KEY) == ROW
+    assert journal.checkpoints() == [CHECKPOINT]
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
         database.executescript((tmp_path / "dump.sql").read_text())
     journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
-    gpus = 2 if version >= 2 else 0
-    assert journal.session(KEY) == msgspec.structs.replace(ROW, gpus=gpus)
+    since = [{}, {"gpus": 2}, {"gpu_name": "NVIDIA A100", "waiting_since": 7.5}]
+    added = {name: x for one in since[:version] for name, x in one.items()}
+    assert journal.session(KEY) == msgspec.structs.replace(ROW, **added)
+    assert journal.amount("gpu_seconds_reclaimed") == 42.5 * (version >= 3)
     assert journal.checkpoints() == [CHECKPOINT]
     assert journal.audit() == [AUDIT]
     points = journal.read(schema.totals.select())
@@ -165,3 +182,31 @@ def test_prune_audit_deletes_old_lines_in_small_portions(journal):
     assert [line.at - PRUNED_LINES for line in journal.audit()] == [4.0, 3.0, 2.0]
     assert not journal.prune_audit(0.0)
     assert len(journal.audit()) == 3
+
+
+def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal):
+    users = ["eve", "ada", "bob"]
+    for user in users:
+        key = SessionKey(user)
+        rows = [
+            CheckpointRow(
+                id=f"{user}-{n}", key=key, generation=n, keeping=Keeping.ASIDE
+            )
+            for n in (2, 1)
+        ]
+        journal.save(SessionRow(key=key, since=1.0), None, rows)
+    journal.forget(SessionKey("bob"), AUDIT, [])
+    journal.drop("ada-2")
+    journal.save(SessionRow(key=SessionKey("bea"), since=1.0))
+    assert [row.key.user for row in journal.sessions()] == ["ada", "bea", "eve"]
+    assert [row.id for row in journal.checkpoints(SessionKey("eve"))] == [
+        "eve-1",
+        "eve-2",
+    ]
+    assert [row.id for row in journal.checkpoints()] == [
+        "ada-1",
+        "bob-1",
+        "eve-1",
+        "bob-2",
+        "eve-2",
+    ]
