@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 import sys
 from importlib.metadata import version
@@ -115,6 +116,7 @@ def configure(
             "api_token": _secret(folder / "service.token"),
             "environment": {
                 "GPU_RECLAIM_SPAWNER_TOKEN": spawner_token,
+                **_api_server(),
                 **(service_environment or {}),
             },
             "oauth_client_allowed_scopes": [MANAGE],
@@ -190,9 +192,18 @@ def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> 
         _default(c.ReclaimMixin, "reclaim_kept_days", float(days))
 
 
+def _api_server() -> dict[str, str]:
+    """Where the kubelet says that the API server is: the Hub hands on little else."""
+    told = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    return {name: os.environ[name] for name in told if name in os.environ}
+
+
 def _program() -> str:
     """The service's program, beside the interpreter that runs the Hub."""
-    return str(Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service"))
+    near = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service")
+    # Debian's Python is in /usr/bin, what its pip installs in /usr/local/bin.
+    found = None if near.is_file() else shutil.which(near.name)
+    return found or str(near)
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:

@@ -82,7 +82,10 @@ def test_check_in_a_container_with_a_read_only_proc_is_good(criu):
         f"found = criu.check(Path({str(folder)!r}));"
         "print([one.message for one in found if one.fatal])"
     )
-    shut = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+    shut = (
+        "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+        " && mount -t tmpfs none /dev/net"  # nor does a container have /dev/net/tun
+    )
     done = subprocess.run(
         [
             *("unshare", "--mount", "sh", "-c", f'{shut} && "$0" -c "$1"'),

@@ -104,3 +104,14 @@ def test_option_of_a_wrong_form_is_refused(tmp_path, name):
 def test_relative_folder_is_refused():
     with pytest.raises(ValueError, match="absolute"):
         configure(Config(), state_dir="state")
+
+
+def test_a_service_in_a_pod_finds_the_api_server(tmp_path, monkeypatch):
+    """The Hub gives a service next to nothing of its own environment."""
+    said = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    c = Config()
+    configure(c, placement="kubernetes", state_dir=str(tmp_path / "s"))
+    environment = c.JupyterHub.services[0]["environment"]
+    assert said.items() <= environment.items()
