@@ -75,6 +75,15 @@ class Reason(Enum):
         "Resumed {age} ago; it is left alone for {limit} after that.",
     )
     KEPT = ("kept", "Kept until {until} at the request of {by}.")
+    KEEP_SPENT = (
+        "keep_spent",
+        (
+            "Your sessions can be kept for {limit} in any 24 h: {left} of it can be had"
+            " now{more}."
+        ),
+        "A session that is not kept is suspended only when nobody uses it.",
+        True,
+    )
     OPTED_OUT = ("opted_out", "Opted out by {by}.")
     QUIET_HOURS = ("quiet_hours", "No session is suspended between {start} and {end}.")
     OPERATION_IN_FLIGHT = (

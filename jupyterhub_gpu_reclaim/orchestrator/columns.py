@@ -72,6 +72,18 @@ def replace(name: str, value: float) -> list[Any]:
     ]
 
 
+def audit_row(row: Mapping[Any, Any]) -> AuditRow:
+    """A line of the audit's table."""
+    return AuditRow(
+        at=row["at"],
+        key=SessionKey(row["user"], row["server"]),
+        who=row["who"],
+        what=row["what"],
+        code=row["code"],
+        message=row["message"],
+    )
+
+
 def audit_values(row: AuditRow) -> dict[str, Any]:
     """The columns of a line of the audit."""
     values = msgspec.structs.asdict(row)

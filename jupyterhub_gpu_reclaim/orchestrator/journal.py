@@ -21,18 +21,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import columns, schema
-from jupyterhub_gpu_reclaim.orchestrator.rows import (
-    AuditRow,
-    CheckpointRow,
-    SessionRow,
-)
 from jupyterhub_gpu_reclaim.orchestrator.standing import Standing
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from jupyterhub_gpu_reclaim.models import SessionKey
+    from jupyterhub_gpu_reclaim.orchestrator.rows import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
 
 #: How long SQLite waits for another program (a backup, say) that holds the file.
 BUSY_SECONDS = 10.0
@@ -82,6 +83,7 @@ class Journal:
         audit: AuditRow | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
         amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
     ) -> None:
         """Write a session's new state with all that belongs to it at once.
 
@@ -90,6 +92,7 @@ class Journal:
             audit: a line of its history.
             checkpoints: its checkpoints that change, too.
             amounts: what is added to counters that last.
+            also: statements about tables that others keep.
         """
         kept = list(checkpoints)
         statements = columns.replace_session(row)
@@ -100,7 +103,7 @@ class Journal:
             )
         counted = self._standing().counted(amounts or {})
         statements += [e for item in counted.items() for e in columns.replace(*item)]
-        with self._changing(*statements) as standing:
+        with self._changing(*statements, *also) as standing:
             standing.put(row)
             standing.keep(kept)
             standing.amounts.update(counted)
@@ -183,17 +186,7 @@ class Journal:
         query = table.select().order_by(table.c.id.desc()).limit(limit)
         if key is not None:
             query = query.where(columns.of(table, key))
-        return [
-            AuditRow(
-                at=row["at"],
-                key=SessionKey(row["user"], row["server"]),
-                who=row["who"],
-                what=row["what"],
-                code=row["code"],
-                message=row["message"],
-            )
-            for row in self.read(query)
-        ]
+        return [columns.audit_row(row) for row in self.read(query)]
 
     def prune_audit(self, before: float) -> bool:
         """Delete lines that are older, oldest first; whether there may be more of them.

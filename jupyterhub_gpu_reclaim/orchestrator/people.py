@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,6 +49,7 @@ class People:
         self._courtesy = courtesy
         self._queue = queue
         self._settings = settings
+        self._keeps = Keeps(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
         """All sessions that run, are saved, or have something put aside."""
@@ -107,25 +110,34 @@ class People:
             raise _wrong(row, Happened.RESTORE)
         return self._sessions.view(key)
 
-    async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
+    async def keep(
+        self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
+    ) -> SessionView:
         """Leave a session alone for that long; 0 takes that back.
 
-        A warning is taken back, and so is a suspend that nobody asked for by hand.
+        A warning is taken back, and so is a suspend that is under way.
+
+        Args:
+            key: the session.
+            seconds: for how long from now on.
+            by: who asks.
+            manages: whether they are bound by a year only, and not by the limits
+                ``Settings.keep_limit`` and ``Settings.keep_per_day``.
 
         Raises:
             NotFound: nobody has heard of it.
-            BadRequest: negative, or longer than ``Settings.keep_limit``.
+            BadRequest: no time that makes sense.
+            Refused: longer than they may, or ``keep_spent``: too much in one day.
         """
         row = self._known(key)
-        if not 0 <= seconds <= self._settings.keep_limit:
-            limit = self._settings.keep_limit
-            what = f"seconds must be between 0 and {limit:.0f}."
-            raise BadRequest(Reason.INVALID, what=what)
-        until = self._sessions.clock.now() + seconds if seconds else None
+        self._check_keep(seconds, manages=manages)
+        now = self._sessions.clock.now()
+        spent = self._keeps.wish(key, seconds, now, bound=not manages)
         self._sessions.update(
             key,
             self._sessions.audit_line(key, by, "keep", f"{seconds:.0f} s"),
-            kept_until=until,
+            also=spent,
+            kept_until=now + seconds if seconds else None,
             kept_by=by if seconds else "",
         )
         if row.phase is Phase.SUSPENDING and seconds:
@@ -215,6 +227,14 @@ class People:
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
         """Who did what to a session, the newest first."""
         return self._sessions.journal.audit(key, limit)
+
+    def _check_keep(self, seconds: float, *, manages: bool) -> None:
+        if not 0 <= seconds <= LONGEST_KEEP:
+            raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
+        limit = self._settings.keep_limit
+        if seconds > limit and not manages:
+            what = f"A session can be kept for {duration(limit)} at most."
+            raise Refused(Reason.INVALID, what=what)
 
     def _known(self, key: SessionKey) -> SessionRow:
         row = self._sessions.journal.session(key)

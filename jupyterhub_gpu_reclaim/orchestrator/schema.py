@@ -114,6 +114,28 @@ amounts = Table(
     Column("value", Float, nullable=False),
 )
 
+#: Of "keep": who has had how much of it. Lines are of use for a day after their end.
+keeps = Table(
+    "keeps",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("user", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("start", Float, nullable=False),
+    Column("until", Float, nullable=False),
+    Index("keeps_by_user", "user", "until"),
+)
+
+#: How far readers of the audit are, and what has been told once.
+marks = Table(
+    "marks",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Float, nullable=False),
+)
+
+audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
+
 
 def _first(connection: Connection) -> None:
     """Version 1: everything above."""

@@ -127,11 +127,15 @@ class Sessions:
         return row
 
     def update(
-        self, key: SessionKey, audit: AuditRow | None = None, **changes: Any
+        self,
+        key: SessionKey,
+        audit: AuditRow | None = None,
+        also: Iterable[Any] = (),
+        **changes: Any,
     ) -> SessionRow:
         """Change columns that are no phase: an intent, a wish, a note."""
         row = msgspec.structs.replace(self.row(key), **changes)
-        self.journal.save(row, audit)
+        self.journal.save(row, audit, also=also)
         self.touch(key)
         return row
 

@@ -59,7 +59,6 @@ class Streams:
 class Limits:
     """Bounds and periods, in seconds unless the name says otherwise."""
 
-    keep: float = 24 * 3600.0
     set_aside_days: float = 7.0
     heartbeat: float = 15.0
     stream: float = 900.0  #: an event stream ends then, and its reader logs in anew

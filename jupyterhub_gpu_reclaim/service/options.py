@@ -205,7 +205,17 @@ class Options(Configurable):
         min=0,
         max=366 * _DAY,
         help="Longest time in seconds for which somebody may ask that a session be"
-        " left alone, for example 86400 for a day. 0: nobody may ask.",
+        " left alone, for example 86400 for a day. Who has the manage scope may ask for"
+        " a year. 0: nobody else may ask.",
+    ).tag(config=True)
+
+    keep_per_day = Float(
+        _DEFAULTS.keep_per_day,
+        min=0,
+        help="Seconds for which one user may have sessions left alone in any 24 hours,"
+        " all their sessions together; what lies ahead counts, and what is taken back"
+        " can be used again. Fairer to others where it is short. Who has the manage"
+        " scope is not bound. 0: no such limit. Example: 14400 for four hours a day.",
     ).tag(config=True)
 
     orphan_grace = Float(
@@ -297,4 +307,5 @@ class Options(Configurable):
 
     def limits(self) -> Limits:
         """The HTTP side's part."""
-        return Limits(keep=self.keep_limit, set_aside_days=self.set_aside_days)
+        return Limits(set_aside_days=self.set_aside_days)
+            keep_per_day=self.keep_per_day,

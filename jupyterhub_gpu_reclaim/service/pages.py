@@ -25,7 +25,6 @@ from jupyterhub_gpu_reclaim.service.routes.base import (
     Route,
     Unauthenticated,
 )
-from jupyterhub_gpu_reclaim.service.routes.people import check_keep
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import Failure, SessionKey, SessionView
@@ -158,7 +157,8 @@ class Act(Page):
         elif action == "resume":
             await control.resume(key, by)
         elif action == "keep":
-            await control.keep(key, check_keep(self, self._seconds()), by)
+            manages = self.person.manages
+            await control.keep(key, self._seconds(), by, manages=manages)
         elif action == "delete":
             checkpoint = self.get_body_argument("checkpoint", "")
             await control.discard(key, by, checkpoint or None)

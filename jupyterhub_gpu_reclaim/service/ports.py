@@ -52,8 +52,10 @@ class People(Protocol):
     async def resume(self, key: SessionKey, by: str) -> SessionView:
         """Bring the saved session back."""
 
-    async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
-        """Leave it alone for that long; 0 takes that back."""
+    async def keep(
+        self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Leave it alone for that long; 0 takes that back; limits bind users only."""
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         """Never suspend it by policy, or do again."""

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.models import (
     Phase,
     SessionKey,
 )
-from jupyterhub_gpu_reclaim.orchestrator import schema
+from jupyterhub_gpu_reclaim.orchestrator import schema, trail
 from jupyterhub_gpu_reclaim.orchestrator.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
@@ -143,7 +143,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
@@ -157,6 +157,9 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert journal.audit() == [AUDIT]
     points = journal.read(schema.totals.select())
     assert [point["gpus_freed"] for point in points] == [3] * (version >= 2)
+    keeps = journal.read(schema.keeps.select())
+    assert [one["until"] for one in keeps] == [20.0] * (version >= 4)
+    assert trail.mark(journal, "trail:notices") == (1.0 if version >= 4 else None)
     journal.close()
 
 

@@ -16,7 +16,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import (
     CheckpointInfo,
     Event,
@@ -30,6 +30,7 @@ from jupyterhub_gpu_reclaim.models import (
     StopPlan,
     Verdict,
 )
+from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.orchestrator.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -81,6 +82,7 @@ class SessionsInMemory:
         self.readers: list[asyncio.Queue[SessionView | None]] = []
         self.events: list[Event | Exception] = []
         self.plan = StartPlan(action="cold")
+        self.managed_keeps = 0
         self.lines_known: list[Line] = []
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
@@ -134,7 +136,12 @@ class SessionsInMemory:
         self.calls.append(("resume", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
-    async def keep(self, key: SessionKey, seconds: float, by: str) -> SessionView:
+    async def keep(
+        self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
+    ) -> SessionView:
+        if not 0 <= seconds <= LONGEST_KEEP:
+            raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
+        self.managed_keeps += manages
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
 

@@ -154,13 +154,12 @@ async def test_keep_with_a_body_that_does_not_fit_is_a_bad_request(
     assert service.control.calls == []
 
 
-async def test_keep_longer_than_the_limit_is_refused(service, failure):
+async def test_limits_of_keep_are_told_whether_a_manager_asks(service):
     service.control.put("ada")
-    response = await service.call(
-        "api/sessions/ada/-/keep", method="POST", body={"seconds": 300 * 86400}
-    )
-    assert response.code == 409
-    assert "at most" in failure(response).message
+    for token, managed in (("token-ada", 0), ("token-root", 1)):
+        body = {"seconds": 300 * 86400}
+        await service.call("api/sessions/ada/-/keep", token, method="POST", body=body)
+        assert service.control.managed_keeps == managed
 
 
 async def test_body_that_is_too_large_is_not_read(service):

@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from jupyterhub_gpu_reclaim import words
-from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.models import SessionView, Value, Verdict
+from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.openapi import Query, operation
@@ -24,8 +23,6 @@ from jupyterhub_gpu_reclaim.service.routes.base import (
     Route,
 )
 
-#: Longest "keep" that anybody can ask for: a year, in seconds.
-LONGEST_KEEP = 366 * 86400.0
 #: Most lines of a session's history in one answer.
 LONGEST_HISTORY = 1000
 
@@ -42,20 +39,15 @@ class OptOut(Value, frozen=True, kw_only=True):
     out: bool
 
 
-def check_keep(route: PersonRoute, seconds: float) -> float:
-    """The seconds, where that person may ask for so long.
+def check_opt_out(route: PersonRoute, out: bool) -> bool:
+    """The wish, where that person may have it.
 
     Raises:
-        BadRequest: not a time at all.
-        Refused: longer than users may; managers are bound by a year only.
+        Forbidden: a user who may not keep a GPU for ever.
     """
-    if not 0 <= seconds <= LONGEST_KEEP:
-        raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
-    limit = route.context.limits.keep
-    if seconds > limit and not route.person.manages:
-        what = f"A session can be kept for {words.duration(limit)} at most."
-        raise Refused(Reason.INVALID, what=what)
-    return seconds
+    if out and not route.person.manages:
+        raise Forbidden(Reason.FORBIDDEN)
+    return out
 
 
 class Sessions(PersonRoute):
@@ -152,8 +144,9 @@ class KeepSession(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Note it."""
         key = self.key(user, server)
-        seconds = check_keep(self, self.body(Keep).seconds)
-        self.answer(await self.context.control.keep(key, seconds, self.person.label))
+        seconds, person = self.body(Keep).seconds, self.person
+        keep = self.context.control.keep
+        self.answer(await keep(key, seconds, person.label, manages=person.manages))
 
 
 class OptOutSession(PersonRoute):
@@ -169,15 +162,9 @@ class OptOutSession(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it; a user may only take it back.
-
-        Raises:
-            Forbidden: a user who may not keep a GPU for ever.
-        """
+        """Note it; a user may only take it back."""
         key = self.key(user, server)
-        out = self.body(OptOut).out
-        if out and not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
+        out = check_opt_out(self, self.body(OptOut).out)
         view = await self.context.control.opt_out(key, out, self.person.label)
         self.answer(view)
 
