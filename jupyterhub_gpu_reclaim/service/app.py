@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.events.feed import feeding
 from jupyterhub_gpu_reclaim.metrics.window import Window
 from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
 from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
@@ -146,9 +147,12 @@ class ReclaimService(Application, Options):
             settings=self.settings(),
         )
         try:
-            yield controller
+            async with feeding(journal, self.event_log, SystemClock()):
+                try:
+                    yield controller
+                finally:
+                    await _within(FAREWELL, controller.stop())
         finally:
-            await _within(FAREWELL, controller.stop())
             await _within(FAREWELL, let_go())
             hub.close()
             journal.close()

@@ -266,6 +266,14 @@ class Options(Configurable):
         " store's bandwidth, so that each is frozen for longer.",
     ).tag(config=True)
 
+    event_log = Unicode(
+        "",
+        help="File that gets one line of JSON for everything that happens to a session,"
+        " with who and why; only root may read it. `-`: the standard output, which is"
+        " the Hub's log. It is opened anew after a rotation. Empty: none; the journal"
+        " keeps the same for `audit_days`.",
+    ).tag(config=True)
+
     metrics_open = Bool(
         False,
         help="Whether `/metrics` needs no login. False: a Hub token with the scope"

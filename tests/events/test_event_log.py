@@ -1,0 +1,248 @@
+"""The event log: each line of the audit, in order and valid, whatever the disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import ValidationError
+
+import jupyterhub_gpu_reclaim
+from jupyterhub_gpu_reclaim.clock import ManualClock, SystemClock
+from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.events import feed
+from jupyterhub_gpu_reclaim.events.feed import Feed, feeding
+from jupyterhub_gpu_reclaim.events.log import EVENTS, SCHEMAS, EventLog
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.trail import Trail
+
+ADA = SessionKey("ada", "lab")
+AT = 1_700_000_000.25
+PACKAGE = Path(jupyterhub_gpu_reclaim.__file__).parent
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "events.jsonl"
+
+
+def line(what: str = "released", **more: object) -> AuditRow:
+    values = {"at": AT, "key": ADA, "who": "root", "what": what, **more}
+    return AuditRow(**values)
+
+
+def happen(journal: Journal, *whats: str) -> None:
+    for what in whats:
+        journal.save(SessionRow(key=ADA), line(what))
+
+
+def lines(place: Path) -> list[dict]:
+    return [json.loads(text) for text in place.read_text().splitlines()]
+
+
+def events(place: Path) -> list[str]:
+    return [found["event"] for found in lines(place)]
+
+
+# --- one line ------------------------------------------------------------------------
+def test_line_says_who_did_what_to_whose_session_when_and_why(place):
+    log = EventLog(str(place))
+    log.session(7, line("capture_failed", code="store_full", message="No room."))
+    log.close()
+    assert lines(place) == [
+        {
+            "__timestamp__": "2023-11-14T22:13:20.250000Z",
+            "__schema__": "urn:jupyterhub-gpu-reclaim:event:session",
+            "__schema_version__": "1",
+            "__metadata_version__": 1,
+            "number": 7,
+            "event": "suspend-failed",
+            "username": "ada",
+            "servername": "lab",
+            "by": "root",
+            "code": "store_full",
+            "message": "No room.",
+        }
+    ]
+    assert place.stat().st_mode & 0o777 == 0o600
+
+
+def test_name_of_a_person_makes_no_line_of_its_own(place):
+    log = EventLog(str(place))
+    evil = SessionKey('eve\n{"event": "resumed"}\ud800', "\x1b[2J")
+    log.session(1, line(key=evil))
+    log.close()
+    assert [found["username"] for found in lines(place)] == [evil.user]
+
+
+def test_refusal_is_written_and_a_long_path_is_cut(place):
+    log = EventLog(str(place))
+    log.refused(
+        at=AT,
+        by="eve",
+        method="POST",
+        path="/" + "x" * 5000,
+        status=404,
+        code="unknown_session",
+        message="There is no session.",
+    )
+    log.close()
+    (found,) = lines(place)
+    assert (found["by"], found["code"]) == ("eve", "unknown_session")
+    assert len(found["path"]) == 1024
+
+
+def test_what_does_not_fit_its_schema_is_not_written(place):
+    log = EventLog(str(place))
+    with pytest.raises(ValidationError):
+        log.session(0, line())
+    log.close()
+    assert place.read_text() == ""
+
+
+# --- words ---------------------------------------------------------------------------
+def test_everything_that_can_happen_has_an_event():
+    named = {happened.name.lower() for happened in Happened}
+    for file in PACKAGE.rglob("*.py"):
+        calls = re.findall(r"audit_line\(([^()]*)", file.read_text())
+        named |= {word for call in calls for word in re.findall(r'"([a-z ]+)"', call)}
+    assert {"keep", "opt out", "retention", "forget"} <= named
+    assert named <= set(EVENTS)
+
+
+def test_word_that_is_not_known_yet_is_kept(place):
+    log = EventLog(str(place))
+    log.session(1, line("moved to the moon"))
+    log.close()
+    (found,) = lines(place)
+    assert (found["event"], found["what"]) == ("other", "moved to the moon")
+
+
+def test_every_event_stands_in_the_schema_with_its_meaning():
+    schema = yaml.safe_load((SCHEMAS / "session-v1.yaml").read_text())
+    known = schema["properties"]["event"]
+    assert set(EVENTS.values()) | {"other"} == set(known["enum"])
+    for event in known["enum"]:
+        assert event in known["description"]
+
+
+# --- the audit as the source ---------------------------------------------------------
+def test_lines_come_in_order_once_and_go_on_after_a_restart(journal, place):
+    feeds = []
+    for _ in range(2):
+        log = EventLog(str(place))
+        feeds.append((Feed(Trail(journal, "events"), log, ManualClock()), log))
+        happen(journal, "ask to suspend", "suspend", "committed", "released")
+        while feeds[-1][0].once():
+            pass
+        log.close()
+    found = lines(place)
+    once = ["suspend-requested", "suspending", "saved", "suspended"]
+    assert events(place) == once * 2
+    numbers = [each["number"] for each in found]
+    assert numbers == sorted(set(numbers))
+
+
+def test_crash_between_line_and_mark_repeats_the_line_and_loses_none(journal, place):
+    trail = Trail(journal, "events")
+    happen(journal, "warned", "stays")
+
+    class Crashing:
+        """A trail whose mark cannot be moved: the service dies right there."""
+
+        next = trail.next
+
+        def done(self, number: int) -> None:
+            raise KeyboardInterrupt
+
+    log = EventLog(str(place))
+    with pytest.raises(KeyboardInterrupt):
+        Feed(Crashing(), log, ManualClock()).once()
+    Feed(Trail(journal, "events"), log, ManualClock()).once()
+    log.close()
+    assert events(place) == ["warned", "warning-withdrawn"] * 2
+    assert len({found["number"] for found in lines(place)}) == 2
+
+
+def test_full_disk_holds_up_nothing_and_loses_nothing(journal, place):
+    log = EventLog("/dev/full")
+    trail = Trail(journal, "events")
+    happen(journal, "warned", "stays")
+    with pytest.raises(OSError, match="No space"):
+        Feed(trail, log, ManualClock()).once()
+    log = EventLog(str(place))
+    Feed(Trail(journal, "events"), log, ManualClock()).once()
+    log.close()
+    assert events(place) == ["warned", "warning-withdrawn"]
+
+
+async def test_service_writes_while_it_runs_and_the_rest_at_its_end(
+    journal, place, monkeypatch
+):
+    monkeypatch.setattr(feed, "PACE", 0.01)
+    async with feeding(journal, str(place), SystemClock()):
+        happen(journal, "warned")
+        async with asyncio.timeout(20):
+            while not place.read_text():
+                await asyncio.sleep(0.01)
+        happen(journal, "stays")
+    assert events(place) == ["warned", "warning-withdrawn"]
+
+
+async def test_log_that_is_not_wanted_is_not_made(journal, tmp_path):
+    before = set(tmp_path.iterdir())
+    async with feeding(journal, "", SystemClock()):
+        happen(journal, "warned")
+    assert {p for p in tmp_path.iterdir() if "events" in p.name} <= before
+
+
+# --- the file ------------------------------------------------------------------------
+def test_file_that_was_rotated_is_made_anew(place):
+    log = EventLog(str(place))
+    log.session(1, line("warned"))
+    place.rename(place.with_suffix(".1"))
+    log.session(2, line("stays"))
+    log.close()
+    assert events(place.with_suffix(".1")) == ["warned"]
+    assert events(place) == ["warning-withdrawn"]
+
+
+def test_line_that_a_crash_has_cut_spoils_no_other(place):
+    place.write_text('{"event": "war')
+    log = EventLog(str(place))
+    log.session(1, line("stays"))
+    log.close()
+    cut, whole = place.read_text().splitlines()
+    assert cut == '{"event": "war'
+    assert json.loads(whole)["event"] == "warning-withdrawn"
+
+
+def test_place_that_cannot_be_written_is_told_at_the_start(tmp_path):
+    with pytest.raises(Refused, match="cannot be written"):
+        EventLog(str(tmp_path / "missing" / "events"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Refused):
+        EventLog(str(tmp_path / "folder"))
+
+
+def test_standard_output_takes_the_lines_too(capsys):
+    log = EventLog("-")
+    log.session(1, line("warned"))
+    log.close()
+    assert json.loads(capsys.readouterr().out)["event"] == "warned"
+    os.fstat(1)  # it is still open
