@@ -213,3 +213,18 @@ def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal)
         "bob-2",
         "eve-2",
     ]
+
+
+def test_trail_begins_with_what_comes_and_goes_on_where_it_was(journal):
+    journal.save(ROW, AUDIT)
+    reader = trail.Trail(journal, "test")
+    assert reader.next() == []
+    for at in (7.0, 8.0):
+        journal.save(ROW, msgspec.structs.replace(AUDIT, at=at))
+    seen = reader.next()
+    assert [each.line.at for each in seen] == [7.0, 8.0]
+    reader.done(seen[0].id)
+    again = trail.Trail(journal, "test")
+    assert again.next() == reader.next() == seen[1:]
+    assert [e.line.at for e in trail.of_user(journal, KEY.user, seen[1].id, 1)] == [7.0]
+    assert trail.of_user(journal, "nobody", 0, 5) == []
