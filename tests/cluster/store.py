@@ -74,6 +74,8 @@ def objects(namespace: str, image: str) -> list[dict[str, Any]]:
         "name": "store",
         "image": image,
         "command": command,
+        # "store.<namespace>.svc" is no bucket called "store".
+        "env": [{"name": "S3_IGNORE_SUBDOMAIN_BUCKETNAME", "value": "true"}],
         "ports": [{"containerPort": PORT}],
         "readinessProbe": {"tcpSocket": {"port": PORT}},
         "volumeMounts": [{"name": "tls", "mountPath": "/tls"}],
