@@ -276,6 +276,16 @@ class StopPlan(Value, frozen=True, kw_only=True):
     checkpoint: str = ""
 
 
+class Waiting(Value, frozen=True, kw_only=True):
+    """Somebody who starts or comes back while no GPU is free."""
+
+    key: SessionKey | None = None  #: None where it is somebody else's
+    place: int = 0  #: in the queue, from 1 on
+    since: float
+    gpus: int = 1  #: that it waits for
+    reason: str = ""
+
+
 class SessionView(Value, frozen=True, kw_only=True):
     """A session as the API and the pages show it."""
 

@@ -392,6 +392,12 @@ class Reason(Enum):
         "Wait until somebody else's session is suspended or ends.",
         True,
     )
+    GPU_WAIT_OVER = (
+        "gpu_wait_over",
+        "No GPU came free for the session within {limit}; it is kept.",
+        "Try again later.",
+        True,
+    )
     MEMORY_LIMIT = (
         "memory_limit",
         "The session needs {needed} of memory, the limit here is {limit}.",

@@ -158,7 +158,7 @@ class Operations:
         if operation is None:
             return None
         if (operation.kind, operation.checkpoint) == (kind, checkpoint):
-            return operation
+            return None if _found_no_room(operation) else operation
         if not operation.done:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=operation.kind)
         return None
@@ -200,6 +200,12 @@ class Operations:
         ended = [name for name, operation in self._current.items() if operation.done]
         for name in ended[: max(0, len(ended) - self._kept)]:
             del self._current[name]
+
+
+def _found_no_room(operation: Operation) -> bool:
+    """Whether it ended for want of a GPU's memory: the same call tries anew."""
+    error = operation.error if operation.done else None
+    return error is not None and error.reason is Reason.GPU_MEMORY
 
 
 async def _run(

@@ -43,8 +43,10 @@ def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
     record = record if trees.matches(record, session) else None
     tree = trees.tree_of(session, record, None)
     if record is not None and record.checkpoint == checkpoint:
-        if record.stage is Stage.FAILED and record.failure is not None:
-            return Event(failure=record.failure)
+        failure = record.failure if record.stage is Stage.FAILED else None
+        # For want of a GPU's memory it may be tried anew: others give it up.
+        if failure is not None and failure.code != Reason.GPU_MEMORY.value:
+            return Event(failure=failure)
         if record.stage is Stage.RESTORED:
             return Event(tree=tree)
     info = parts.store.info(checkpoint)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.models import SessionKey
+    from jupyterhub_gpu_reclaim.models import SessionKey, Waiting
 
 T = TypeVar("T")
 
@@ -100,7 +100,12 @@ class AgentClient:
         """One incarnation; ``NotFound`` where there is none (in that pod)."""
         return await self._get(_session(incarnation, "", pod), Tree)
 
-    def waiting(self) -> list[SessionKey]:
+    def labels(self, key: SessionKey) -> dict[str, str]:
+        """None: processes on a machine have no labels."""
+        del key
+        return {}
+
+    def waiting(self) -> list[Waiting]:
         """Nobody: who starts a session on one machine gets a place there."""
         return []
 

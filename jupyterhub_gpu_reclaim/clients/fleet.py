@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Event,
         Identity,
         Sample,
+        Waiting,
     )
 
 _log = logging.getLogger(__name__)
@@ -233,8 +234,12 @@ class Fleet:
             pod=pod.uid,
         )
 
-    def waiting(self) -> list[SessionKey]:
-        """Sessions that no node has a GPU for, the first one first."""
+    def labels(self, key: SessionKey) -> dict[str, str] | None:
+        """Of a session's pod, as its spawner has made it; None: not known."""
+        return self._sessions.labels(key)
+
+    def waiting(self) -> list[Waiting]:
+        """Sessions that no node has a GPU for, the longest first."""
         return self._sessions.waiting()
 
     # --- the store, which all of them have

@@ -6,6 +6,7 @@ fields are Kubernetes' own (JSON), so that they can be looked up.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -72,6 +73,7 @@ class Condition(_Object, frozen=True, rename="camel"):
     type: str
     status: str = ""
     reason: str | None = None
+    message: str | None = None
 
 
 class Status(_Object, frozen=True, rename="camel"):
@@ -134,23 +136,64 @@ class Pod(_Object, frozen=True, rename="camel"):
     @property
     def wants_gpu(self) -> bool:
         """Whether it asks for a GPU of any make."""
-        return any(
-            "/gpu" in name or "/mig-" in name
+        return self.gpus > 0
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it asks for, or parts (MIG) of them."""
+        return sum(
+            _count(number)
             for container in self.spec.containers or ()
-            for name in (container.resources or Resources()).limits or ()
+            for name, number in (
+                (container.resources or Resources()).limits or {}
+            ).items()
+            if _is_gpu(name)
         )
 
     @property
-    def unscheduled(self) -> bool:
-        """Whether no node takes it now."""
-        told = self.status.conditions or ()
-        return any(
-            c.type == "PodScheduled" and c.reason == "Unschedulable" for c in told
-        )
+    def unscheduled(self) -> str | None:
+        """Why no node takes it, as the scheduler says; None: one does, or may."""
+        for told in self.status.conditions or ():
+            if told.type == "PodScheduled" and told.reason == "Unschedulable":
+                return told.message or "no node takes it"
+        return None
+
+    @property
+    def lacks_gpu(self) -> bool:
+        """Whether a GPU that comes free may help it.
+
+        The scheduler's words name what is short: "0/3 nodes are available: 2
+        Insufficient nvidia.com/gpu, …". Where it has none, it may be that.
+        """
+        why = self.unscheduled
+        if why is None or not self.wants_gpu:
+            return False
+        return "Insufficient" not in why or _is_gpu(why)
+
+    @property
+    def created(self) -> float:
+        """When, in seconds since the epoch; 0 where that is not told."""
+        told = self.metadata.creation_timestamp
+        try:
+            return datetime.fromisoformat(told).timestamp() if told else 0.0
+        except ValueError:
+            return 0.0
 
     def _mine(self) -> ContainerStatus | None:
         statuses = self.status.container_statuses or ()
         return next((each for each in statuses if each.name == CONTAINER), None)
+
+
+def _is_gpu(words: str) -> bool:
+    return "/gpu" in words or "/mig-" in words
+
+
+def _count(number: object) -> int:
+    """A number of devices: Kubernetes writes it as a number or as digits."""
+    try:
+        return max(0, int(str(number)))
+    except ValueError:
+        return 1
 
 
 class Pods(_Object, frozen=True, rename="camel"):

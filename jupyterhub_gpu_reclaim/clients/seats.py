@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.models import Waiting
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -62,12 +63,28 @@ class Seats:
                 return pod
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
-    def waiting(self) -> list[SessionKey]:
-        """Sessions that no node has a GPU for, the first one first."""
+    def labels(self, key: SessionKey) -> dict[str, str] | None:
+        """Of the pod that a session runs in; None: there is none, or nobody knows."""
+        try:
+            pods = [pod for pod in self._pods.now() if pod.key == key and not pod.over]
+        except ReclaimError:
+            return None
+        return (pods[0].metadata.labels or {}) if len(pods) == 1 else None
+
+    def waiting(self) -> list[Waiting]:
+        """Sessions that no node has a GPU for, the longest first."""
         try:
             pods = self._pods.now()
         except ReclaimError:
             return []
-        pods = [pod for pod in pods if pod.unscheduled and pod.wants_gpu]
+        pods = [pod for pod in pods if pod.lacks_gpu]
         pods.sort(key=lambda pod: (pod.metadata.creation_timestamp or "", pod.uid))
-        return [pod.key for pod in pods]
+        return [
+            Waiting(
+                key=pod.key,
+                since=pod.created,
+                gpus=pod.gpus,
+                reason=pod.unscheduled or "",
+            )
+            for pod in pods
+        ]

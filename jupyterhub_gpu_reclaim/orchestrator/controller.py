@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
 from jupyterhub_gpu_reclaim.orchestrator.people import People
 from jupyterhub_gpu_reclaim.orchestrator.placing import Placing
+from jupyterhub_gpu_reclaim.orchestrator.pressing import Pressing
 from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
 from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
 from jupyterhub_gpu_reclaim.orchestrator.spawning import Parts
@@ -22,6 +23,7 @@ from jupyterhub_gpu_reclaim.orchestrator.starts import Starts
 from jupyterhub_gpu_reclaim.orchestrator.stops import Stops
 from jupyterhub_gpu_reclaim.orchestrator.suspend import Suspender
 from jupyterhub_gpu_reclaim.orchestrator.totals import Tally
+from jupyterhub_gpu_reclaim.orchestrator.waiting import WaitingLine
 from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
 from jupyterhub_gpu_reclaim.orchestrator.worker import Worker
 from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
@@ -36,11 +38,18 @@ if TYPE_CHECKING:
         SessionKey,
         StartPlan,
         StopPlan,
+        Waiting,
     )
     from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
     from jupyterhub_gpu_reclaim.orchestrator.history import Line
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
-    from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Decide, Hub, Window
+    from jupyterhub_gpu_reclaim.orchestrator.ports import (
+        Agent,
+        Choose,
+        Decide,
+        Hub,
+        Window,
+    )
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
 
@@ -65,6 +74,7 @@ class Controller(People):
         clock: time and waiting.
         settings: the limits.
         new_id: names for checkpoints.
+        choose: who goes for those who wait for a GPU; None: nobody does.
     """
 
     def __init__(
@@ -78,10 +88,12 @@ class Controller(People):
         clock: Clock,
         settings: Settings,
         new_id: Callable[[], str] = new_checkpoint_id,
+        choose: Choose | None = None,
     ) -> None:
         sessions = Sessions(journal, clock)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
-        resumer = Resumer(sessions, agent, hub, settings)
+        line = WaitingLine(sessions, agent, settings.gpu_wait)
+        resumer = Resumer(sessions, agent, hub, settings, line)
         observer = Observer(sessions, agent, hub)
         watch = Watch(sessions, agent, window)
         courtesy = Courtesy(sessions, watch, decide, settings.warn_for)
@@ -107,7 +119,8 @@ class Controller(People):
         self._starts = Starts(parts)
         self._placing = Placing(parts)
         self._stops = Stops(parts, self._starts)
-        self._tally = Tally(sessions, lambda: len(agent.waiting()))
+        self._line = line
+        self._tally = Tally(sessions, lambda: len(sessions.waiting))
         self._loops = Loops(
             sessions=sessions,
             agent=agent,
@@ -116,6 +129,8 @@ class Controller(People):
             courtesy=courtesy,
             queue=queue,
             tally=self._tally,
+            pressing=Pressing(sessions, choose) if choose else None,
+            line=line,
             settings=settings,
         )
 
@@ -134,6 +149,10 @@ class Controller(People):
         return self._loops.metrics_snapshot()
 
     # --- who looks at many sessions
+    def waiting(self) -> list[Waiting]:
+        """Who waits for a GPU, in the order of the queue."""
+        return self._line.look()
+
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         """What these sessions did on their GPUs in the last hour."""
         return self._sessions.history.lines(keys, self._sessions.clock.now())

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import Phase, Step
 
 #: Upper bounds of the histograms of seconds.
-BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+#: How waiting for a GPU ends: with one, called off, or with its time.
+WAITS = ("served", "left", "expired")
+#: Why a suspend is begun; ``request`` is a person's.
+CAUSES = ("idle", "pressure", "request")
 
 
 @dataclass
@@ -44,8 +48,17 @@ class Counters:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: operation and step
     steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+    #: how it ended for who waited for a GPU (``WAITS``), and how long that was
+    waits: dict[str, Histogram] = field(default_factory=dict)
+    #: why suspends were begun (``CAUSES``)
+    causes: Counter[str] = field(default_factory=Counter)
     logical_bytes: int = 0
     stored_bytes: int = 0
+    deduplicated_bytes: int = 0
+
+    def waited(self, outcome: str, seconds: float) -> None:
+        """Count somebody who waits no longer."""
+        self.waits.setdefault(outcome, Histogram()).observe(seconds)
 
     def step(self, operation: str, step: Step) -> None:
         """Count a step that is done."""
@@ -65,4 +78,5 @@ class MetricsSnapshot:
     #: seconds since the agent has last told what the sessions do; None: never
     sample_age: float | None
     watched: int  #: sessions with recent samples
+    gpu_seconds: float = 0.0  #: that suspended sessions have left to others, for ever
     waiting: int = 0  #: sessions that wait for a GPU

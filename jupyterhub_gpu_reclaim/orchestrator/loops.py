@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.models import HubState, Phase
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator import amounts, checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.acts import Do
 from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
@@ -22,12 +22,15 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from jupyterhub_gpu_reclaim.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
-    from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
+    from jupyterhub_gpu_reclaim.orchestrator.observer import Observer, Picture
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
+    from jupyterhub_gpu_reclaim.orchestrator.pressing import Pressing
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.totals import Tally
+    from jupyterhub_gpu_reclaim.orchestrator.waiting import WaitingLine
     from jupyterhub_gpu_reclaim.orchestrator.watch import Watch
     from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
@@ -36,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: Ticks for which one list of what the store holds will do.
 STORE_TICKS = 6
+#: Sessions that are compared before anybody else gets a turn.
+BREATH = 100
 #: How often audit lines that are too old are looked for.
 PRUNE_SECONDS = 3600.0
 
@@ -53,6 +58,8 @@ class Loops:
         courtesy: Courtesy,
         queue: WorkQueue,
         tally: Tally,
+        line: WaitingLine,
+        pressing: Pressing | None,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -62,8 +69,11 @@ class Loops:
         self._courtesy = courtesy
         self._queue = queue
         self._tally = tally
+        self._line = line
+        self._pressing = pressing
         self._settings = settings
         self._prune_at = 0.0
+        self._pods: dict[SessionKey, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -102,21 +112,49 @@ class Loops:
         """Compare everything, and have a look at what is not as it should be."""
         settings = self._settings
         picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
-        now = self._sessions.clock.now()
         self._watch.measure()
-        rows = {row.key: row for row in self._sessions.journal.sessions()}
-        for key in sorted(rows.keys() | picture.keys()):
-            row = rows.get(key) or SessionRow(key=key)
-            facts = picture.facts(key, self._observer.known(key))
-            if facts.hub is HubState.UNSETTLED:
-                self._sessions.checked_by_hub(key)
-            act = settle(row, facts, now, settings)
-            if self._wants_a_look(row, act.do):
-                self._queue.add(key)
+        waiting = self._line.look()
+        self._note_waits(waiting, picture)
+        if self._pressing is not None:
+            self._pressing.look(waiting)
+        rows = {row.key for row in self._sessions.journal.sessions()}
+        for count, key in enumerate(sorted(rows | picture.keys())):
+            if count % BREATH == 0:
+                await asyncio.sleep(0)  # others may answer, and readers read
+            self._compare(key, picture)
         retain(self._sessions, settings.retention)
         await checkpoints.collect(self._sessions, self._agent)
-        self._prune_audit(now)
+        self._prune_audit(self._sessions.clock.now())
         self._tally.note()
+
+    def _compare(self, key: SessionKey, picture: Picture) -> None:
+        """Whether one session is as it should be."""
+        row = self._sessions.row(key)
+        facts = picture.facts(key, self._observer.known(key))
+        if facts.hub is HubState.UNSETTLED:
+            self._sessions.checked_by_hub(key)
+        act = settle(row, facts, self._sessions.clock.now(), self._settings)
+        if self._wants_a_look(row, act.do):
+            self._queue.add(key)
+
+    def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
+        """Count who waited for a node and does not any more (see ``amounts``)."""
+        now = self._sessions.clock.now()
+        here = {each.key for each in waiting}
+        for key, since in self._pods.items():
+            if key not in here:
+                hub = picture.facts(key, frozenset()).hub
+                left = hub in {HubState.STOPPED, HubState.STOPPING}
+                self._sessions.counters.waited(
+                    "left" if left else "served", now - since
+                )
+        rows = self._sessions.journal
+        self._pods = {
+            each.key: each.since
+            for each in waiting
+            if each.key is not None
+            and ((row := rows.session(each.key)) is None or row.waiting_since is None)
+        }
 
     def _prune_audit(self, now: float) -> None:
         if now >= self._prune_at:
@@ -144,5 +182,10 @@ class Loops:
             stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
             sample_age=None if sampled is None else now - sampled,
             watched=self._watch.watched,
-            waiting=len(self._agent.waiting()),
+            waiting=len(self._sessions.waiting),
+            gpu_seconds=amounts.so_far(
+                self._sessions.journal.sessions(),
+                self._sessions.journal.amount(amounts.GPU_SECONDS),
+                now,
+            ),
         )

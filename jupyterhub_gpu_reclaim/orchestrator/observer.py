@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
 
 T = TypeVar("T")
+V = TypeVar("V", "Tree", "CheckpointInfo")
 
 _log = logging.getLogger(__name__)
 
@@ -36,22 +37,20 @@ class Picture:
         saved: list[CheckpointInfo] | None,
         servers: dict[SessionKey, HubState] | None,
     ) -> None:
-        self._trees = trees
-        self._saved = saved
+        self._trees = _by_key(trees)
+        self._saved = _by_key(saved)
         self._servers = servers
 
     def keys(self) -> set[SessionKey]:
         """Every session that the agent has heard of."""
-        return {tree.key for tree in self._trees or ()} | {
-            info.key for info in self._saved or ()
-        }
+        return (self._trees or {}).keys() | (self._saved or {}).keys()
 
     def facts(self, key: SessionKey, known: frozenset[str]) -> Facts:
         """The part of it that is about one session."""
         servers = self._servers
         return Facts(
-            trees=_only(self._trees, key),
-            saved=_only(self._saved, key),
+            trees=None if self._trees is None else self._trees.get(key, ()),
+            saved=None if self._saved is None else self._saved.get(key, ()),
             hub=None if servers is None else servers.get(key, HubState.STOPPED),
             known=known,
         )
@@ -119,9 +118,20 @@ class Observer:
         return value
 
 
-def _only(values: list[T] | None, key: SessionKey) -> tuple[T, ...] | None:
-    """Those of one session; checkpoints by generation, as they came otherwise."""
+def _by_key(values: list[V] | None) -> dict[SessionKey, tuple[V, ...]] | None:
+    """Those of each session; checkpoints by generation, trees likewise."""
     if values is None:
         return None
-    mine = [value for value in values if value.key == key]  # type: ignore[attr-defined]
-    return tuple(sorted(mine, key=lambda value: getattr(value, "generation", 0)))
+    found: dict[SessionKey, list[V]] = {}
+    for value in values:
+        found.setdefault(value.key, []).append(value)
+    return {
+        key: tuple(sorted(mine, key=lambda value: value.generation))
+        for key, mine in found.items()
+    }
+
+
+def _only(values: list[V] | None, key: SessionKey) -> tuple[V, ...] | None:
+    """Those of one session."""
+    by_key = _by_key(values)
+    return None if by_key is None else by_key.get(key, ())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.models import (
         CheckpointInfo,
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         Tree,
         Usage,
         Verdict,
+        Waiting,
     )
+    from jupyterhub_gpu_reclaim.policy.pressure import Want
 
 
 class Agent(Protocol):
@@ -44,8 +46,11 @@ class Agent(Protocol):
     async def tree(self, incarnation: str) -> Tree:
         """One incarnation; ``NotFound`` where there is none."""
 
-    def waiting(self) -> list[SessionKey]:
-        """Sessions that wait for a GPU, the first one first, as far as is known."""
+    def waiting(self) -> list[Waiting]:
+        """Sessions that wait for a node with a GPU, as far as is known.
+
+        The longest first; places are not given here. Never waits, never raises.
+        """
 
     async def samples(self) -> list[Sample]:
         """What every session does now."""
@@ -111,3 +116,12 @@ class Decide(Protocol):
 
     def __call__(self, view: SessionView, now: float) -> Sequence[Verdict]:
         """Every reason, the deciding one first; pure."""
+
+
+class Choose(Protocol):
+    """Who goes because somebody waits for a GPU."""
+
+    def __call__(
+        self, views: Iterable[SessionView], wants: Sequence[Want], now: float
+    ) -> Mapping[SessionKey, SessionKey]:
+        """Who goes, and for whom; pure."""

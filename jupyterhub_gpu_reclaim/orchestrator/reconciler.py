@@ -35,6 +35,7 @@ SUSPENDED    running                     running      adopt (→ RUNNING)
 RESUMING     restoring                   any          attach to the restore
              holding, placed             spawning, —  restore
              holding, restore failed     any          restore failed (→ SUSPENDED)
+             holding, no GPU memory      spawning, —  restore, when it is its turn⁴
              running                     running,     restored (→ RUNNING)
                                          stopped
              restoring                   stopped      kill³ (→ SUSPENDED)
@@ -52,6 +53,7 @@ STOPPED      running                     running      adopt (→ RUNNING)
 
 ¹ or spawning: the Hub has stopped it, and its user is back already.
 ² no answer. ³ only after this has been so for ``Settings.orphan_grace``.
+⁴ up to ``Settings.gpu_wait``; then restore failed.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.models import HubState, Phase, Tree, TreeState
 from jupyterhub_gpu_reclaim.orchestrator.acts import NOTHING, WAIT, Act, Do, Facts
+from jupyterhub_gpu_reclaim.orchestrator.waiting import no_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,14 +188,15 @@ def _suspended(row: SessionRow, facts: Facts, now: float, settings: Settings) ->
 
 
 def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
-    del now, settings
+    del now
     tree = facts.tree(row.incarnation)
     ended = facts.hub is HubState.STOPPED
     if tree is None:
         return Act(Do.GIVE_UP) if ended else WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
-        if ended or failed:
+        again = settings.gpu_wait > 0 and no_room(tree.failure)
+        if ended or (failed and not again):
             return Act(Do.GIVE_UP, tree)
         return Act(Do.RESTORE, tree) if row.placed else WAIT
     if tree.state is TreeState.RESTORING:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Hub
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+    from jupyterhub_gpu_reclaim.orchestrator.waiting import WaitingLine
 
 _log = logging.getLogger(__name__)
 
@@ -32,12 +33,18 @@ class Resumer:
     """The steps of a resume."""
 
     def __init__(
-        self, sessions: Sessions, agent: Agent, hub: Hub, settings: Settings
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        hub: Hub,
+        settings: Settings,
+        line: WaitingLine,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
         self._settings = settings
+        self._line = line
         self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self, row: SessionRow) -> None:
@@ -91,11 +98,18 @@ class Resumer:
     async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Start or attach to the restore of a RESUMING session, up to its end.
 
-        Yields nothing when it ended well: it is RUNNING once the Hub has its answer.
+        Yields nothing when it ended well: it is RUNNING once the Hub has its answer;
+        and nothing while it waits for memory of a GPU: then this is called again.
 
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.
         """
+        over = self._line.over(row)
+        if over is not None:
+            yield self.failed(row, over)
+            return
+        if not self._line.may_try(row):
+            return
         try:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._restore(row)
@@ -107,15 +121,23 @@ class Resumer:
             end = Event(failure=wire.failure_of(late))
         except ReclaimError as error:
             end = Event(failure=wire.failure_of(error))
-            self._sessions.step(row.key, "resume", end)
-        if end.failure is not None:
+        row = self._sessions.row(row.key) if self._still(row) else row
+        if end.failure is not None and not self._line.waits(row, end.failure):
             yield self.failed(row, end.failure)
 
     async def _restore(self, row: SessionRow) -> Event:
-        """The last event of the restore."""
+        """The last event of the restore; a failure is told by who takes it up."""
+        unserved = row.waiting_since is not None
         async for event in self._agent.restore(row.incarnation, row.checkpoint):
             if not self._still(row):
                 raise Refused(Reason.CANCELLED)
+            if event.failure is not None:
+                return event
+            if unserved and event.step is not None and event.step.step == "check":
+                continue  # most tries of who waits end here
+            if unserved:
+                unserved = False
+                self._sessions.step(row.key, "resume", self._line.served(row))
             self._sessions.step(row.key, "resume", event)
             if event.step is None:
                 return event

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.errors import NotFound
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.models import (
     Event,
     Failure,
@@ -22,8 +23,9 @@ from jupyterhub_gpu_reclaim.models import (
     SessionView,
     Usage,
     Verdict,
+    Waiting,
 )
-from jupyterhub_gpu_reclaim.orchestrator import phases, views
+from jupyterhub_gpu_reclaim.orchestrator import amounts, phases, views
 from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
 from jupyterhub_gpu_reclaim.orchestrator.history import History
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
@@ -55,6 +57,9 @@ class Sessions:
         self.clock = clock
         self.counters = Counters()
         self.history = History()
+        #: who waits for a GPU, and who was chosen to go for how many of them
+        self.waiting: dict[SessionKey, Waiting] = {}
+        self.wanted: dict[SessionKey, int] = {}
         self._views: Broadcast[SessionView] = Broadcast()
         self._watch = Watch()
         self._operations: dict[SessionKey, Operation] = {}
@@ -111,7 +116,9 @@ class Sessions:
             code=reason.code if reason else "",
             message=reason.message if reason else "",
         )
-        self.journal.save(row, audit, checkpoints)
+        row = amounts.waited(self.counters, before, row, now)
+        more = amounts.leaving(before, now, row.phase)
+        self.journal.save(row, audit, checkpoints, more)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -166,13 +173,7 @@ class Sessions:
 
     def end(self, key: SessionKey, reason: Reason) -> None:
         """End an operation that nobody goes on with."""
-        failure = Failure(
-            code=reason.value,
-            message=reason.sentence(),
-            hint=reason.hint,
-            retryable=reason.retryable,
-        )
-        self.end_with(key, failure)
+        self.end_with(key, wire.failure_of(Refused(reason)))
 
     def end_with(self, key: SessionKey, failure: Failure) -> None:
         """End an operation whose own end was never heard."""
@@ -263,6 +264,8 @@ class Sessions:
             gpus=self.history.cards(row.key, row.incarnation),
             suspends_at=self._suspends_at.get(row.key),
             operation=self._operations.get(row.key),
+            waiting=self.waiting.get(row.key),
+            wanted=self.wanted.get(row.key, 0),
         )
 
     def touch(self, key: SessionKey) -> None:

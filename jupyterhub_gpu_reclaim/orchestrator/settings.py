@@ -38,12 +38,14 @@ class Settings:
     settle_limit: float = 120.0
     #: How long a whole capture or restore may take; the agent limits each step.
     operation_limit: float = 3600.0
+    #: How long a resume waits for memory of a GPU on its machine; 0: not at all.
+    gpu_wait: float = 300.0
     #: Longest "keep" that a user may ask for.
     keep_limit: float = 7 * 86400.0
-    #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
-    backoff: float = 60.0
     #: Seconds of "keep" that one user has in any 24 hours; 0: no limit.
     keep_per_day: float = 0.0
+    #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
+    backoff: float = 60.0
     backoff_limit: float = 3600.0
     #: How long a steady look at something that is under way waits before the next.
     pace: float = 1.0

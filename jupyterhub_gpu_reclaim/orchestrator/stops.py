@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.models import (
     StopPlan,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints, finds
+from jupyterhub_gpu_reclaim.orchestrator import amounts, checkpoints, finds
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
@@ -186,7 +186,8 @@ class Stops(Spawning):
             for row in checkpoints.kept(sessions, known.id, Keeping.DOOMED, seconds=0)
         ]
         line = sessions.audit_line(key, SERVICE, "forget", "The server was deleted.")
-        sessions.journal.forget(key, line, doomed)
+        more = amounts.leaving(sessions.row(key), sessions.clock.now())
+        sessions.journal.forget(key, line, doomed, more)
         sessions.forget(key)
         with suppress(ReclaimError):
             await checkpoints.collect(sessions, self._agent)

@@ -73,6 +73,7 @@ class Suspender:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
         incarnation = self._sessions.row(key).incarnation
+        cards = self._sessions.history.cards(key, incarnation)
         yield (
             row := self._sessions.apply(
                 key,
@@ -80,11 +81,13 @@ class Suspender:
                 by=by,
                 why=why,
                 attempt=self._new_id(),
-                gpus=len(self._sessions.history.cards(key, incarnation)),
+                gpus=len(cards),
+                gpu_name=cards[0].name if cards else "",
                 intent=Intent.NONE,
                 intent_by="",
             )
         )
+        self._sessions.counters.causes[why.code if why else "request"] += 1
         self._sessions.begin(key, "suspend")
         async for after in self.follow(row):
             yield after
@@ -129,6 +132,7 @@ class Suspender:
         counters = self._sessions.counters
         counters.logical_bytes += info.logical_bytes
         counters.stored_bytes += info.stored_bytes
+        counters.deduplicated_bytes += info.deduplicated_bytes
         return self._sessions.apply(
             row.key,
             Happened.COMMITTED,

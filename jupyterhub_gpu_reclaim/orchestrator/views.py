@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         GpuSample,
         Usage,
         Verdict,
+        Waiting,
     )
     from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.orchestrator.streams import Operation
@@ -30,6 +31,8 @@ def view_of(
     suspends_at: float | None,
     gpus: list[GpuSample],
     operation: Operation | None,
+    waiting: Waiting | None,
+    wanted: int,
 ) -> SessionView:
     """One view.
 
@@ -41,6 +44,8 @@ def view_of(
         suspends_at: when a warned session is going to be suspended.
         gpus: what it was last seen to hold.
         operation: the last capture or restore.
+        waiting: its place in the queue for a GPU.
+        wanted: how many wait, where it was chosen to go for one of them.
     """
     return SessionView(
         key=row.key,
@@ -60,7 +65,11 @@ def view_of(
         saved=[
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
-        facts={**_facts(row), **_resumed(row, operation)},
+        facts={
+            **_facts(row),
+            **_resumed(row, operation),
+            **_queue(waiting, wanted),
+        },
     )
 
 
@@ -83,6 +92,14 @@ def _facts(row: SessionRow) -> dict[str, Any]:
         "node": row.node,
         "gpus_held": row.gpus,
     }
+
+
+def _queue(waiting: Waiting | None, wanted: int) -> dict[str, Any]:
+    """Who waits for a GPU has a place; who was chosen to go has who waits."""
+    facts: dict[str, Any] = {"wanted": wanted} if wanted else {}
+    if waiting is not None:
+        facts.update(place=waiting.place, waiting_since=waiting.since)
+    return facts
 
 
 def _resumed(row: SessionRow, operation: Operation | None) -> dict[str, Any]:

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
 #: After this long, a stop that the Hub was asked for and has not done is forgotten.
 STOP_FORGOTTEN = 60.0
+#: Looks at something under way that one look at a free GPU stands for.
+WAITING_PACES = 5
 
 Handler = Callable[[SessionRow, Act], Awaitable[float | None]]
 
@@ -223,7 +225,8 @@ class Worker:
         del act
         async for _ in self._resumer.follow(row):
             pass
-        return self._settings.pace
+        waits = self._sessions.row(row.key).waiting_since is not None
+        return self._settings.pace * (WAITING_PACES if waits else 1)
 
     async def _give_up(self, row: SessionRow, act: Act) -> float:
         failure = act.tree.failure if act.tree is not None else None

@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
 from jupyterhub_gpu_reclaim.service.context import Context
@@ -59,7 +60,7 @@ class ReclaimService(Application, Options):
     description = "Suspends idle sessions of a JupyterHub and brings them back."
     version = __version__
     raise_config_file_errors = True
-    classes = [Guards, IdlePolicy, HubOAuth]  # noqa: RUF012 - traitlets' way
+    classes = [Guards, IdlePolicy, PressurePolicy, HubOAuth]  # noqa: RUF012
     aliases = {  # noqa: RUF012
         "config": "ReclaimService.config_file",
         "agent": "ReclaimService.agent",
@@ -137,12 +138,17 @@ class ReclaimService(Application, Options):
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
         hub = HubClient(surroundings.api_url, surroundings.api_token)
         idle = IdlePolicy(parent=self)
+        pressure = PressurePolicy(idle, parent=self)
+        under_pressure = pressure.pressure_idle_after
+        decide = Decider(Guards(parent=self), [idle, pressure])
+        span = idle.idle_after or under_pressure
         controller = Controller(
             journal=journal,
             agent=agent,
             hub=hub,
-            decide=Decider(Guards(parent=self), [idle]),
-            window=lambda: Window(span=idle.idle_after, interval=self.sample_interval),
+            decide=decide,
+            choose=Chooser(decide) if under_pressure else None,
+            window=lambda: Window(span=span, interval=self.sample_interval),
             clock=SystemClock(),
             settings=self.settings(),
         )

@@ -19,7 +19,12 @@ from prometheus_client.registry import Collector
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.models import Phase
-from jupyterhub_gpu_reclaim.orchestrator.counters import BUCKETS
+from jupyterhub_gpu_reclaim.orchestrator.counters import (
+    BUCKETS,
+    CAUSES,
+    WAITS,
+    Histogram,
+)
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -32,6 +37,11 @@ if TYPE_CHECKING:
 PREFIX = "jupyterhub_gpu_reclaim_"
 OPERATIONS = ("suspend", "resume")
 OUTCOMES = ("ok", "failed")
+#: The agent's steps, as ``agent/capture.py`` and ``agent/restore.py`` name them.
+STEPS = {
+    "suspend": ("preflight", "gpu", "connections", "dump", "files", "commit"),
+    "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
+}
 #: Failures that an alert may be made of before they have ever happened.
 USUAL_FAILURES = (
     Reason.CAPTURE_FAILED,
@@ -42,6 +52,15 @@ USUAL_FAILURES = (
     Reason.AGENT_UNREACHABLE,
     Reason.HUB_UNREACHABLE,
     Reason.STORE_FULL,
+    Reason.STORE_FAILED,
+    Reason.NOT_ENOUGH_MEMORY,
+    Reason.GPU_FAILED,
+    Reason.GPU_STUCK,
+    Reason.GPU_DRIVER_SILENT,
+    Reason.GPU_MEMORY,
+    Reason.GPU_WAIT_OVER,
+    Reason.CHECKPOINT_DAMAGED,
+    Reason.NODE_SILENT,
     Reason.INTERNAL,
 )
 
@@ -67,6 +86,7 @@ class Exporter(Collector):
         yield from _sessions(now)
         yield from _operations(now)
         yield _steps(now)
+        yield from _queue(now)
         yield from _bytes(now)
 
 
@@ -97,11 +117,6 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
         "Sessions with recent samples; the others are not suspended.",
         value=now.watched,
     )
-    yield GaugeMetricFamily(
-        PREFIX + "sessions_waiting",
-        "Sessions that no node has a free GPU for; 0 where sessions are no pods.",
-        value=now.waiting,
-    )
     age = GaugeMetricFamily(
         PREFIX + "sample_age_seconds",
         "Time since the agent last told what the sessions do; absent until it has.",
@@ -122,6 +137,15 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
             count = now.counters.operations[operation, outcome]
             ended.add_metric([operation, outcome], count)
     yield ended
+    begun = CounterMetricFamily(
+        PREFIX + "suspends",
+        "Suspends that were begun, by cause: idle, pressure (somebody waited for a"
+        " GPU), request (a person's).",
+        labels=["cause"],
+    )
+    for cause in sorted({*CAUSES, *now.counters.causes}):
+        begun.add_metric([cause], now.counters.causes[cause])
+    yield begun
     failed = CounterMetricFamily(
         PREFIX + "operation_failures",
         "Suspends and resumes that failed, by reason code.",
@@ -140,14 +164,43 @@ def _steps(now: MetricsSnapshot) -> Metric:
         "Time that one step of a suspend or a resume took.",
         labels=["operation", "step"],
     )
-    for (operation, step), seen in sorted(now.counters.steps.items()):
-        buckets = [
-            (str(bound), float(count))
-            for bound, count in zip(BUCKETS, seen.buckets, strict=True)
-        ]
-        buckets.append(("+Inf", float(seen.count)))
-        family.add_metric([operation, step], buckets=buckets, sum_value=seen.total)
+    usual = {(operation, step) for operation in STEPS for step in STEPS[operation]}
+    for operation, step in sorted(usual | now.counters.steps.keys()):
+        seen = now.counters.steps.get((operation, step), Histogram())
+        _add(family, [operation, step], seen)
     return family
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], seen: Histogram) -> None:
+    buckets = [
+        (str(bound), float(count))
+        for bound, count in zip(BUCKETS, seen.buckets, strict=True)
+    ]
+    buckets.append(("+Inf", float(seen.count)))
+    family.add_metric(labels, buckets=buckets, sum_value=seen.total)
+
+
+def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        PREFIX + "sessions_waiting",
+        "Sessions in the queue for a GPU.",
+        value=now.waiting,
+    )
+    waits = HistogramMetricFamily(
+        PREFIX + "wait_duration_seconds",
+        "Time in the queue for a GPU, by how it ended: served, left (called off),"
+        " expired (the time limit).",
+        labels=["outcome"],
+    )
+    for outcome in WAITS:
+        _add(waits, [outcome], now.counters.waits.get(outcome, Histogram()))
+    yield waits
+    yield CounterMetricFamily(
+        PREFIX + "gpu_seconds_reclaimed",
+        "GPUs times seconds that suspended sessions have left to others, by the GPUs"
+        " that each held when it was saved; it lasts over restarts.",
+        value=now.gpu_seconds,
+    )
 
 
 def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
@@ -160,6 +213,11 @@ def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
         PREFIX + "saved_stored_bytes",
         "Bytes that were written for them.",
         value=now.counters.stored_bytes,
+    )
+    yield CounterMetricFamily(
+        PREFIX + "saved_deduplicated_bytes",
+        "Bytes that stood in the store already and were not written again.",
+        value=now.counters.deduplicated_bytes,
     )
     yield GaugeMetricFamily(
         PREFIX + "checkpoints", "Checkpoints that are kept.", value=now.checkpoints

@@ -200,6 +200,17 @@ class Options(Configurable):
         " says.",
     ).tag(config=True)
 
+    gpu_wait = Float(
+        _DEFAULTS.gpu_wait,
+        min=0,
+        max=86400,
+        help="Seconds that a resume waits in the queue for memory of a GPU, where"
+        " sessions share the GPUs of a machine. Must be shorter than"
+        " `Spawner.start_timeout`, at which the Hub gives the start up. On Kubernetes"
+        " a pod waits for a node as long as that. 0: a resume that finds no room"
+        " fails at once, with the reason. Example: 120.",
+    ).tag(config=True)
+
     keep_limit = Float(
         _DEFAULTS.keep_limit,
         min=0,
@@ -307,7 +318,9 @@ class Options(Configurable):
             release_limit=self.release_limit,
             settle_limit=self.settle_limit,
             operation_limit=self.operation_limit,
+            gpu_wait=self.gpu_wait,
             keep_limit=self.keep_limit,
+            keep_per_day=self.keep_per_day,
             backoff=self.backoff,
             backoff_limit=self.backoff_limit,
             captures=self.captures,
@@ -316,4 +329,3 @@ class Options(Configurable):
     def limits(self) -> Limits:
         """The HTTP side's part."""
         return Limits(set_aside_days=self.set_aside_days)
-            keep_per_day=self.keep_per_day,

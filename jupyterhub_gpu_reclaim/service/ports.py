@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         StartPlan,
         StopPlan,
         Verdict,
+        Waiting,
     )
     from jupyterhub_gpu_reclaim.orchestrator.history import Line
     from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
@@ -42,6 +43,9 @@ class People(Protocol):
 
     def why(self, key: SessionKey) -> Sequence[Verdict]:
         """Why it is suspended or not: the deciding reason first."""
+
+    def waiting(self) -> Sequence[Waiting]:
+        """Who waits for a GPU, in the order of the queue."""
 
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""

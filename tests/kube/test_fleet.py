@@ -192,7 +192,9 @@ async def test_those_who_wait_for_a_gpu_are_known_in_their_order(cluster, servic
     cluster.pod("jupyter-ada")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     cluster.put("pods", cluster.pod("jupyter-ada"))
     await service.knows(lambda pods: all(p.unscheduled for p in pods) and len(pods) > 1)
-    assert service.fleet.waiting() == [ADA, BOB]
+    waiting = service.fleet.waiting()
+    assert [(each.key, each.gpus) for each in waiting] == [(ADA, 1), (BOB, 1)]
+    assert waiting[0].since == 1767225600.0
     cluster.gpus = 8
     cluster.schedule_again()
     await until(lambda: service.fleet.waiting() == [])

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.models import (
     Step,
     StopPlan,
     Verdict,
+    Waiting,
 )
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
@@ -83,6 +84,7 @@ class SessionsInMemory:
         self.events: list[Event | Exception] = []
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
+        self.queue: list[Waiting] = []
         self.lines_known: list[Line] = []
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
@@ -106,6 +108,9 @@ class SessionsInMemory:
         if key not in self.views:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
         return self.views[key]
+
+    def waiting(self) -> list[Waiting]:
+        return self.queue
 
     def why(self, key: SessionKey) -> list[Verdict]:
         self.session(key)

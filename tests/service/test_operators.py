@@ -63,6 +63,14 @@ def test_metrics_of_a_new_service_have_every_phase_and_outcome():
     assert found["operations_total", "suspend", "failed"] == 0
     assert found["operation_failures_total", "timed_out", "resume"] == 0
     assert not [name for name in found if name[0] == "sample_age_seconds"]
+    assert found["step_duration_seconds_count", "resume", "gpu"] == 0
+    assert found["operation_failures_total", "gpu_memory", "resume"] == 0
+    for cause in ("idle", "pressure", "request"):
+        assert found["suspends_total", cause] == 0
+    for outcome in ("served", "left", "expired"):
+        assert found["wait_duration_seconds_count", outcome] == 0
+    assert found["gpu_seconds_reclaimed_total",] == 0
+    assert found["saved_deduplicated_bytes_total",] == 0
 
 
 def test_metrics_show_what_was_counted():
@@ -94,7 +102,21 @@ def test_metrics_show_what_was_counted():
     buckets = {
         key[1]: value
         for key, value in found.items()
-        if key[0] == "step_duration_seconds_bucket"
+        if key[0] == "step_duration_seconds_bucket" and key[3] == "dump"
     }
     assert (buckets["0.25"], buckets["5.0"], buckets["+Inf"]) == (1, 1, 2)
     assert found["step_duration_seconds_sum", "suspend", "dump"] == 7.2
+
+
+def test_metrics_of_the_queue_show_its_length_and_how_waiting_ended():
+    counters = Counters(causes=Counter(pressure=2), deduplicated_bytes=7)
+    counters.waited("served", 45.0)
+    counters.waited("served", 2000.0)
+    found = samples(replace(EMPTY, counters=counters, waiting=3, gpu_seconds=12.5))
+    assert found["sessions_waiting",] == 3
+    assert found["suspends_total", "pressure"] == 2
+    assert found["wait_duration_seconds_bucket", "60.0", "served"] == 1
+    assert found["wait_duration_seconds_bucket", "3600.0", "served"] == 2
+    assert found["wait_duration_seconds_sum", "served"] == 2045.0
+    assert found["gpu_seconds_reclaimed_total",] == 12.5
+    assert found["saved_deduplicated_bytes_total",] == 7

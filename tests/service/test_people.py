@@ -7,7 +7,13 @@ import json
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.models import Phase, SessionKey, SessionView, Verdict
+from jupyterhub_gpu_reclaim.models import (
+    Phase,
+    SessionKey,
+    SessionView,
+    Verdict,
+    Waiting,
+)
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY
 
 ADA = SessionKey("ada")
@@ -257,3 +263,24 @@ async def test_history_is_told_up_to_a_bound(service, failure):
     assert (await service.call(path + "?limit=x")).code == 400
     missing = await service.call("api/sessions/ada/none/history")
     assert failure(missing).code == "unknown_session"
+
+
+async def test_queue_tells_everybody_its_length_and_only_the_own_place(service):
+    service.control.queue = [
+        Waiting(key=SessionKey("bob"), place=1, since=1.0, gpus=2, reason="Too few."),
+        Waiting(key=ADA, place=2, since=5.0, reason="Too few."),
+    ]
+    response = await service.call("api/queue")
+    assert json.loads(response.body) == [
+        {"key": None, "place": 1, "since": 1.0, "gpus": 2, "reason": ""},
+        {
+            "key": {"user": "ada", "server": ""},
+            "place": 2,
+            "since": 5.0,
+            "gpus": 1,
+            "reason": "Too few.",
+        },
+    ]
+    seen = await service.call("api/queue", "token-root")
+    assert [each["key"]["user"] for each in json.loads(seen.body)] == ["bob", "ada"]
+    assert (await service.call("api/queue", "")).code == 401

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.service.routes import (
     history,
     operators,
     people,
+    queue,
     spawner,
 )
 
@@ -26,6 +27,7 @@ ROUTES: tuple[type[Route], ...] = (
     *spawner.ROUTES,
     *operators.ROUTES,
     *history.ROUTES,
+    *queue.ROUTES,
 )
 
 
