@@ -1,58 +1,101 @@
-"""Writes the reference pages from the code: reasons and settings.
+"""Writes the reference pages, and the how-to of messages, from the code.
 
-.venv/bin/python docs/generate.py           writes docs/reference/
+.venv/bin/python docs/generate.py           writes them
 .venv/bin/python docs/generate.py --check   fails when they are out of date
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from jupyterhub_gpu_reclaim.agent.app import AgentApp
-from jupyterhub_gpu_reclaim.policy.guards import Guards
-from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.cli import COMMANDS
+from jupyterhub_gpu_reclaim.events.log import SCHEMAS
+from jupyterhub_gpu_reclaim.orchestrator.counters import Counters, MetricsSnapshot
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service import exporter
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.routes import openapi
 from jupyterhub_gpu_reclaim.spawner.kube import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.spawner.local import ReclaimLocalSpawner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from traitlets import TraitType
     from traitlets.config import Configurable
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+SERVICE_PARTS = [
+    one for one in ReclaimService.classes if one.__module__.startswith("jupyterhub_gpu")
+]
 CONFIGURED = {
-    "The policy": [IdlePolicy, Guards],
+    "The policy": SERVICE_PARTS,
     "The service": [ReclaimService],
     "The local spawner": [ReclaimLocalSpawner],
     "The spawner on Kubernetes": [ReclaimKubeSpawner],
     "The agent": [AgentApp],
 }
+CALLERS = {
+    "person": "People and programs",
+    "anyone": "Anybody",
+    "spawner": "The spawner in the Hub's process",
+}
+
+
+def table(*rows: tuple[object, ...]) -> list[str]:
+    """A table of Markdown; the first row is its head."""
+    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def page(title: str, about: str, *lines: str) -> str:
+    """A whole page."""
+    return "\n".join([f"# {title}", "", *about.strip().splitlines(), "", *lines]) + "\n"
 
 
 def reasons() -> str:
     """Every reason code with its sentence and what to do."""
-    lines = [
-        "# Reasons",
-        "",
-        "Every refusal, failure and veto has a stable code and a sentence. This page",
-        "is generated from `jupyterhub_gpu_reclaim/reasons.py`.",
-        "",
-        "| code | sentence | what to do | worth trying again |",
-        "|---|---|---|---|",
+    head = ("code", "sentence", "what to do", "worth trying again")
+    rows = [
+        (f"`{r.value}`", r.template, r.hint, "yes" if r.retryable else "")
+        for r in Reason
     ]
-    for reason in Reason:
-        cells = (
-            f"`{reason.value}`",
-            reason.template,
-            reason.hint,
-            "yes" if reason.retryable else "",
-        )
-        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
-    return "\n".join(lines) + "\n"
+    about = """
+Every refusal, failure and veto has a stable code and a sentence. What to do about each
+stands in [the how-to of messages](../how-to/messages.md). This page is generated from
+`jupyterhub_gpu_reclaim/reasons.py`.
+"""
+    return page("Reasons", about, *table(head, *rows))
+
+
+def messages() -> str:
+    """Each message, its cause and what to do, in the order of ``messages.yaml``."""
+    lines: list[str] = []
+    for part in yaml.safe_load((DOCS / "messages.yaml").read_text()):
+        lines += [f"## {part['title']}", "", *part["about"].strip().splitlines(), ""]
+        rows: list[tuple[object, ...]] = [("message", "cause", "what to do")]
+        for code, (cause, action) in part["messages"].items():
+            sentence = Reason(code).template
+            rows.append((f"{sentence} (`{code}`)", cause, action))
+        lines += [*table(*rows), ""]
+    about = """
+Every message that you can meet, why it comes, and what to do. Words in braces stand for
+what differs. Programs, logs and the command line show the code in brackets. This page
+is generated: the messages from `jupyterhub_gpu_reclaim/reasons.py`, causes and actions
+from `docs/messages.yaml`.
+"""
+    return page("What a message means, and what to do", about, *lines[:-1])
 
 
 def own_traits(configured: type[Configurable]) -> dict[str, TraitType[object, object]]:
@@ -71,35 +114,206 @@ def own_traits(configured: type[Configurable]) -> dict[str, TraitType[object, ob
 
 def settings() -> str:
     """Every setting with its default and help."""
-    lines = [
-        "# Settings",
-        "",
-        "Generated from the code. The policy's and the service's settings go into",
-        "`configure(c, …)` or its `service_options`; the spawner's into",
-        "`jupyterhub_config.py`; the agent's on its command line or into its file.",
-    ]
+    lines: list[str] = []
     for title, classes in CONFIGURED.items():
-        lines += ["", f"## {title}"]
+        lines += [f"## {title}", ""]
         for configured in classes:
             for name, trait in own_traits(configured).items():
                 default = trait.default_value_repr()
-                lines += ["", f"### `{configured.__name__}.{name}`", ""]
+                lines += [f"### `{configured.__name__}.{name}`", ""]
                 lines += [f"{trait.info()}; default `{default}`", ""]
-                lines += [inspect.cleandoc(str(trait.help))]
-    return "\n".join(lines) + "\n"
+                lines += [inspect.cleandoc(str(trait.help)), ""]
+    about = """
+Generated from the code. The policy's and the service's settings go into `configure(c,
+…)` or its `service_options`; the spawner's into `jupyterhub_config.py`; the agent's on
+its command line or into its file.
+"""
+    return page("Settings", about, *lines[:-1])
+
+
+def api() -> str:
+    """Every call of the service's API, from its OpenAPI document."""
+    document = openapi("/services/gpu-reclaim/")
+    lines: list[str] = []
+    for tag, title in CALLERS.items():
+        lines += [f"## {title}", ""]
+        for path, methods in document["paths"].items():
+            for method, call in methods.items():
+                if tag in call["tags"]:
+                    lines += _call(method, path, call)
+    lines += ["## Values", ""]
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        lines += [f"### {name}", "", _cell(schema.get("description", "")), ""]
+        if "properties" in schema:
+            lines += [*table(("field", "type"), *_fields(schema)), ""]
+        else:
+            lines += [f"One of `{'`, `'.join(schema.get('enum', []))}`", ""]
+    about = """
+Below `/services/gpu-reclaim/`, with a token of the Hub (`Authorization: token …`; a
+user sees their own sessions, who holds `custom:gpu-reclaim:manage` all). The default
+server, which has no name, is `-` in a path. Times are seconds since the epoch,
+durations seconds, sizes bytes. An error is a `Failure` with its code and sentence. The
+same as an OpenAPI 3.1 document is served at `api/openapi.json`. This page is generated
+from it.
+"""
+    return page("The service's API", about, *lines[:-1])
+
+
+def _call(method: str, path: str, call: dict[str, Any]) -> list[str]:
+    lines = [
+        f"### `{method.upper()} {path.lstrip('/')}`",
+        "",
+        call["summary"] + ".",
+        "",
+    ]
+    for one in call["parameters"]:
+        if one["in"] == "query":
+            kind = _type(one["schema"])
+            lines.append(f"* `?{one['name']}=` ({kind}): {one['description']}")
+    if "requestBody" in call:
+        (media,) = call["requestBody"]["content"].values()
+        lines.append(f"* body: {_type(media['schema'])}")
+    for status, answer in call["responses"].items():
+        if int(status) < 400:
+            for kind, media in answer.get("content", {"": None}).items():
+                what = f" {_type(media['schema'])}, `{kind}`" if media else " nothing"
+                lines.append(f"* answer {status}:{what}")
+    errors = [status for status in call["responses"] if int(status) >= 400]
+    return [*lines, f"* errors: {', '.join(errors)}", ""]
+
+
+def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    needed = schema.get("required", [])
+    for name, kind in schema["properties"].items():
+        optional = "" if name in needed else f"; default `{kind.get('default')}`"
+        yield f"`{name}`", _type(kind) + optional
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A JSON schema in a few words, with links to the values on the page."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_type(one) for one in schema["anyOf"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    if isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_type(schema['additionalProperties'])}"
+    return str(schema.get("type", "anything"))
+
+
+def events() -> str:
+    """Every kind of line in the event log, from its JSON schema."""
+    lines: list[str] = []
+    for file in sorted(SCHEMAS.glob("*.yaml")):
+        schema = yaml.safe_load(file.read_text())
+        lines += [f"## {schema['title']}", "", f"`{schema['$id']}`, version "]
+        lines[-1] += f"{schema['version']} (`{file.name}`)"
+        lines += ["", *schema["description"].strip().splitlines(), ""]
+        rows: list[tuple[object, ...]] = [("field", "always", "what it says")]
+        for name, kind in schema["properties"].items():
+            about = kind.get("description", kind["title"])
+            always = "yes" if name in schema["required"] else ""
+            rows.append((f"`{name}`", always, about))
+        lines += [*table(*rows), ""]
+    about = """
+The lines of `ReclaimService.event_log`: JSON, one a line, in the form of JupyterHub's
+own event log (`__timestamp__` in UTC, `__schema__`, `__schema_version__`). A new
+version of a schema only adds fields, or has a new number. The schemas are in
+`jupyterhub_gpu_reclaim/events/schemas`; this page is generated from them.
+"""
+    return page("The event log", about, *lines[:-1])
+
+
+def metrics() -> str:
+    """Every metric, as the exporter describes it."""
+    snapshot = MetricsSnapshot(
+        phases={},
+        counters=Counters(),
+        checkpoints=0,
+        stored_bytes=0,
+        sample_age=None,
+        watched=0,
+    )
+    rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
+    for family in exporter.Exporter(lambda: snapshot).collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = dict.fromkeys(n for s in family.samples for n in s.labels if n != "le")
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append((f"`{name}`", family.type, shown, family.documentation))
+    about = """
+At `/services/gpu-reclaim/metrics`, for Prometheus; how to have them scraped, and what
+to make of them, stands in [the how-to for operators](../how-to/operate.md). No name of
+a user is in them. This page is generated from the exporter.
+"""
+    return page("Metrics", about, *table(*rows))
+
+
+def commands() -> str:
+    """Every command with its options."""
+    lines = [line for one in _parsers(program()) for line in _command(one)]
+    about = """
+`jupyterhub-gpu-reclaim`, for administrators; examples are in [the how-to for
+operators](../how-to/operate.md). Exit code 0: done, 1: it failed or was refused, and
+why stands on the standard error output with its code, 2: wrong usage, 3: the service
+does not answer, 4: not done within the time limit. This page is generated.
+"""
+    return page("Commands", about, *lines[:-1])
+
+
+def program() -> argparse.ArgumentParser:
+    """The whole command."""
+    parser = argparse.ArgumentParser(prog="jupyterhub-gpu-reclaim")
+    found = parser.add_subparsers(metavar="COMMAND")
+    for module in COMMANDS:
+        module.register(found)
+    return parser
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """All commands that do something, below a parser."""
+    nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]  # noqa: SLF001
+    if not nested:
+        yield parser
+    for action in nested:
+        for one in action.choices.values():
+            yield from _parsers(one)
+
+
+def _command(parser: argparse.ArgumentParser) -> list[str]:
+    rows: list[tuple[object, ...]] = [("argument", "meaning")]
+    for action in parser._actions:  # noqa: SLF001
+        if "--help" not in action.option_strings:
+            value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+            names = ", ".join(action.option_strings)
+            shown = f"{names} {value if action.nargs != 0 else ''}".strip()
+            text = str(action.help or "").replace("%(default)s", str(action.default))
+            rows.append((f"`{shown}`", text))
+    about = str(parser.description or "")
+    return [f"## `{parser.prog}`", "", about, "", *table(*rows), ""]
+
+
+PAGES = {
+    "reference/reasons.md": reasons,
+    "reference/settings.md": settings,
+    "reference/api.md": api,
+    "reference/events.md": events,
+    "reference/metrics.md": metrics,
+    "reference/commands.md": commands,
+    "how-to/messages.md": messages,
+}
 
 
 def main() -> int:
     """Write or check the pages; returns the exit status."""
-    pages = {"reasons.md": reasons(), "settings.md": settings()}
     if "--check" in sys.argv[1:]:
-        old = [n for n, t in pages.items() if (REFERENCE / n).read_text() != t]
+        old = [n for n, make in PAGES.items() if (DOCS / n).read_text() != make()]
         if old:
             print(f"out of date: {', '.join(old)}; run docs/generate.py")
         return bool(old)
-    REFERENCE.mkdir(exist_ok=True)
-    for name, text in pages.items():
-        (REFERENCE / name).write_text(text)
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make())
     return 0
 
 

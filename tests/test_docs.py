@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -14,10 +16,27 @@ ROOT = Path(__file__).parents[1]
 generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
-@pytest.mark.parametrize("page", ["reasons", "settings"])
-def test_reference_page_is_what_the_code_says(page: str) -> None:
-    written = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
-    assert written == generate[page](), "run .venv/bin/python docs/generate.py"
+@pytest.mark.parametrize("page", generate["PAGES"])
+def test_generated_page_is_what_the_code_says(page: str) -> None:
+    written = (ROOT / "docs" / page).read_text()
+    made = generate["PAGES"][page]()
+    assert written == made, "run .venv/bin/python docs/generate.py"
+
+
+def test_every_message_has_a_cause_and_an_action() -> None:
+    parts = yaml.safe_load((ROOT / "docs" / "messages.yaml").read_text())
+    told = [code for part in parts for code in part["messages"]]
+    assert sorted(told) == sorted(reason.value for reason in Reason)
+    for part in parts:
+        for code, (cause, action) in part["messages"].items():
+            assert cause, code
+            assert action, code
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = (ROOT / "docs" / "README.md").read_text()
+    for page in ROOT.glob("docs/*/*.md"):
+        assert f"({page.relative_to(ROOT / 'docs')})" in contents, page
 
 
 @pytest.mark.parametrize(
@@ -42,11 +61,54 @@ def test_reason_is_a_sentence_with_a_stable_code(reason: Reason) -> None:
     assert reason.sentence()
 
 
+#: Written by hand, for people who type what stands there.
+GUIDES = [
+    ROOT / "README.md",
+    *ROOT.glob("docs/tutorial/*"),
+    *ROOT.glob("docs/how-to/*"),
+]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        if heading and there.suffix == ".md":
+            assert heading in headings(there), target
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in found}
+
+
+@pytest.mark.parametrize("page", sorted(GUIDES), ids=lambda p: p.name)
+def test_settings_that_a_page_names_are_there(page: Path) -> None:
+    known = {
+        configured.__name__: set(generate["own_traits"](configured))
+        for classes in generate["CONFIGURED"].values()
+        for configured in classes
+    }
+    for owner, name in re.findall(r"\b([A-Z]\w+)\.([a-z]\w+)\b", page.read_text()):
+        if owner in known:
+            assert name in known[owner], f"{owner}.{name}"
+
+
+def test_commands_that_pages_show_are_understood() -> None:
+    parser = generate["program"]()
+    lines = "\n".join(page.read_text() for page in GUIDES).replace("\\\n", " ")
+    shown = re.findall(
+        r"(?:^|[`$ ])jupyterhub-gpu-reclaim"
+        r"((?: (?:sessions|why|suspend|resume|keep|criu|store)\b)[^`#|;(\n]*)",
+        lines,
+        re.MULTILINE,
+    )
+    assert len(shown) > 20
+    for command in shown:
+        parser.parse_args(shlex.split(command))
