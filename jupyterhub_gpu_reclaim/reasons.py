@@ -72,7 +72,20 @@ class Reason(Enum):
     TOO_YOUNG = ("too_young", "Started {age} ago; sessions are left alone for {limit}.")
     COOLING_DOWN = (
         "cooling_down",
-        "Resumed {age} ago; it is left alone for {limit} after that.",
+        "Resumed {age} ago; it is left alone for {limit} after that{rule}.",
+    )
+    RULED_OUT = (
+        "ruled_out",
+        "Never suspended by itself: so says the rule for {rule}.",
+    )
+    RULES_UNKNOWN = (
+        "rules_unknown",
+        "It is not known now which rules hold for this session: {what} cannot be told.",
+        (
+            "If that lasts, look at the service's log; its role at the Hub needs the scope"
+            " read:users:groups."
+        ),
+        True,
     )
     KEPT = ("kept", "Kept until {until} at the request of {by}.")
     KEEP_SPENT = (
@@ -99,7 +112,7 @@ class Reason(Enum):
         True,
     )
     CONNECTED = ("connected", "{count} browser connections are open.")
-    IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here.")
+    IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here{rule}.")
     IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
     PRESSURE = (
         "pressure",

@@ -8,7 +8,7 @@ stand beside it; ``service/scopes.py`` lists them with their reasons.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim import wire
@@ -16,9 +16,6 @@ from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
 from jupyterhub_gpu_reclaim.errors import BadRequest, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import HubState, SessionKey, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
-
-if TYPE_CHECKING:
-    from typing import Any
 
 T = TypeVar("T")
 
@@ -34,10 +31,12 @@ class _Server(Value, frozen=True, kw_only=True):
     ready: bool = False
     pending: str | None = None
     stopped: bool = False
+    user_options: Any = None  #: whatever somebody has said at the start
 
 
 class _User(Value, frozen=True, kw_only=True):
     name: str = ""
+    groups: list[str] | None = None  #: left out likewise (``read:users:groups``)
     #: left out by a Hub that does not let us see them
     servers: dict[str, _Server] | None = None
 
@@ -84,6 +83,7 @@ class HubClient:
         self._http = Connection(api_url, lambda: headers, ca_file=ca_file)
         self._quick = quick
         self._slow = slow
+        self._users: dict[str, _User] = {}  # of the last answers
 
     def close(self) -> None:
         """Close connections; calls in flight fail."""
@@ -96,15 +96,18 @@ class HubClient:
             Unreachable: no answer, or not one for us.
         """
         found: dict[SessionKey, HubState] = {}
+        users: dict[str, _User] = {}
         offset: int | None = 0
         while offset is not None:
             path = f"/users?state=active&offset={offset}&limit={PAGE}"
             page = _understood(await self._get(path, accept=_PAGINATION), _Page, path)
             for user in page.items:
+                users[user.name] = user
                 for name, server in _servers(user, path).items():
                     found[SessionKey(user.name, name)] = _state(server)
             following = page.pagination.next
             offset = following.offset if following is not None else None
+        self._users = users
         return {
             key: state for key, state in found.items() if state is not HubState.STOPPED
         }
@@ -120,8 +123,20 @@ class HubClient:
         if answer.status == 404:
             return HubState.STOPPED
         user = _understood(answer, _User, path)
+        self._users[key.user] = user
         server = _servers(user, path).get(key.server)
         return HubState.STOPPED if server is None else _state(server)
+
+    def groups(self, user: str) -> list[str] | None:
+        """Their groups (``read:users:groups``) as last told; None: not known."""
+        known = self._users.get(user)
+        return None if known is None else known.groups
+
+    def options(self, key: SessionKey) -> dict[str, list[str]] | None:
+        """What a server was started with, as texts; None: not known."""
+        known = self._users.get(key.user)
+        server = (known.servers or {}).get(key.server) if known is not None else None
+        return None if server is None else _texts(server.user_options)
 
     async def stop(self, key: SessionKey) -> None:
         """Ask for a stop (``delete:servers``); one that is not there is stopped.
@@ -188,6 +203,19 @@ def _servers(user: _User, path: str) -> dict[str, _Server]:
     if user.servers is None:
         raise _unreachable(f"{path}: no servers are told: is read:servers missing?")
     return user.servers
+
+
+def _texts(options: Any) -> dict[str, list[str]]:
+    """Options as texts: forms give lists, KubeSpawner and scripts give anything.
+
+    What is no text, number or truth is left out.
+    """
+    found = {}
+    for name, value in options.items() if isinstance(options, dict) else ():
+        many = value if isinstance(value, list) else [value]
+        texts = [str(x).lower() if isinstance(x, bool) else x for x in many]
+        found[str(name)] = [str(x) for x in texts if isinstance(x, str | int | float)]
+    return found
 
 
 def _state(server: _Server) -> HubState:

@@ -8,6 +8,7 @@ watch anew, and what cannot be known stays ``None``. It never looks at the serve
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.models import Usage
@@ -65,17 +66,22 @@ class _Meter:
         last = self._readings[-1] if self._readings else _Reading(at, 0.0)
         self.add(at, last.work + percent / 100.0 * (at - last.at))
 
-    def percent(self) -> float | None:
-        """The larger of the whole span's and the last minute's mean."""
+    def percent(self, span: float) -> float | None:
+        """The larger of the mean over that span and the last minute's."""
         if len(self._readings) < 2:
             return None
-        last, history = self._readings[-1], self._readings
-        recent = next(
-            one
-            for one in reversed(history[:-1])
-            if last.at - one.at >= RECENT_SECONDS or one is history[0]
+        last = self._readings[-1]
+        whole, recent = (
+            self._before(min(span, self._span)),
+            self._before(RECENT_SECONDS),
         )
-        return max(_percent(history[0], last), _percent(recent, last))
+        return max(_percent(whole, last), _percent(recent, last))
+
+    def _before(self, seconds: float) -> _Reading:
+        """The newest reading that is so much older than the last, or the oldest."""
+        last, history = self._readings[-1], self._readings
+        end = bisect_right(history, last.at - seconds, hi=len(history) - 1, key=_at)
+        return history[max(end - 1, 0)]
 
 
 class Window:
@@ -115,14 +121,20 @@ class Window:
             self._see_work(sample)
             self._newest = sample
 
-    def usage(self, now: float) -> Usage:
-        """The sum up to ``now``, in seconds since the epoch."""
+    def usage(self, now: float, span: float | None = None) -> Usage:
+        """The sum up to ``now``, in seconds since the epoch.
+
+        Args:
+            now: the time.
+            span: seconds that work is averaged over, where that is not all of it.
+        """
         newest = self._newest
         if newest is None:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
         age = max(0.0, now - newest.at)
-        percent = None if newest.cpu_work is None else self._cpu.percent()
-        gpu_percent = None if _gpu_share(newest) is None else self._gpu.percent()
+        over = self._span if span is None else span
+        percent = None if newest.cpu_work is None else self._cpu.percent(over)
+        gpu_percent = None if _gpu_share(newest) is None else self._gpu.percent(over)
         kernels = newest.kernels
         return Usage(
             at=now,
@@ -177,6 +189,10 @@ class Window:
         share = _gpu_share(sample)
         if share is not None:
             self._gpu.add_share(sample.at, share)
+
+
+def _at(reading: _Reading) -> float:
+    return reading.at
 
 
 def _percent(first: _Reading, last: _Reading) -> float:

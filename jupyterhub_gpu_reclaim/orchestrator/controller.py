@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
+    from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 
 def new_checkpoint_id() -> str:
@@ -75,6 +76,7 @@ class Controller(People):
         settings: the limits.
         new_id: names for checkpoints.
         choose: who goes for those who wait for a GPU; None: nobody does.
+        terms: what rules set for a session; None: there are no rules.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Controller(People):
         settings: Settings,
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
+        terms: Callable[[SessionKey], Terms] | None = None,
     ) -> None:
         sessions = Sessions(journal, clock)
+        sessions.terms = terms
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = WaitingLine(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)

@@ -30,7 +30,8 @@ class Courtesy:
         sessions: the rows and what is known of them.
         watch: for the last look.
         decide: the policy.
-        warn_for: seconds between the warning and the suspend; 0: no warning.
+        warn_for: seconds between the warning and the suspend, where no rule says how
+            many; 0: no warning.
     """
 
     def __init__(
@@ -75,19 +76,26 @@ class Courtesy:
         now, due = self._sessions.clock.now(), self._sessions.suspends_at(row.key)
         if row.phase is Phase.WARNED and due is not None:
             return max(0.0, due - now)
-        if self._warn_for <= 0:
+        warn_for = self._seconds(row)
+        if warn_for <= 0:
             return 0.0
-        self._sessions.warn(row.key, now + self._warn_for)
+        self._sessions.warn(row.key, now + warn_for)
         if row.phase is Phase.WARNED:
             self._sessions.touch(row.key)
         else:
-            left = duration(self._warn_for)
+            left = duration(warn_for)
             self._note(
                 row,
                 Happened.WARNED,
                 f" It is suspended in {left} unless somebody uses it.",
             )
-        return self._warn_for
+        return warn_for
+
+    def _seconds(self, row: SessionRow) -> float:
+        """For how long that session is warned."""
+        terms = self._sessions.terms_of(row)
+        ruled = terms.warn_for if terms is not None else None
+        return self._warn_for if ruled is None else ruled
 
     async def confirm(self, row: SessionRow) -> bool:
         """Look once more, since what was judged may be old, and judge anew.

@@ -46,6 +46,9 @@ class Agent(Protocol):
     async def tree(self, incarnation: str) -> Tree:
         """One incarnation; ``NotFound`` where there is none."""
 
+    def labels(self, key: SessionKey) -> dict[str, str] | None:
+        """Of a session's pod, empty where there are no pods; None: not known."""
+
     def waiting(self) -> list[Waiting]:
         """Sessions that wait for a node with a GPU, as far as is known.
 
@@ -101,14 +104,24 @@ class Hub(Protocol):
         """Ask for a start; ``Refused`` (retryable) while something is pending."""
 
 
+class Told(Protocol):
+    """What the Hub has told of users and servers with its last answers."""
+
+    def groups(self, user: str) -> list[str] | None:
+        """Their groups; None: not known."""
+
+    def options(self, key: SessionKey) -> dict[str, list[str]] | None:
+        """What a server was started with, as texts; None: not known."""
+
+
 class Window(Protocol):
     """The recent samples of one session, summed up."""
 
     def add(self, sample: Sample) -> None:
         """Take one sample; older ones may come late or twice."""
 
-    def usage(self, now: float) -> Usage:
-        """The sum up to now."""
+    def usage(self, now: float, span: float | None = None) -> Usage:
+        """The sum up to now; work is averaged over so many seconds, or all."""
 
 
 class Decide(Protocol):

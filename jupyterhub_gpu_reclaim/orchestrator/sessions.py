@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
     from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
+    from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Sessions:
         #: who waits for a GPU, and who was chosen to go for how many of them
         self.waiting: dict[SessionKey, Waiting] = {}
         self.wanted: dict[SessionKey, int] = {}
+        #: what rules set for a session; None: there are no rules
+        self.terms: Callable[[SessionKey], Terms] | None = None
         self._views: Broadcast[SessionView] = Broadcast()
         self._watch = Watch()
         self._operations: dict[SessionKey, Operation] = {}
@@ -266,7 +269,13 @@ class Sessions:
             operation=self._operations.get(row.key),
             waiting=self.waiting.get(row.key),
             wanted=self.wanted.get(row.key, 0),
+            terms=self.terms_of(row),
         )
+
+    def terms_of(self, row: SessionRow) -> Terms | None:
+        """What rules set for a session that runs."""
+        ruled = self.terms is not None and row.phase in phases.LIVE
+        return self.terms(row.key) if ruled and self.terms else None
 
     def touch(self, key: SessionKey) -> None:
         """Tell readers and waiters that a session has changed."""

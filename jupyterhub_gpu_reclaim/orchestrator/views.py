@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.models import Phase, SessionView
 from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.orchestrator.streams import Operation
+    from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 
 def view_of(
@@ -33,6 +36,7 @@ def view_of(
     operation: Operation | None,
     waiting: Waiting | None,
     wanted: int,
+    terms: Terms | None,
 ) -> SessionView:
     """One view.
 
@@ -46,6 +50,7 @@ def view_of(
         operation: the last capture or restore.
         waiting: its place in the queue for a GPU.
         wanted: how many wait, where it was chosen to go for one of them.
+        terms: what rules set for it; None: there are no rules, or it does not run.
     """
     return SessionView(
         key=row.key,
@@ -69,6 +74,7 @@ def view_of(
             **_facts(row),
             **_resumed(row, operation),
             **_queue(waiting, wanted),
+            **_terms(terms),
         },
     )
 
@@ -92,6 +98,14 @@ def _facts(row: SessionRow) -> dict[str, Any]:
         "node": row.node,
         "gpus_held": row.gpus,
     }
+
+
+def _terms(terms: Terms | None) -> dict[str, Any]:
+    if terms is None:
+        return {}
+    values = msgspec.structs.asdict(terms)
+    said = {k: v for k, v in values.items() if v is not None and v not in ("", {})}
+    return {"terms": said}
 
 
 def _queue(waiting: Waiting | None, wanted: int) -> dict[str, Any]:

@@ -103,4 +103,6 @@ class Watch:
                 del self._windows[key]
                 self._sessions.measured(key, None)
             else:
-                self._sessions.measured(key, window.usage(now))
+                terms = self._sessions.terms_of(row)
+                span = terms.idle_after if terms is not None else None
+                self._sessions.measured(key, window.usage(now, span))

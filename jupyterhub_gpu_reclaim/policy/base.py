@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.models import (
     Value,
     Verdict,
 )
+from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import SessionView
@@ -37,6 +38,8 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     opted_out_by: str = ""
     backoff_until: float | None = None
     failure: Failure | None = None
+    #: What rules set for it.
+    terms: Terms = Terms()
     #: How many wait for a GPU, where it has been chosen to go for one of them.
     wanted: int = 0
 
@@ -49,6 +52,7 @@ class _Facts(Value, frozen=True, kw_only=True):
     kept_by: str = ""
     opted_out_by: str = ""
     backoff_until: float | None = None
+    terms: Terms = Terms()
     wanted: int = 0
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 _LIVE = {Phase.RUNNING, Phase.WARNED}
 _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
@@ -98,7 +99,7 @@ class Guards(Configurable):
             *self._phase(snapshot),
             *self._people(snapshot, now),
             *self._failures(snapshot, now),
-            *self._hours(now),
+            *self._hours(snapshot.terms, now),
             *self._ages(snapshot, now),
         ]
 
@@ -112,6 +113,11 @@ class Guards(Configurable):
     def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
         if snapshot.opted_out_by:
             yield veto(Reason.OPTED_OUT, by=snapshot.opted_out_by)
+        terms = snapshot.terms
+        if terms.unknown:
+            yield veto(Reason.RULES_UNKNOWN, what=terms.unknown)
+        if terms.never:
+            yield veto(Reason.RULED_OUT, rule=terms.by.get("never", "it"))
         until = snapshot.kept_until
         if until is not None and until > now:
             by = snapshot.kept_by or "its user"
@@ -124,8 +130,9 @@ class Guards(Configurable):
             why = failure.message.rstrip(".") if failure else "reason not recorded"
             yield veto(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
 
-    def _hours(self, now: float) -> Iterator[Verdict]:
-        for text in self.quiet_hours:
+    def _hours(self, terms: Terms, now: float) -> Iterator[Verdict]:
+        own = terms.quiet_hours
+        for text in self.quiet_hours if own is None else own:
             period = quiet.parse(text)
             end = period.end_after(now, _zone(self.time_zone))
             if end is not None:
@@ -133,24 +140,28 @@ class Guards(Configurable):
                     Reason.QUIET_HOURS,
                     end,
                     start=f"{period.start:%H:%M}",
-                    end=f"{period.end:%H:%M}",
+                    end=f"{period.end:%H:%M}{terms.rule('quiet_hours')}",
                 )
 
     def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
         started, resumed = snapshot.started_at, snapshot.resumed_at
-        if started is not None and now - started < self.min_age:
+        terms = snapshot.terms
+        min_age = self.min_age if terms.min_age is None else terms.min_age
+        cool_down = self.cool_down if terms.cool_down is None else terms.cool_down
+        if started is not None and now - started < min_age:
             yield veto(
                 Reason.TOO_YOUNG,
-                started + self.min_age,
+                started + min_age,
                 age=duration(now - started),
-                limit=duration(self.min_age),
+                limit=duration(min_age) + terms.rule("min_age"),
             )
-        if resumed is not None and now - resumed < self.cool_down:
+        if resumed is not None and now - resumed < cool_down:
             yield veto(
                 Reason.COOLING_DOWN,
-                resumed + self.cool_down,
+                resumed + cool_down,
                 age=duration(now - resumed),
-                limit=duration(self.cool_down),
+                limit=duration(cool_down),
+                rule=terms.rule("cool_down"),
             )
 
     def _moment(self, at: float, now: float) -> str:

@@ -86,9 +86,12 @@ class IdlePolicy(Configurable):
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
         """Every reason against idleness, or the one that says it is idle."""
-        if self.idle_after == 0:
-            return [veto(Reason.IDLE_OFF)]
-        against = self.against(snapshot, now, self.idle_after)
+        terms = snapshot.terms
+        limit = self.idle_after if terms.idle_after is None else terms.idle_after
+        rule = terms.rule("idle_after")
+        if limit == 0:
+            return [veto(Reason.IDLE_OFF, rule=rule)]
+        against = self.against(snapshot, now, limit, rule)
         if against:
             return against
         return [
@@ -97,20 +100,28 @@ class IdlePolicy(Configurable):
                 code=Reason.IDLE.value,
                 message=Reason.IDLE.sentence(
                     idle=duration(idle_for(snapshot, now)),
-                    idle_after=duration(self.idle_after),
+                    idle_after=duration(limit) + rule,
                 ),
                 at=now,
             )
         ]
 
     def against(
-        self, snapshot: SessionSnapshot, now: float, idle_after: float
+        self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""
     ) -> list[Verdict]:
-        """Every reason why it has not been idle for so many seconds; empty: it has."""
+        """Every reason why it has not been idle for so many seconds; empty: it has.
+
+        Args:
+            snapshot: the session.
+            now: seconds since the epoch.
+            idle_after: the seconds.
+            rule: who says so, as the end of a sentence.
+        """
         usage = snapshot.usage
         if usage is None or self._is_missing(usage, now):
             return [veto(Reason.SAMPLES_MISSING)]
-        return list(self._against(usage, now, idle_after))
+        busy = list(self._busy(usage))
+        return busy + _too_soon(usage, now, idle_after, rule)
 
     def _is_missing(self, usage: Usage, now: float) -> bool:
         """Whether something that the judgement needs is not known, or too old."""
@@ -124,9 +135,7 @@ class IdlePolicy(Configurable):
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
 
-    def _against(
-        self, usage: Usage, now: float, idle_after: float
-    ) -> Iterator[Verdict]:
+    def _busy(self, usage: Usage) -> Iterator[Verdict]:
         if usage.busy_kernel is not None:
             yield veto(Reason.KERNEL_BUSY, name=usage.busy_kernel)
         if usage.unknown_kernel is not None:
@@ -139,7 +148,6 @@ class IdlePolicy(Configurable):
             yield veto(Reason.GPU_BUSY, percent=percent)
         if self.connected_is_active and usage.connections:
             yield veto(Reason.CONNECTED, count=usage.connections)
-        yield from _too_soon(usage, now, idle_after)
 
 
 def idle_for(snapshot: SessionSnapshot, now: float) -> float:
@@ -150,7 +158,7 @@ def idle_for(snapshot: SessionSnapshot, now: float) -> float:
     return max(0.0, now - usage.last_active)
 
 
-def _too_soon(usage: Usage, now: float, idle_after: float) -> Iterator[Verdict]:
+def _too_soon(usage: Usage, now: float, idle_after: float, rule: str) -> list[Verdict]:
     """What time alone will heal, the latest first."""
     soon = []
     if usage.last_active is not None and now - usage.last_active < idle_after:
@@ -160,7 +168,7 @@ def _too_soon(usage: Usage, now: float, idle_after: float) -> Iterator[Verdict]:
                 usage.last_active + idle_after,
                 age=duration(now - usage.last_active),
                 what=usage.last_active_what,
-                idle_after=duration(idle_after),
+                idle_after=duration(idle_after) + rule,
             )
         )
     if usage.watched < idle_after:
@@ -172,4 +180,4 @@ def _too_soon(usage: Usage, now: float, idle_after: float) -> Iterator[Verdict]:
                 idle_after=duration(idle_after),
             )
         )
-    yield from sorted(soon, key=lambda verdict: -(verdict.at or 0.0))
+    return sorted(soon, key=lambda verdict: -(verdict.at or 0.0))

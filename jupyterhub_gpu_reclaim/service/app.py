@@ -31,10 +31,12 @@ from jupyterhub_gpu_reclaim.events.feed import feeding
 from jupyterhub_gpu_reclaim.metrics.window import Window
 from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
 from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.orchestrator.terms import TermsNow
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
 from jupyterhub_gpu_reclaim.service.context import Context
@@ -60,7 +62,7 @@ class ReclaimService(Application, Options):
     description = "Suspends idle sessions of a JupyterHub and brings them back."
     version = __version__
     raise_config_file_errors = True
-    classes = [Guards, IdlePolicy, PressurePolicy, HubOAuth]  # noqa: RUF012
+    classes = [Guards, IdlePolicy, PressurePolicy, Rules, HubOAuth]  # noqa: RUF012
     aliases = {  # noqa: RUF012
         "config": "ReclaimService.config_file",
         "agent": "ReclaimService.agent",
@@ -141,13 +143,15 @@ class ReclaimService(Application, Options):
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after
         decide = Decider(Guards(parent=self), [idle, pressure])
-        span = idle.idle_after or under_pressure
+        rules = Rules(parent=self)
+        span = max(idle.idle_after, rules.longest("idle_after")) or under_pressure
         controller = Controller(
             journal=journal,
             agent=agent,
             hub=hub,
             decide=decide,
             choose=Chooser(decide) if under_pressure else None,
+            terms=TermsNow(rules, hub, agent) if rules.rules else None,
             window=lambda: Window(span=span, interval=self.sample_interval),
             clock=SystemClock(),
             settings=self.settings(),

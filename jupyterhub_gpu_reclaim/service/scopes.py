@@ -57,6 +57,11 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
         "No session could be suspended: the Hub's view would not be known.",
     ),
     Scope(
+        "read:users:groups",
+        "To tell which of the administrator's rules (`Rules.rules`) hold for a user.",
+        "Where a rule names a group, no session could be suspended by itself.",
+    ),
+    Scope(
         "start:servers",
         "To bring a suspended session back when its user presses Resume.",
         "Only a visit to the server's own address would bring it back.",

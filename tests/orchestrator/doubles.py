@@ -329,6 +329,8 @@ class HubInMemory:
         self.refuses_stop = False
         self.never_answers = False
         self.ignores_restored = False
+        self.groups: dict[str, list[str]] | None = None  # None: we may not see them
+        self.options: dict[SessionKey, object] = {}
         self.orders: list[str] = []
         self.plans: list[str] = []
         self.errors: list[str] = []
@@ -450,18 +452,22 @@ class _HubHandler(RequestHandler):
                     "name": key.server,
                     "ready": state == "running",
                     "pending": pending,
+                    "user_options": self.hub.options.get(key, {}),
                 }
         return found
+
+    def user(self, name: str) -> dict:
+        model = {"name": name, "servers": self.servers(name)}
+        if self.hub.groups is not None:
+            model["groups"] = self.hub.groups.get(name, [])
+        return model
 
 
 class _Users(_HubHandler):
     def get(self) -> None:
         names = sorted({key.user for key in self.hub.states})
         offset, limit = int(self.get_argument("offset")), 1
-        items = [
-            {"name": name, "servers": self.servers(name)}
-            for name in names[offset : offset + limit]
-        ]
+        items = [self.user(name) for name in names[offset : offset + limit]]
         more = offset + limit < len(names)
         following = {"offset": offset + limit, "limit": limit} if more else None
         self.write({"items": items, "_pagination": {"next": following}})
@@ -472,7 +478,7 @@ class _User(_HubHandler):
         if user not in {key.user for key in self.hub.states}:
             self.fail(404, "no such user")
             return
-        self.write({"name": user, "servers": self.servers(user)})
+        self.write(self.user(user))
 
 
 class _Server(_HubHandler):

@@ -70,7 +70,13 @@ def test_settings_without_a_wish_are_the_orchestrators_own():
 
 def test_scopes_are_explained_and_the_least():
     wanted = scopes.names(scopes.SERVICE_SCOPES)
-    assert wanted == ["list:users", "read:servers", "start:servers", "delete:servers"]
+    assert wanted == [
+        "list:users",
+        "read:servers",
+        "read:users:groups",
+        "start:servers",
+        "delete:servers",
+    ]
     for scope in scopes.SERVICE_SCOPES + scopes.USER_SCOPES + scopes.ADMIN_SCOPES:
         assert scope.reason.endswith(".")
         assert scope.without.endswith(".")

@@ -1,0 +1,226 @@
+"""Other thresholds for some sessions: rules by user, group, profile, option or label.
+
+Configured by administrators; asked by ``orchestrator/terms.py`` for one session at a
+time. Pure. What a rule asks for and nobody knows now is never taken for "no": such a
+session is left alone until it is known (law 5).
+"""
+
+from __future__ import annotations
+
+import math
+from ast import literal_eval
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from traitlets import Dict, List, TraitError, validate
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.policy import quiet
+from jupyterhub_gpu_reclaim.policy.terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.policy.terms import About
+
+Rule = dict[str, Any]
+
+#: What a rule may set for a session, and in which order they are told.
+_SECONDS = ("idle_after", "warn_for", "min_age", "cool_down")
+SETTINGS = (*_SECONDS, "never", "quiet_hours")
+#: Longest time that a rule may set: a year, in seconds.
+_LONGEST = 366 * 86400.0
+
+
+class _RuleList(List[Rule]):
+    """A list of rules, also on a command line."""
+
+    def from_string_list(self, s_list: list[str]) -> list[Any]:
+        """One rule each, or all of them at once, as ``hub_config`` writes them."""
+        found: list[Any] = []
+        for value in map(literal_eval, s_list):
+            found += value if isinstance(value, list) else [value]
+        return found
+
+
+class Rules(Configurable):
+    """What holds for whom."""
+
+    rules = _RuleList(
+        Dict(),
+        help="""Rules that set other values for some sessions.
+
+        Each rule is a dictionary that says whom it is for and what it sets. For whom:
+        ``user``, ``server``, ``group`` (of the Hub), ``profile`` (KubeSpawner's
+        ``user_options["profile"]``), ``option`` and ``label`` (of the pod), the latter
+        two as ``name=value`` or just ``name``. Values are patterns (``h100*``) or
+        lists of them, one of which must fit; of several keys in one rule all must fit.
+        What: ``idle_after``, ``warn_for``, ``min_age``, ``cool_down`` (seconds),
+        ``never`` (True: no policy suspends it) and ``quiet_hours`` (a list). For each
+        of these the first rule that fits and sets it decides; where none does,
+        ``IdlePolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
+        are what users say at the start: with a rule for an option you let whoever says
+        it have what it sets. While something that a rule asks for is not known, the
+        session is not suspended. Empty: the same for all. Example:
+        [{"group": "course-101", "idle_after": 3600, "warn_for": 600},
+        {"profile": "h100*", "idle_after": 600}, {"option": "gpu_reclaim=off",
+        "never": True}].
+        """,
+    ).tag(config=True)
+
+    @validate("rules")
+    def _check_rules(self, proposal: Any) -> list[Rule]:
+        rules: list[Rule] = proposal["value"]
+        for number, rule in enumerate(rules, start=1):
+            try:
+                _check(rule)
+            except ValueError as error:
+                raise TraitError(f"Rules.rules: rule {number}: {error}") from None
+        return rules
+
+    def terms(self, about: About) -> Terms:
+        """What holds for a session: for each setting, the first rule that fits."""
+        found: dict[str, Any] = {}
+        by: dict[str, str] = {}
+        unknown: list[str] = []
+        for rule in self.rules:
+            open_ = [name for name in SETTINGS if name in rule and name not in by]
+            if not open_:
+                continue
+            fits = _fits(rule, about)
+            if fits is None:
+                unknown += _lacking(rule, about)
+            for name in open_ if fits else ():
+                found[name] = rule[name]
+                by[name] = name_of(rule)
+        return Terms(**found, by=by, unknown=" and ".join(dict.fromkeys(unknown)))
+
+    def longest(self, setting: str) -> float:
+        """The largest value of that setting in any rule, in seconds; 0: in none."""
+        return max((float(r[setting]) for r in self.rules if setting in r), default=0.0)
+
+
+def name_of(rule: Rule) -> str:
+    """A rule as sentences name it: ``group course-101 and profile h100*``."""
+    parts = [
+        f"{name} {' or '.join(_list(rule[name]))}" for name in _MATCH & rule.keys()
+    ]
+    return " and ".join(sorted(parts))
+
+
+def _fits(rule: Rule, about: About) -> bool | None:
+    """Whether it is for that session; None: something is not known, and may decide."""
+    answers = [
+        match(_list(rule[name]), about)
+        for name, (match, _) in _CONDITIONS.items()
+        if name in rule
+    ]
+    if False in answers:
+        return False
+    return None if None in answers else True
+
+
+def _lacking(rule: Rule, about: About) -> list[str]:
+    return [
+        what
+        for name, (match, what) in _CONDITIONS.items()
+        if name in rule and match(_list(rule[name]), about) is None
+    ]
+
+
+def _any(patterns: list[str], values: Iterable[str] | None) -> bool | None:
+    if values is None:
+        return None
+    known = list(values)
+    return any(fnmatchcase(value, p) for p in patterns for value in known)
+
+
+def _named(patterns: list[str], values: Mapping[str, list[str]] | None) -> bool | None:
+    """``name=pattern``, or ``name``: it is there and not empty."""
+    if values is None:
+        return None
+    for pattern in patterns:
+        name, equals, wanted = pattern.partition("=")
+        found = [value for value in values.get(name, []) if value]
+        if _any([wanted if equals else "*"], found):
+            return True
+    return False
+
+
+def _labels(about: About) -> dict[str, list[str]] | None:
+    if about.labels is None:
+        return None
+    # A label without a value is a label all the same.
+    return {name: [value or "true"] for name, value in about.labels.items()}
+
+
+def _profile(about: About) -> list[str] | None:
+    return None if about.options is None else about.options.get("profile", [])
+
+
+_CONDITIONS: dict[str, tuple[Callable[[list[str], About], bool | None], str]] = {
+    "user": (lambda p, about: _any(p, [about.key.user]), ""),
+    "server": (lambda p, about: _any(p, [about.key.server]), ""),
+    "group": (lambda p, about: _any(p, about.groups), "its user's groups"),
+    "profile": (lambda p, about: _any(p, _profile(about)), "its profile"),
+    "option": (lambda p, about: _named(p, about.options), "its options"),
+    "label": (lambda p, about: _named(p, _labels(about)), "its pod's labels"),
+}
+_MATCH = _CONDITIONS.keys()
+
+
+def _list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+# --- checks when they are configured
+def _check(rule: Rule) -> None:
+    """One rule.
+
+    Raises:
+        ValueError: with a sentence that says what is off.
+    """
+    strange = [str(name) for name in rule if name not in {*_MATCH, *SETTINGS}]
+    if strange:
+        known = ", ".join([*_MATCH, *SETTINGS])
+        raise ValueError(f"{strange[0]!r} is not one of {known}")
+    if not _MATCH & rule.keys():
+        raise ValueError(f"it is for nobody; name one of {', '.join(_MATCH)}")
+    if not rule.keys() & set(SETTINGS):
+        raise ValueError(f"it sets nothing; set one of {', '.join(SETTINGS)}")
+    for name in rule:
+        if name in _MATCH:
+            _check_patterns(name, rule[name])
+        else:
+            _check_setting(name, rule[name])
+
+
+def _check_patterns(name: str, value: Any) -> None:
+    patterns = [value] if isinstance(value, str) else value
+    texts = isinstance(patterns, list | tuple) and all(
+        isinstance(each, str) for each in patterns
+    )
+    if not texts or not patterns:
+        raise ValueError(f"{name!r} must be a text or a list of texts, not {value!r}")
+    if name != "server" and "" in patterns:
+        raise ValueError(f"{name!r} must not be empty")
+
+
+def _check_setting(name: str, value: Any) -> None:
+    if name == "never":
+        if not isinstance(value, bool):
+            raise ValueError(f"'never' must be True or False, not {value!r}")
+    elif name == "quiet_hours":
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"'quiet_hours' must be a list, not {value!r}")
+        for text in value:
+            quiet.parse(str(text))
+    elif not _is_seconds(value):
+        raise ValueError(
+            f"{name!r} must be a duration in seconds, at most a year, not {value!r}"
+        )
+
+
+def _is_seconds(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and 0 <= value <= _LONGEST
