@@ -13,9 +13,12 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.service.drawing import spark
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionView, Step
+    from jupyterhub_gpu_reclaim.orchestrator.history import Line
+    from jupyterhub_gpu_reclaim.service.drawing import Spark
 
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
@@ -26,6 +29,12 @@ _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RESUMING: ("Coming back", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
 }
+_LIVE = (Phase.RUNNING, Phase.WARNED)
+
+
+def state_of(phase: Phase) -> str:
+    """A phase in words."""
+    return _STATES[phase][0]
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Button:
     action: str
     label: str
     tone: str = "plain"  #: main, plain
-    seconds: int | None = None
+    sends: tuple[str, str] = ("", "")  #: name and value of a field of its form
 
 
 @dataclass(frozen=True)
@@ -77,31 +86,48 @@ class Card:
     tone: str
     since: Moment
     reason: str
-    hint: str
     due: Moment | None
+    node: str
+    gpu: str  #: what it holds, or had held before it was suspended
+    line: Spark | None
+    idle: Moment | None
+    kept: Moment | None
+    pinned_by: str
+    place: str
     failure: str
     failure_hint: str
     last: str
+    back: str
     steps: list[Progress]
-    buttons: list[Button]
+    main: list[Button]
+    more: list[Button]
     can_start_fresh: bool
     can_delete: bool
     saved: list[Saved]
 
 
-def card(view: SessionView, *, now: float, user_prefix: str) -> Card:
+def card(
+    view: SessionView,
+    *,
+    now: float,
+    user_prefix: str,
+    line: Line | None = None,
+    manages: bool = False,
+) -> Card:
     """The card of one session.
 
     Args:
         view: the session.
         now: seconds since the epoch.
         user_prefix: URL under which the Hub serves ``user/<name>/``.
+        line: its last hour.
+        manages: whether the reader may do what only managers may.
     """
     state, tone = _STATES[view.phase]
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
-    reason, hint = _reason(view)
+    live = view.phase in _LIVE
     return Card(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -112,14 +138,22 @@ def card(view: SessionView, *, now: float, user_prefix: str) -> Card:
         state=state,
         tone=tone,
         since=Moment(words.duration(now - view.since), _iso(view.since)),
-        reason=reason,
-        hint=hint,
-        due=_due(view, now),
+        reason=view.verdict.message if view.verdict and live else "",
+        due=_due(view, now) if live else None,
+        node=str(view.facts.get("node") or ""),
+        gpu=_gpu(view),
+        line=spark(line) if line is not None else None,
+        idle=_idle(view, now) if live else None,
+        kept=_kept(view, now) if live else None,
+        pinned_by=str(view.facts.get("opted_out_by") or ""),
+        place=_place(view),
         failure=view.failure.message if view.failure else "",
         failure_hint=view.failure.hint if view.failure else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
+        back=_back(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
-        buttons=_buttons(view),
+        main=_main(view),
+        more=_more(view, manages=manages),
         can_start_fresh=has_saved,
         can_delete=has_saved,
         saved=[Saved(one.id, saved_words(one, now)) for one in view.saved],
@@ -152,20 +186,54 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
-def _reason(view: SessionView) -> tuple[str, str]:
-    """Why it is suspended or not, while it runs; elsewhere the state says it."""
-    if view.verdict is None or view.phase not in (Phase.RUNNING, Phase.WARNED):
-        return "", ""
-    return view.verdict.message, ""
-
-
 def _due(view: SessionView, now: float) -> Moment | None:
-    if view.phase not in (Phase.RUNNING, Phase.WARNED):
-        return None
     at = view.suspends_at
     if at is None and view.verdict is not None:
         at = view.verdict.at
     return None if at is None else ahead(at, now)
+
+
+def _gpu(view: SessionView) -> str:
+    """What it holds: "NVIDIA A100, 12 GB used"; or what its suspend has freed."""
+    if view.phase is Phase.SUSPENDED:
+        freed = view.facts.get("gpus_held") or 0
+        return f"{freed} GPU{'s' if freed > 1 else ''} freed" if freed else ""
+    if not view.gpus:
+        return ""
+    names = sorted({gpu.name or "GPU" for gpu in view.gpus})
+    held = [gpu.memory for gpu in view.gpus if gpu.memory is not None]
+    text = ", ".join(names)
+    if len(view.gpus) > 1:
+        text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
+    if any(gpu.instance is not None for gpu in view.gpus):
+        text += " (MIG)"
+    return text + (f", {words.size(sum(held))} used" if held else "")
+
+
+def _idle(view: SessionView, now: float) -> Moment | None:
+    at = view.usage.last_active if view.usage is not None else None
+    return None if at is None else Moment(words.duration(now - at), _iso(at))
+
+
+def _kept(view: SessionView, now: float) -> Moment | None:
+    until = view.kept_until
+    if until is None or until <= now:
+        return None
+    return Moment(words.duration(until - now), _iso(until))
+
+
+def _place(view: SessionView) -> str:
+    place = view.facts.get("place")
+    return f"Waits for a free GPU: place {place} in the queue." if place else ""
+
+
+def _back(view: SessionView, now: float) -> str:
+    """What its last return took: "1.2 GB in 2.1 s, 5 min ago"."""
+    facts = view.facts.get("resumed")
+    if not isinstance(facts, dict) or not facts.get("at"):
+        return ""
+    took = f"{words.size(facts['bytes'])} in {facts['seconds']:.1f} s"
+    return f"{took}, {ago(facts['at'], now).words}"
 
 
 def _progress(step: Step) -> Progress:
@@ -179,16 +247,32 @@ def _progress(step: Step) -> Progress:
     return Progress(step.title, step.state, ", ".join(parts))
 
 
-def _buttons(view: SessionView) -> list[Button]:
-    if view.phase in (Phase.RUNNING, Phase.WARNED):
-        buttons = [
-            Button("suspend", "Suspend now"),
-            Button("keep", "Keep 1 h", seconds=3600),
-            Button("keep", "Keep 4 h", seconds=4 * 3600),
-        ]
-        if view.kept_until is not None:
-            buttons.append(Button("keep", "Keep no longer", seconds=0))
-        return buttons
+def _main(view: SessionView) -> list[Button]:
+    """What the session's state asks for."""
+    if view.phase in _LIVE:
+        return [Button("suspend", "Suspend now")]
     if view.phase is Phase.SUSPENDED:
         return [Button("resume", "Try again" if view.failure else "Resume", "main")]
     return []
+
+
+def _more(view: SessionView, *, manages: bool) -> list[Button]:
+    """What can be done besides."""
+    if view.phase not in _LIVE:
+        return []
+    hours = (1, 4, 24) if manages else (1, 4)
+    buttons = [
+        Button(
+            "keep",
+            f"Keep running for {'1 d' if many == 24 else f'{many} h'}",
+            sends=("seconds", str(many * 3600)),
+        )
+        for many in hours
+    ]
+    if view.kept_until is not None:
+        buttons.append(Button("keep", "Keep no longer", sends=("seconds", "0")))
+    if view.facts.get("opted_out_by"):
+        buttons.append(Button("pin", "Suspend when idle again", sends=("out", "0")))
+    elif manages:
+        buttons.append(Button("pin", "Never suspend when idle", sends=("out", "1")))
+    return buttons

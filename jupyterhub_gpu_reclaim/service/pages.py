@@ -1,8 +1,8 @@
-"""The service's own pages: sessions with their reasons and buttons, and "start fresh".
+"""The service's own pages: sessions with their reasons and buttons.
 
 Plain HTML forms that work without JavaScript; a script keeps the cards up to date.
-Called by browsers with the Hub's OAuth login. Every action goes through the same
-calls as the API's.
+Called by browsers with the Hub's OAuth login. What the buttons do is in ``forms.py``,
+the managers' page in ``overview.py``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote as _quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import HTTPError, StaticFileHandler
 
-from jupyterhub_gpu_reclaim.errors import BadRequest
-from jupyterhub_gpu_reclaim.models import Phase
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service.cards import Card, card
+from jupyterhub_gpu_reclaim.service.cards import Card, ago, card
 from jupyterhub_gpu_reclaim.service.routes.base import (
     PersonRoute,
     Route,
@@ -27,15 +23,21 @@ from jupyterhub_gpu_reclaim.service.routes.base import (
 )
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.models import Failure, SessionKey, SessionView
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.models import Failure, SessionView
+    from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 
 #: What the page says after a form was taken, by the form's name.
-_DONE = {
+DONE = {
     "suspend": "The session is being saved.",
     "resume": "The session is coming back.",
     "keep": "Noted.",
+    "pin": "Noted.",
     "delete": "The saved session is deleted.",
 }
+#: Lines of a session's log on its page.
+_LOG_LINES = 50
 
 
 def templates() -> Environment:
@@ -75,8 +77,16 @@ class HtmlErrors(Route):
         )
         self.finish(text)
 
+    @property
+    def for_script(self) -> bool:
+        """Whether a script of ours asks, which shows the answer by itself."""
+        return "application/json" in self.request.headers.get("Accept", "")
+
     def write_failure(self, failure: Failure) -> None:
         """The failure's sentence on a page."""
+        if self.for_script:
+            super().write_failure(failure)
+            return
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.page("failure.html", failure=failure)
 
@@ -99,9 +109,24 @@ class Page(PersonRoute, HtmlErrors):
         context = self.context
         return context.hub_host + context.hub_prefix.removesuffix("hub/")
 
-    def card(self, view: SessionView) -> Card:
-        """A session as the templates print it."""
-        return card(view, now=self.context.clock.now(), user_prefix=self.user_prefix)
+    def cards(self, views: Sequence[SessionView]) -> list[Card]:
+        """Sessions as the templates print them."""
+        control, now = self.context.control, self.context.clock.now()
+        lines = {line.key: line for line in control.lines({v.key for v in views})}
+        return [
+            card(
+                view,
+                now=now,
+                user_prefix=self.user_prefix,
+                line=lines.get(view.key),
+                manages=self.person.manages,
+            )
+            for view in views
+        ]
+
+    def done(self) -> str:
+        """What was just done by a form, in words."""
+        return DONE.get(self.get_query_argument("done", ""), "")
 
     def xsrf(self) -> str:
         """The token that forms and scripts have to send back."""
@@ -109,22 +134,45 @@ class Page(PersonRoute, HtmlErrors):
         return token.decode() if isinstance(token, bytes) else str(token)
 
 
-class Index(Page):
-    """All sessions that the visitor may see, their own first."""
+class Mine(Page):
+    """The visitor's own sessions."""
 
     async def get(self) -> None:
         """Show them."""
-        views = [
-            view
-            for view in self.context.control.sessions()
-            if self.person.may_see(view.key)
-        ]
-        views.sort(key=lambda view: (view.key.user != self.person.name, view.key))
-        mine = [self.card(v) for v in views if v.key.user == self.person.name]
-        others = [self.card(v) for v in views if v.key.user != self.person.name]
-        done = _DONE.get(self.get_query_argument("done", ""), "")
+        name = self.person.name if self.person.is_user else None
+        mine = [v for v in self.context.control.sessions() if v.key.user == name]
+        mine.sort(key=lambda view: view.key)
+        cards = self.cards(mine)
+        self.page("sessions.html", mine=cards, done=self.done(), xsrf=self.xsrf())
+
+
+class Index(Mine):
+    """Where people arrive: managers at the overview, users at their own sessions."""
+
+    async def get(self) -> None:
+        """Show or lead there."""
+        if self.person.manages:
+            self.redirect(f"{self.context.prefix}all")
+        else:
+            await super().get()
+
+
+class One(Page):
+    """One session with every reason and its log."""
+
+    async def get(self, user: str, server: str) -> None:
+        """Show it."""
+        control, key = self.context.control, self.key(user, server)
+        (shown,) = self.cards([control.session(key)])
+        now = self.context.clock.now()
+        log = [(ago(one.at, now), _line(one)) for one in control.audit(key, _LOG_LINES)]
         self.page(
-            "sessions.html", mine=mine, others=others, done=done, xsrf=self.xsrf()
+            "session.html",
+            card=shown,
+            why=control.why(key),
+            log=log,
+            done=self.done(),
+            xsrf=self.xsrf(),
         )
 
 
@@ -138,73 +186,15 @@ class Fragment(Page):
     async def get(self, user: str, server: str) -> None:
         """Show it."""
         view = self.context.control.session(self.key(user, server))
-        self.page("fragment.html", card=self.card(view), xsrf=self.xsrf())
+        (shown,) = self.cards([view])
+        page = "one" if self.get_query_argument("page", "") == "one" else "mine"
+        self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())
 
 
-class Act(Page):
-    """A button of a card was pressed."""
-
-    async def post(self, user: str, server: str, action: str) -> None:
-        """Do it and lead back to the sessions."""
-        key = self.key(user, server)
-        await self._act(key, action)
-        self.redirect(f"{self.context.prefix}?done={action}", status=303)
-
-    async def _act(self, key: SessionKey, action: str) -> None:
-        control, by = self.context.control, self.person.label
-        if action == "suspend":
-            await control.suspend(key, by)
-        elif action == "resume":
-            await control.resume(key, by)
-        elif action == "keep":
-            manages = self.person.manages
-            await control.keep(key, self._seconds(), by, manages=manages)
-        elif action == "delete":
-            checkpoint = self.get_body_argument("checkpoint", "")
-            await control.discard(key, by, checkpoint or None)
-        else:
-            raise HTTPError(404)
-
-    def _seconds(self) -> float:
-        text = self.get_body_argument("seconds", "")
-        try:
-            return float(text)
-        except ValueError:
-            what = "The form's 'seconds' must be a number."
-            raise BadRequest(Reason.INVALID, what=what) from None
-
-
-class Fresh(Page):
-    """The "start fresh" page: what happens to the saved session, and the button for it.
-
-    The Hub's own page leads here when a session could not be brought back.
-    """
-
-    async def get(self, user: str, server: str) -> None:
-        """Ask."""
-        view = self.context.control.session(self.key(user, server))
-        self.page(
-            "fresh.html",
-            card=self.card(view),
-            failure=view.failure,
-            saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
-            start=self._start(user, server),
-            days=f"{self.context.limits.set_aside_days:g}",
-            xsrf=self.xsrf(),
-        )
-
-    async def post(self, user: str, server: str) -> None:
-        """Put the saved session aside and lead to the Hub's start page."""
-        key = self.key(user, server)
-        await self.context.control.start_fresh(key, self.person.label)
-        self.redirect(self._start(user, server), status=303)
-
-    def _start(self, user: str, server: str) -> str:
-        key = self.key(user, server)
-        path = _quote(key.user, safe="")
-        if key.server:
-            path += "/" + _quote(key.server, safe="")
-        return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
+def _line(row: AuditRow) -> str:
+    """A line of the log in words."""
+    text = f"{row.what.replace('_', ' ')}, by {row.who}"
+    return f"{text}: {row.message}" if row.message else text
 
 
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
@@ -226,9 +216,9 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     static = files("jupyterhub_gpu_reclaim") / "ui" / "service" / "static"
     return [
         (base, Index),
+        (rf"{base}mine", Mine),
+        (one, One),
         (rf"{one}/card", Fragment),
-        (rf"{one}/fresh", Fresh),
-        (rf"{one}/(suspend|resume|keep|delete)", Act),
         (rf"{base}oauth_callback", OAuthCallback),
         (rf"{base}static/(.+)", StaticFileHandler, {"path": str(static)}),
     ]

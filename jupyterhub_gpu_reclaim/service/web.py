@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tornado.web import Application
 
-from jupyterhub_gpu_reclaim.service import pages, tab
+from jupyterhub_gpu_reclaim.service import forms, overview, pages, tab
 from jupyterhub_gpu_reclaim.service.openapi import pattern
 from jupyterhub_gpu_reclaim.service.routes import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.routes.base import NothingHere
@@ -43,6 +43,8 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
             *api,
             (rf"{base}api/.*", NothingHere),
             *pages.rules(context.prefix),
+            *forms.rules(context.prefix),
+            *overview.rules(context.prefix),
             *tab.rules(context.prefix),
             (r".*", pages.NoPage),
         ],

@@ -121,7 +121,7 @@ async def test_buttons_work_without_scripts(service, tab):
     service.control.put("ada")
     page = await tab("token-ada", java_script_enabled=False)
     await page.get_by_role("button", name="Suspend now").click()
-    await page.wait_for_url("**/?done=suspend")
+    await page.wait_for_url("**/mine?done=suspend")
     assert "Being saved" in await page.content()
 
 

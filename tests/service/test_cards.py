@@ -38,7 +38,7 @@ def made(phase: Phase, **changes: object):
 
 
 def actions(one) -> list[str]:
-    return [button.action for button in one.buttons]
+    return [button.action for button in one.main + one.more]
 
 
 def test_running_card_says_why_not_and_when():
@@ -54,12 +54,13 @@ def test_running_card_says_why_not_and_when():
 
 def test_kept_card_offers_to_keep_no_longer():
     one = made(Phase.RUNNING, kept_until=NOW + 60)
-    assert [button.seconds for button in one.buttons] == [None, 3600, 14400, 0]
+    assert [button.sends[1] for button in one.more] == ["3600", "14400", "0"]
+    assert one.kept.words == "1 min"
 
 
 def test_suspended_card_offers_resume_and_start_fresh():
     one = made(Phase.SUSPENDED, checkpoint="c1", last_suspend=SAVED)
-    assert [button.label for button in one.buttons] == ["Resume"]
+    assert [button.label for button in one.main] == ["Resume"]
     assert one.can_start_fresh
     assert one.can_delete
     assert one.last == "1.5 GB in 3.4 s, 400 MB stored, 2 min ago"
@@ -68,7 +69,7 @@ def test_suspended_card_offers_resume_and_start_fresh():
 def test_suspended_card_after_a_failure_offers_to_try_again():
     failure = Failure(code="port_in_use", message="Port 5 is taken.", hint="End it.")
     one = made(Phase.SUSPENDED, checkpoint="c1", failure=failure)
-    assert [button.label for button in one.buttons] == ["Try again"]
+    assert [button.label for button in one.main] == ["Try again"]
     assert (one.failure, one.failure_hint) == ("Port 5 is taken.", "End it.")
 
 

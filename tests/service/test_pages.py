@@ -3,64 +3,18 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
-from urllib.parse import urlencode
+import sys
+from pathlib import Path
 
 import pytest
-from tornado.web import create_signed_value
 
 from jupyterhub_gpu_reclaim.models import Failure, Phase, SessionKey
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.forms import Browser, Tags
+
 ADA = SessionKey("ada")
-
-
-class Browser:
-    """Cookies, pages and forms; what a person without scripts has."""
-
-    def __init__(self, service, token: str) -> None:
-        self.service = service
-        secret = service.app.settings["cookie_secret"]
-        name = "service-gpu-reclaim"
-        self.cookies = {}
-        if token:
-            signed = create_signed_value(secret, name, token)
-            self.cookies[name] = signed.decode()
-
-    async def get(self, path: str = "", **headers: str):
-        return await self._call(path, "GET", None, headers)
-
-    async def post(self, path: str, **fields: str):
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        return await self._call(path, "POST", urlencode(fields), headers)
-
-    async def xsrf(self) -> str:
-        page = (await self.get()).body.decode()
-        return re.search(r'data-xsrf="([^"]+)"', page)[1]
-
-    async def _call(self, path, method, body, headers):
-        headers["Cookie"] = "; ".join(f"{k}={v}" for k, v in self.cookies.items())
-        response = await self.service.call(
-            path, "", method, body=body or b"", headers=headers
-        )
-        for cookie in response.headers.get_list("Set-Cookie"):
-            name, _, value = cookie.partition(";")[0].partition("=")
-            self.cookies[name] = value.strip('"')
-        return response
-
-
-class Tags(HTMLParser):
-    """Which tags and attributes a page has."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attrs for name, attrs in self.seen if name == tag]
 
 
 @pytest.fixture
@@ -86,14 +40,19 @@ async def test_page_shows_ones_own_sessions_only(service, browser):
     page = (await browser.get()).body.decode()
     assert "train" in page
     assert "secret-project" not in page
-    assert "Everybody else" not in page
+    assert "All sessions" not in page
 
 
-async def test_page_of_a_manager_shows_all(service):
+async def test_page_of_a_manager_leads_to_all_sessions(service):
     service.control.put("bob", "secret-project")
-    page = (await Browser(service, "token-root").get()).body.decode()
-    assert "secret-project" in page
-    assert "Everybody else" in page
+    root = Browser(service, "token-root")
+    response = await root.get()
+    assert (response.code, response.headers["Location"]) == (
+        302,
+        "/services/gpu-reclaim/all",
+    )
+    assert "secret-project" in (await root.get("all")).body.decode()
+    assert "secret-project" not in (await root.get("mine")).body.decode()
 
 
 async def test_page_without_a_session_says_what_to_do(browser):
@@ -123,7 +82,7 @@ async def test_button_does_it_and_leads_back(
     xsrf = await browser.xsrf()
     response = await browser.post(f"sessions/ada/-/{action}", _xsrf=xsrf, **fields)
     assert response.code == 303
-    assert response.headers["Location"] == f"/services/gpu-reclaim/?done={action}"
+    assert response.headers["Location"] == f"/services/gpu-reclaim/mine?done={action}"
     assert service.control.calls == [called]
 
 
@@ -209,9 +168,9 @@ async def test_names_and_reasons_are_escaped(service):
     evil = '"><script>alert(1)</script>'
     failure = Failure(code="x", message=evil, hint=evil)
     service.control.put(evil, evil, failure=failure)
-    page = (await Browser(service, "token-root").get()).body.decode()
+    page = (await Browser(service, "token-root").get("all")).body.decode()
     sources = [one.get("src") for one in Tags(page).all("script")]
-    assert sources == ["/services/gpu-reclaim/static/service.js"]
+    assert sources == ["/services/gpu-reclaim/static/overview.js"]
     assert "alert(1)</script>" not in page
 
 
@@ -239,7 +198,7 @@ async def test_every_form_carries_the_token_and_every_button_a_name(service, bro
 
 
 async def test_static_files_are_served_without_a_login(service):
-    for name in ("service.css", "service.js"):
+    for name in ("service.css", "overview.css", "live.js", "mine.js", "overview.js"):
         response = await service.call(f"static/{name}", "")
         assert response.code == 200
 

@@ -12,8 +12,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.service.openapi import operation
-from jupyterhub_gpu_reclaim.service.routes.base import PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.openapi import Query, operation
+from jupyterhub_gpu_reclaim.service.routes.base import Count, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.streams import flushed, with_pauses
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ class Events(PersonRoute):
         "Follow the sessions: `event: session` with a SessionView at the start and at"
         " every change; `event: present` with the keys of all that there are",
         answer=str,
+        query=(
+            Query(
+                "user", str, "Only that user's sessions; empty: all that you may see."
+            ),
+            Query("state", Count, "0: only changes, without the state at the start."),
+        ),
         errors=(429,),
         media="text/event-stream",
     )
@@ -58,6 +64,8 @@ class Events(PersonRoute):
                 end.cancel()
 
     async def _send(self) -> None:
+        whole = self.number("state", 1) > 0
+        self._user = self.get_query_argument("user", "")
         limits = self.context.limits
         changes = self.context.control.changes()
         begun = False
@@ -70,24 +78,26 @@ class Events(PersonRoute):
                     self.write(": still here\n\n")
                 else:
                     begun = True
-                    self._everything()
+                    self.write(f"retry: {_RETRY}\n\n")
+                    if whole:
+                        self._everything()
                 if not await flushed(self, limit=limits.stalled):
                     return
 
     def _everything(self) -> None:
         seen = [
-            view
-            for view in self.context.control.sessions()
-            if self.person.may_see(view.key)
+            view for view in self.context.control.sessions() if self._is_wanted(view)
         ]
-        self.write(f"retry: {_RETRY}\n\n")
         self._event("present", [str(view.key) for view in seen])
         for view in seen:
             self._session(view)
 
     def _session(self, view: SessionView) -> None:
-        if self.person.may_see(view.key):
+        if self._is_wanted(view):
             self._event("session", view)
+
+    def _is_wanted(self, view: SessionView) -> bool:
+        return self._user in {"", view.key.user} and self.person.may_see(view.key)
 
     def _event(self, name: str, value: object) -> None:
         # wire.encode never makes a line break, so one data line is enough

@@ -1,0 +1,117 @@
+"""What the pages' buttons do: forms that work without scripts, and "start fresh".
+
+Called by browsers with the Hub's OAuth login and the page's XSRF token, by a script of
+ours or without one. Every action goes through the same calls as the API's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote as _quote
+
+from tornado.web import HTTPError
+
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.errors import BadRequest
+from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service.pages import DONE, Page
+from jupyterhub_gpu_reclaim.service.routes.people import check_opt_out
+from jupyterhub_gpu_reclaim.service.table import Wanted
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import SessionKey
+
+
+class Act(Page):
+    """A button of a card was pressed."""
+
+    async def post(self, user: str, server: str, action: str) -> None:
+        """Do it and lead back to the page that it was pressed on."""
+        key = self.key(user, server)
+        await self._act(key, action)
+        if self.for_script:
+            self.set_header("Content-Type", "application/json")
+            self.finish(wire.encode(DONE[action]))
+        else:
+            self.redirect(self._back(key, action), status=303)
+
+    def _back(self, key: SessionKey, action: str) -> str:
+        """Its address, made anew: nothing that a form says leads elsewhere."""
+        prefix, page = self.context.prefix, self.get_body_argument("page", "mine")
+        if page == "one":
+            return f"{prefix}sessions/{key.path}?done={action}"
+        if page != "all":
+            return f"{prefix}mine?done={action}"
+        wanted = Wanted.of(self.get_body_argument("query", "")).query()
+        return f"{prefix}all?{wanted}{'&' if wanted else ''}done={action}"
+
+    async def _act(self, key: SessionKey, action: str) -> None:
+        control, by = self.context.control, self.person.label
+        if action == "suspend":
+            await control.suspend(key, by)
+        elif action == "resume":
+            await control.resume(key, by)
+        elif action == "keep":
+            manages = self.person.manages
+            await control.keep(key, self._seconds(), by, manages=manages)
+        elif action == "delete":
+            checkpoint = self.get_body_argument("checkpoint", "")
+            await control.discard(key, by, checkpoint or None)
+        elif action == "pin":
+            out = self.get_body_argument("out", "") == "1"
+            await control.opt_out(key, check_opt_out(self, out), by)
+        else:
+            raise HTTPError(404)
+
+    def _seconds(self) -> float:
+        text = self.get_body_argument("seconds", "")
+        try:
+            return float(text)
+        except ValueError:
+            what = "The form's 'seconds' must be a number."
+            raise BadRequest(Reason.INVALID, what=what) from None
+
+
+class Fresh(Page):
+    """The "start fresh" page: what happens to the saved session, and the button for it.
+
+    The Hub's own page leads here when a session could not be brought back.
+    """
+
+    async def get(self, user: str, server: str) -> None:
+        """Ask."""
+        view = self.context.control.session(self.key(user, server))
+        (shown,) = self.cards([view])
+        self.page(
+            "fresh.html",
+            card=shown,
+            failure=view.failure,
+            saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
+            start=self._start(user, server),
+            days=f"{self.context.limits.set_aside_days:g}",
+            xsrf=self.xsrf(),
+        )
+
+    async def post(self, user: str, server: str) -> None:
+        """Put the saved session aside and lead to the Hub's start page."""
+        key = self.key(user, server)
+        await self.context.control.start_fresh(key, self.person.label)
+        self.redirect(self._start(user, server), status=303)
+
+    def _start(self, user: str, server: str) -> str:
+        key = self.key(user, server)
+        path = _quote(key.user, safe="")
+        if key.server:
+            path += "/" + _quote(key.server, safe="")
+        return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
+
+
+def rules(prefix: str) -> list[tuple[Any, ...]]:
+    """The tornado rules of the forms under a URL prefix."""
+    one = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
+    return [
+        (rf"{one}/fresh", Fresh),
+        (rf"{one}/(suspend|resume|keep|pin|delete)", Act),
+    ]

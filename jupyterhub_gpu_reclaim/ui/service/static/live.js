@@ -1,0 +1,168 @@
+// What the pages share: following the service's events, taking fresh parts of a page in,
+// and sending forms without leaving the page. The pages work without it.
+
+/** The URL of a session's pages, of its key "user/server". */
+export const urlOf = (prefix, session) => {
+  // user names may hold no slash, server names neither; "-" is the default server,
+  // and a name of dashes gets one more (models.SessionKey.path)
+  const cut = session.indexOf("/");
+  const server = session.slice(cut + 1).replace(/^-*$/, "$&-");
+  return `${prefix}sessions/${encodeURIComponent(session.slice(0, cut))}/${encodeURIComponent(server)}`;
+};
+
+/** A part of the page as HTML; undefined where it is gone, null where nobody answers. */
+export async function fetched(url, xsrf) {
+  try {
+    const answer = await fetch(url, {
+      headers: { "X-XSRFToken": xsrf },
+      signal: AbortSignal.timeout(20000),
+    });
+    if (answer.ok) return parsed(await answer.text());
+    return answer.status === 404 ? undefined : null;
+  } catch {
+    return null; // the service is away; its stream says when it is back
+  }
+}
+
+const parsed = (html) => new DOMParser().parseFromString(html, "text/html").body;
+
+/** Put a fresh element in the place of an old one: what is open stays open, what has
+    the focus keeps it, and what is the same is not touched. */
+export function replaced(old, fresh) {
+  keepOpen(old, fresh);
+  if (old.outerHTML === fresh.outerHTML) return;
+  const focused = old.contains(document.activeElement)
+    ? document.activeElement.dataset.focus
+    : undefined;
+  old.replaceWith(fresh);
+  if (focused === undefined) return;
+  [...fresh.querySelectorAll("[data-focus]")]
+    .find((one) => one.dataset.focus === focused)
+    ?.focus({ preventScroll: true });
+}
+
+function keepOpen(old, fresh) {
+  for (const mine of fresh.querySelectorAll("details[data-keep]")) {
+    const same = [...old.querySelectorAll("details[data-keep]")].find(
+      (other) => other.dataset.keep === mine.dataset.keep,
+    );
+    if (same) mine.open = same.open;
+  }
+}
+
+/** Call back for every change, and whenever some may have been missed.
+    "changed" gets the session's key, "present" all keys where the stream tells them. */
+export function follow(url, { changed, present, missed }) {
+  const events = new EventSource(url);
+  let opened = false;
+  events.addEventListener("open", () => {
+    if (opened) missed?.();
+    opened = true;
+  });
+  events.addEventListener("session", (event) => {
+    const { key } = JSON.parse(event.data);
+    changed(`${key.user}/${key.server ?? ""}`);
+  });
+  events.addEventListener("present", (event) => {
+    present?.(new Set(JSON.parse(event.data)));
+  });
+  events.addEventListener("error", () => {
+    // a refusal (login ended, too many pages) is final for an EventSource
+    if (events.readyState !== EventSource.CLOSED) return;
+    setTimeout(() => {
+      follow(url, { changed, present, missed });
+      missed?.();
+    }, 30000);
+  });
+}
+
+/** Calls a function soon, and at most once in that time. */
+export function calmly(act) {
+  let timer;
+  let due = Infinity;
+  return (milliseconds) => {
+    const at = Date.now() + milliseconds;
+    if (at >= due) return;
+    clearTimeout(timer);
+    due = at;
+    timer = setTimeout(() => {
+      due = Infinity;
+      act();
+    }, milliseconds);
+  };
+}
+
+/** Send the forms inside an element by script, and say how that went. */
+export function sendForms(root, done) {
+  root.addEventListener("submit", async (event) => {
+    const form = event.target;
+    if (form.method !== "post" || form.action.endsWith("/fresh")) return;
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    say("");
+    const sentence = await sent(form);
+    button.disabled = false;
+    for (const open of root.querySelectorAll("details[open]")) {
+      if (open.contains(form) && open.dataset.keep !== "queue") open.open = false;
+    }
+    if (!button.offsetParent) focusAround(form);
+    say(...sentence);
+    done(form.closest("[data-session]")?.dataset.session);
+  });
+}
+
+function focusAround(form) {
+  form.closest("details")?.parentElement?.closest("details, [data-session]")
+    ?.querySelector("summary, a, button")
+    ?.focus({ preventScroll: true });
+}
+
+async function sent(form) {
+  try {
+    const answer = await fetch(form.action, {
+      method: "POST",
+      body: new URLSearchParams(new FormData(form)),
+      headers: { Accept: "application/json" },
+      signal: AbortSignal.timeout(60000),
+    });
+    const told = await answer.json();
+    if (answer.ok) return [told];
+    return [`${told.message} ${told.hint ?? ""}`.trim(), true];
+  } catch {
+    return ["The service does not answer. Try again in a moment.", true];
+  }
+}
+
+let silence;
+
+/** Tell the person something, in the page's line for it. */
+export function say(text, bad = false) {
+  const notice = document.getElementById("notice");
+  notice.textContent = text;
+  notice.classList.toggle("bad", bad);
+  clearTimeout(silence);
+  // "is being saved" grows old; why something was refused may be read at leisure
+  if (text && !bad) silence = setTimeout(say, 8000, "");
+}
+
+/** What every page does once: local times, and a notice that a reload does not repeat. */
+export function begin() {
+  const notice = document.getElementById("notice");
+  if (notice.textContent) say(notice.textContent);
+  const here = new URL(location.href);
+  if (here.searchParams.has("done")) {
+    here.searchParams.delete("done");
+    history.replaceState(null, "", here);
+  }
+  document.addEventListener("mouseover", ({ target }) => {
+    if (target.localName === "time")
+      target.title = new Date(target.dateTime).toLocaleString();
+  });
+}
+
+/** Do something now and then, and when the person looks at the page again. */
+export function nowAndThen(act, milliseconds) {
+  setInterval(() => document.hidden || act(), milliseconds);
+  document.addEventListener("visibilitychange", () => document.hidden || act());
+}

@@ -1,0 +1,131 @@
+// Keeps the managers' page up to date, and filters, sorts and turns its pages without
+// a reload. The page works without it.
+import {
+  begin,
+  calmly,
+  fetched,
+  follow,
+  nowAndThen,
+  replaced,
+  sendForms,
+} from "./live.js";
+
+const overview = document.getElementById("overview");
+const filter = document.getElementById("filter");
+const { prefix, xsrf } = overview.dataset;
+const bySession = (root) =>
+  new Map(
+    [...root.querySelectorAll("tr[data-session]")].map((row) => [row.dataset.session, row]),
+  );
+
+/** Rows that are there stay where they are, so that nothing jumps under a pointer. */
+function takeTable(fresh) {
+  const old = document.getElementById("sessions");
+  const before = [...bySession(old).keys()].join("\n");
+  const rows = bySession(fresh);
+  if (before !== [...rows.keys()].join("\n") || !before) {
+    replaced(old, fresh);
+    return;
+  }
+  for (const [session, row] of bySession(old)) replaced(row, rows.get(session));
+  for (const part of [".count", "thead", ".pages"]) {
+    const [was, is] = [old.querySelector(part), fresh.querySelector(part)];
+    if (was && is) replaced(was, is);
+  }
+}
+
+let asked = 0; // the answer to an older question is left out
+
+const table = calmly(async () => {
+  if (document.hidden) return;
+  const mine = ++asked;
+  const part = await fetched(`${prefix}all/table${location.search}`, xsrf);
+  const fresh = part?.querySelector("#sessions");
+  if (fresh && mine === asked) takeTable(fresh);
+});
+
+const summary = calmly(async () => {
+  if (document.hidden) return;
+  const part = await fetched(`${prefix}all/summary${location.search}`, xsrf);
+  const fresh = part?.querySelector("#summary");
+  if (fresh) replaced(document.getElementById("summary"), fresh);
+});
+
+/** Another filter, order or page: the address says it, so it can be kept and shared. */
+function go(changes, keep = false) {
+  const here = new URL(location.href);
+  const hours = here.searchParams.get("hours");
+  if (!keep) here.search = "";
+  if (hours) here.searchParams.set("hours", hours);
+  for (const [name, value] of changes) {
+    if (value) here.searchParams.set(name, value);
+    else here.searchParams.delete(name);
+  }
+  history.replaceState(null, "", here);
+}
+
+function fromFilter() {
+  go([...new FormData(filter)]);
+  table(250);
+}
+
+filter.classList.add("lively");
+filter.addEventListener("input", fromFilter);
+filter.addEventListener("submit", (event) => {
+  event.preventDefault();
+  fromFilter();
+});
+
+overview.addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const { hours, state } = link.dataset;
+  if (hours) {
+    go([["hours", hours]], true);
+    summary(0);
+  } else if (state !== undefined || "table" in link.dataset) {
+    const wanted = new URL(link.href).searchParams;
+    go([...wanted]);
+    for (const field of filter.elements) {
+      if (field.name) field.value = wanted.get(field.name) ?? (field.name === "sort" ? "session" : "");
+    }
+    table(0);
+  } else return;
+  event.preventDefault();
+});
+
+// one menu at a time, and none when the person goes elsewhere
+document.addEventListener("click", (event) => {
+  for (const open of overview.querySelectorAll("details.more[open]")) {
+    if (!open.contains(event.target)) open.open = false;
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  const open = document.activeElement.closest("details.more[open]");
+  if (!open) return;
+  open.open = false;
+  open.querySelector("summary").focus();
+});
+
+begin();
+sendForms(overview, () => {
+  table(200);
+  summary(1000);
+});
+nowAndThen(() => {
+  table(0);
+  summary(0);
+}, 60000);
+const query = new URLSearchParams({ _xsrf: xsrf, state: "0" });
+follow(`${prefix}api/events?${query}`, {
+  // a row that is shown soon; what else has changed may move rows, but not all the time
+  changed: (session) => {
+    table(bySession(overview).has(session) ? 500 : 10000);
+    summary(10000);
+  },
+  missed: () => {
+    table(0);
+    summary(0);
+  },
+});

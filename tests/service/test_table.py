@@ -1,0 +1,144 @@
+"""The managers' table: filters, order and pages, and the pictures beside it; pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyterhub_gpu_reclaim.models import (
+    GpuSample,
+    Phase,
+    SessionKey,
+    SessionView,
+    Usage,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.orchestrator.history import MINUTES, Line
+from jupyterhub_gpu_reclaim.orchestrator.totals import STEP, Point, Totals
+from jupyterhub_gpu_reclaim.service.drawing import plot, spark
+from jupyterhub_gpu_reclaim.service.table import ROWS, SORTS, Wanted, table
+
+NOW = 1_700_000_000.0
+
+
+def session(user: str, server: str = "", phase: Phase = Phase.RUNNING, **more):
+    key = SessionKey(user, server)
+    return SessionView(key=key, phase=phase, since=NOW, **more)
+
+
+def found(views, query: str) -> list[str]:
+    return [str(view.key) for view in table(views, Wanted.of(query)).views]
+
+
+def busy(user: str, **more):
+    verdict = Verdict(reclaim=False, code="kernel_busy", message="Kernel x is busy.")
+    return session(user, verdict=verdict, **more)
+
+
+def test_table_is_filtered_by_text_state_node_and_reason():
+    views = [
+        busy("ada", facts={"node": "n1"}),
+        session("bob", "train", facts={"node": "n2"}),
+        session("cy", phase=Phase.SUSPENDED, facts={"node": "n1"}),
+    ]
+    assert found(views, "text=TRAIN+bob") == ["bob/train"]
+    assert found(views, "text=kernel") == ["ada/"]
+    assert found(views, "state=suspended") == ["cy/"]
+    assert found(views, "node=n1") == ["ada/", "cy/"]
+    assert found(views, "why=kernel_busy") == ["ada/"]
+    assert found(views, "text=nothing") == []
+    one = table(views, Wanted.of("state=suspended"))
+    assert (one.known, one.found) == (3, 1)
+    assert [(c.value, c.count) for c in one.nodes] == [("n1", 2), ("n2", 1)]
+    assert [(c.words, c.count) for c in one.whys] == [("kernel busy", 1)]
+
+
+def test_table_is_sorted_with_the_most_first_and_the_unknown_last():
+    def holding(user: str, memory: int | None):
+        gpus = [] if memory is None else [GpuSample(uuid=user, memory=memory)]
+        return session(user, gpus=gpus)
+
+    views = [holding("a", None), holding("b", 1), holding("c", 9)]
+    assert found(views, "sort=gpu") == ["c/", "b/", "a/"]
+    assert found(views, "sort=gpu&down=1") == ["b/", "c/", "a/"]
+    assert found(views, "down=1") == ["c/", "b/", "a/"]
+
+
+@pytest.mark.parametrize("column", SORTS)
+def test_every_column_sorts_sessions_of_which_nothing_is_known(column):
+    used = Usage(at=NOW, watched=1, sample_age=1, last_active=NOW - 60, gpu_percent=3)
+    views = [
+        session("a"),
+        busy("b", usage=used, gpus=[GpuSample(uuid="x", memory=1)], suspends_at=NOW),
+        session("c", phase=Phase.SUSPENDED, facts={"node": "n1"}),
+    ]
+    for query in (f"sort={column}", f"sort={column}&down=1"):
+        assert sorted(found(views, query)) == ["a/", "b/", "c/"]
+
+
+def test_table_is_cut_into_pages_and_a_page_too_far_is_the_last():
+    views = [session(f"u{n:03d}") for n in range(2 * ROWS + 1)]
+    assert found(views, "page=2")[0] == f"u{ROWS:03d}/"
+    last = table(views, Wanted.of("page=99"))
+    assert (last.page, last.pages, last.first, last.last) == (
+        3,
+        3,
+        2 * ROWS + 1,
+        2 * ROWS + 1,
+    )
+    nobody = table([], Wanted())
+    assert (nobody.pages, nobody.first, nobody.last) == (1, 0, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60))
+def test_any_address_makes_a_table_and_its_own_address_makes_the_same(query):
+    wanted = Wanted.of(query)
+    assert Wanted.of(wanted.query(page=wanted.page)) == wanted
+    table([busy("ada")], wanted)
+
+
+def test_head_of_a_sorted_column_leads_to_the_other_way_round():
+    wanted = Wanted.of("sort=idle&text=x&page=4")
+    assert wanted.sorted_by("idle") == "text=x&sort=idle&down=1"
+    assert Wanted.of("sort=idle&down=1").sorted_by("idle") == "sort=idle"
+    assert wanted.sorted_by("gpu") == "text=x&sort=gpu"
+    assert wanted.order == "descending"  # the longest idle first
+    assert Wanted.of("down=1").order == "descending"
+    assert Wanted().order == "ascending"
+
+
+def test_line_is_drawn_with_gaps_and_told_in_words():
+    values = [None] * (MINUTES - 3) + [100.0, 0.0, 50.0]
+    line = Line(
+        key=SessionKey("ada"), end=NOW, gpu_percent=values, memory=[None] * MINUTES
+    )
+    drawn = spark(line)
+    assert drawn.path.count("M") == 3
+    assert drawn.path.startswith("M57 20v-20.0")
+    assert drawn.newest == "50 %"
+    assert drawn.label == (
+        "GPU use of the last hour: 50 % on average, 100 % at most, 50 % last"
+    )
+
+
+def test_plot_is_parted_where_the_service_was_away_and_told_in_words():
+    points = [
+        Point(at=NOW - n * STEP, gpus_in_use=3, gpus_idle=1, gpus_freed=2)
+        for n in (9, 8, 7, 2, 1)
+    ]
+    now = Point(at=NOW)
+    drawn = plot(Totals(now=now, step=STEP, points=points, gpu_seconds_freed=0), 24)
+    assert [area.name for area in drawn.areas] == ["in-use", "idle", "freed"]
+    assert all(area.path.count("M") == 2 for area in drawn.areas)
+    assert drawn.up == ["10", "5", "0"]
+    assert drawn.across[0] == "24 h ago"
+    assert drawn.across[-1] == "now"
+    assert "in use 3 on average, 3 at most" in drawn.label
+    assert drawn.marks[0].text == "45 min ago: 3 in use, 1 idle, 2 freed GPUs"
+
+
+def test_plot_needs_two_moments():
+    totals = Totals(now=Point(at=NOW), step=STEP, points=[], gpu_seconds_freed=0)
+    assert plot(totals, 24) is None
