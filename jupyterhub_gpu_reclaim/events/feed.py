@@ -88,18 +88,20 @@ class Feed:
 
 
 @contextlib.asynccontextmanager
-async def feeding(journal: Journal, place: str, clock: Clock) -> AsyncIterator[None]:
-    """Keep an event log while the block lasts; none where no place is named.
+async def feeding(
+    journal: Journal, place: str, clock: Clock
+) -> AsyncIterator[EventLog | None]:
+    """Keep an event log while the block lasts; None where no place is named.
 
     Raises:
         Refused: the place cannot be written.
     """
     if not place:
-        yield
+        yield None
         return
     log = EventLog(place)
     try:
         async with Feed(Trail(journal, "events"), log, clock).running():
-            yield
+            yield log
     finally:
         log.close()

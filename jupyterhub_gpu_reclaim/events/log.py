@@ -15,13 +15,17 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import msgspec
 from jupyter_events import EventLogger
 
 from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.models import Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
+
+_log = logging.getLogger(__name__)
 
 SCHEMAS = Path(__file__).parent / "schemas"
 SESSION = "urn:jupyterhub-gpu-reclaim:event:session"
@@ -61,6 +65,18 @@ EVENTS = {
     "found_captured": "found-saved",
     "found_saved": "found-saved",
 }
+
+
+class Refusal(Value, frozen=True, kw_only=True):
+    """A request that would have changed something, and was refused."""
+
+    at: float
+    by: str  #: empty for nobody that the Hub knows
+    method: str
+    path: str
+    status: int
+    code: str
+    message: str
 
 
 class EventLog:
@@ -114,22 +130,14 @@ class EventLog:
             data["message"] = line.message
         self._emit(SESSION, data, line.at)
 
-    def refused(
-        self, *, at: float, by: str, method: str, path: str, status: int, **why: str
-    ) -> None:
-        """One request that was refused; ``why`` is ``code`` and ``message``.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        data = {
-            "by": by,
-            "method": method,
-            "path": path[:LONGEST_PATH],
-            "status": status,
-            **why,
-        }
-        self._emit(REFUSED, data, at)
+    def refused(self, refusal: Refusal) -> None:
+        """One request that was refused; one that cannot be written is only logged."""
+        data = msgspec.structs.asdict(refusal)
+        data["path"] = refusal.path[:LONGEST_PATH]
+        try:
+            self._emit(REFUSED, data, data.pop("at"))
+        except OSError as error:
+            _log.warning("events: a refusal could not be written: %s", error)
 
     def _emit(self, schema: str, data: dict[str, Any], at: float) -> None:
         # jupyter-events adds the "Z" itself and takes a time without a zone for UTC

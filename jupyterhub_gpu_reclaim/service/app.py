@@ -47,6 +47,8 @@ from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.events.log import EventLog
+
 log = logging.getLogger(__name__)
 
 #: Seconds that a predecessor on the same state folder has to end.
@@ -118,8 +120,8 @@ class ReclaimService(Application, Options):
             loop.add_signal_handler(number, told.set)
         if parent is not None:
             lifeline.watch(parent, told.set)
-        async with self._controller(surroundings, state) as controller:
-            server = self._listen(surroundings, state, controller)
+        async with self._controller(surroundings, state) as (controller, events):
+            server = self._listen(surroundings, state, controller, events)
             starting = asyncio.ensure_future(controller.start())
             try:
                 await _first(told, starting)
@@ -134,7 +136,7 @@ class ReclaimService(Application, Options):
     @contextlib.asynccontextmanager
     async def _controller(
         self, surroundings: Surroundings, state: lifeline.StateFolder
-    ) -> AsyncIterator[Controller]:
+    ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
         journal = self._journal(state)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
@@ -157,9 +159,9 @@ class ReclaimService(Application, Options):
             settings=self.settings(),
         )
         try:
-            async with feeding(journal, self.event_log, SystemClock()):
+            async with feeding(journal, self.event_log, SystemClock()) as events:
                 try:
-                    yield controller
+                    yield controller, events
                 finally:
                     await _within(FAREWELL, controller.stop())
         finally:
@@ -202,6 +204,7 @@ class ReclaimService(Application, Options):
         surroundings: Surroundings,
         state: lifeline.StateFolder,
         controller: Controller,
+        events: EventLog | None,
     ) -> HTTPServer:
         """Serve the routes.
 
@@ -220,6 +223,7 @@ class ReclaimService(Application, Options):
             hub_host=surroundings.hub_host,
             metrics_open=self.metrics_open,
             limits=self.limits(),
+            refused=None if events is None else events.refused,
         )
         app = application(context, cookie_secret=state.secret("cookie_secret"))
         server = HTTPServer(app, max_body_size=MAX_BODY, xheaders=True)

@@ -14,12 +14,13 @@ from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from jinja2 import Environment
     from prometheus_client import CollectorRegistry
 
     from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.events.log import Refusal
     from jupyterhub_gpu_reclaim.service.ports import Control
 
 
@@ -80,3 +81,4 @@ class Context:
     metrics_open: bool = False
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)
+    refused: Callable[[Refusal], None] | None = None  #: told of each; never raises

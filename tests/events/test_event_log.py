@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.clock import ManualClock, SystemClock
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.events import feed
 from jupyterhub_gpu_reclaim.events.feed import Feed, feeding
-from jupyterhub_gpu_reclaim.events.log import EVENTS, SCHEMAS, EventLog
+from jupyterhub_gpu_reclaim.events.log import EVENTS, SCHEMAS, EventLog, Refusal
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
 from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
@@ -90,21 +90,30 @@ def test_name_of_a_person_makes_no_line_of_its_own(place):
     assert [found["username"] for found in lines(place)] == [evil.user]
 
 
+NO = Refusal(
+    at=AT,
+    by="eve",
+    method="POST",
+    path="/" + "x" * 5000,
+    status=404,
+    code="unknown_session",
+    message="There is no session.",
+)
+
+
 def test_refusal_is_written_and_a_long_path_is_cut(place):
     log = EventLog(str(place))
-    log.refused(
-        at=AT,
-        by="eve",
-        method="POST",
-        path="/" + "x" * 5000,
-        status=404,
-        code="unknown_session",
-        message="There is no session.",
-    )
+    log.refused(NO)
     log.close()
     (found,) = lines(place)
     assert (found["by"], found["code"]) == ("eve", "unknown_session")
     assert len(found["path"]) == 1024
+
+
+def test_refusal_that_cannot_be_written_is_no_error_of_the_request(caplog):
+    caplog.set_level("WARNING", "jupyterhub_gpu_reclaim")
+    EventLog("/dev/full").refused(NO)
+    assert "could not be written" in caplog.text
 
 
 def test_what_does_not_fit_its_schema_is_not_written(place):

@@ -278,7 +278,7 @@ async def test_keep_tells_how_long(command, control, option, seconds):
 async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control):
     control.put("ada")
 
-    async def no(key, seconds, by):
+    async def no(*_, **__):
         raise Refused(Reason.INVALID, what="You have used up today's share.")
 
     control.keep = no

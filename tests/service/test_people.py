@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -284,3 +285,23 @@ async def test_queue_tells_everybody_its_length_and_only_the_own_place(service):
     seen = await service.call("api/queue", "token-root")
     assert [each["key"]["user"] for each in json.loads(seen.body)] == ["bob", "ada"]
     assert (await service.call("api/queue", "")).code == 401
+
+
+async def test_who_was_refused_a_change_is_told_to_the_event_log(service, failure):
+    told = []
+    service.app.settings["context"] = replace(service.context, refused=told.append)
+    service.control.put("bob")
+    for token, path, method in (
+        ("token-ada", "api/sessions/bob/-/suspend", "POST"),
+        ("token-bob", "api/sessions/bob/-/resume", "POST"),
+        ("wrong", "api/sessions/bob/-/saved", "DELETE"),
+        ("token-ada", "api/sessions/bob/-", "GET"),
+        ("token-bob", "api/sessions/bob/-/suspend", "POST"),
+    ):
+        await service.call(path, token, method, {})
+    assert [(one.by, one.status, one.code) for one in told] == [
+        ("ada", 404, "unknown_session"),
+        ("bob", 409, "wrong_phase"),
+        ("", 401, "unauthenticated"),
+    ]
+    assert told[0].path.endswith("/bob/-/suspend")

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.errors import (
     Refused,
     Unreachable,
 )
+from jupyterhub_gpu_reclaim.events.log import Refusal
 from jupyterhub_gpu_reclaim.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import passes
@@ -211,6 +212,33 @@ class PersonRoute(HubOAuthenticated, Route):
     async def prepare(self) -> None:
         """Find out who asks, without ever blocking the event loop."""
         self.person = await self.identify(allowed_only=True)
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """As ever; and the event log is told who was refused a change."""
+        super().log_exception(typ, value, tb)
+        tell = self.context.refused
+        if tell is None or self.request.method in {"GET", "HEAD"} or value is None:
+            return
+        status = value.status_code if isinstance(value, HTTPError) else 500
+        failure, status = told(value, status)
+        if status < 500:
+            person = getattr(self, "person", None)
+            tell(
+                Refusal(
+                    at=self.context.clock.now(),
+                    by=person.label if person is not None else "",
+                    method=self.request.method or "",
+                    path=self.request.path,
+                    status=status,
+                    code=failure.code,
+                    message=failure.message,
+                )
+            )
 
     def check_xsrf_cookie(self) -> None:
         """A pass that is good stands for the XSRF token."""
