@@ -46,6 +46,7 @@ configure(
     cool_down=settings.get("cool_down", 0),
     service_options={
         "ReclaimService.warn_for": settings.get("warn_for", 2),
+        "ReclaimService.event_log": str(folder / "events.jsonl"),
         **settings.get("service_options", {}),
     },
 )

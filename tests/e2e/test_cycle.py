@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from websockets.exceptions import WebSocketException
 
 from demo.processes import alive
+from demo.stack import BIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +32,9 @@ def test_session_suspended_and_visited_comes_back_whole(
     with kernel:
         pid = kernel.run("import os; x = 42; print(os.getpid())").text
     tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
-    view = admin.suspend(user.name)
-    assert view["last_suspend"]["generation"] == 1
+    (result,) = by_command(stack, admin, "suspend", user.name)
+    assert result["how"] == "done"
+    assert admin.session(user.name)["last_suspend"]["generation"] == 1
     assert not alive(tree["init_pid"])
     page = user.visit(f"{server.prefix}lab")
     assert page.status_code == 200
@@ -37,6 +42,36 @@ def test_session_suspended_and_visited_comes_back_whole(
     with kernel:
         assert kernel.run("import os; print(x, os.getpid())").text == f"42 {pid}"
     assert admin.wait(user.name, phase="running")["failure"] is None
+    told = events_until(stack, user.name, "resumed")
+    assert ("suspend-requested", "admin") in told
+    assert ("suspended", "gpu-reclaim") in told
+
+
+def by_command(stack: Stack, admin: Admin, *line: str) -> list[dict[str, Any]]:
+    """What an administrator types, through the Hub's proxy; its JSON."""
+    done = subprocess.run(
+        [BIN / "jupyterhub-gpu-reclaim", *line, "--json", f"--url={stack.url}"],
+        env={**os.environ, "JUPYTERHUB_API_TOKEN": admin.headers["Authorization"][6:]},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return list(json.loads(done.stdout))
+
+
+def events_until(stack: Stack, user: str, last: str) -> list[tuple[str, str]]:
+    """Events of a user in the event log and who was behind each, once one is there."""
+    deadline = time.monotonic() + 60
+    while True:
+        lines = (stack.folder / "events.jsonl").read_text().splitlines()
+        events = [event for event in map(json.loads, lines) if "username" in event]
+        told = [(e["event"], e["by"]) for e in events if e["username"] == user]
+        if last in dict(told):
+            return told
+        assert time.monotonic() < deadline, told
+        time.sleep(0.2)
 
 
 def test_polls_of_an_open_tab_do_not_wake_a_suspended_session(
