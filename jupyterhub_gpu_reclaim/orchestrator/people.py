@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
-from jupyterhub_gpu_reclaim.models import Phase, SessionKey
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.models import Phase, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints, story, trail
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
+from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.models import SessionView, Verdict
+    from jupyterhub_gpu_reclaim.models import SessionView
     from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
     from jupyterhub_gpu_reclaim.orchestrator.rows import (
@@ -143,7 +144,11 @@ class People:
         if row.phase is Phase.SUSPENDING and seconds:
             await self._agent.cancel(row.incarnation)
         if row.phase is Phase.WARNED and seconds:
-            self._sessions.apply(key, Happened.STAYS, by=by, failure=row.failure)
+            message = f"Kept for {duration(seconds)} at the request of {by}."
+            why = Verdict(reclaim=False, code=Reason.KEPT.value, message=message)
+            self._sessions.apply(
+                key, Happened.STAYS, by=by, why=why, failure=row.failure
+            )
         self._queue.add(key)
         return self._sessions.view(key)
 
@@ -227,6 +232,18 @@ class People:
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
         """Who did what to a session, the newest first."""
         return self._sessions.journal.audit(key, limit)
+
+    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+        """What happened to a user's sessions, the newest first; deleted ones, too.
+
+        Args:
+            user: whose.
+            before: only lines with a smaller id; 0: all.
+            limit: at most so many, at least one.
+        """
+        found = trail.of_user(self._sessions.journal, user, before, limit + 1)
+        lines = [story.line_of(each) for each in found[:limit]]
+        return StoryPage(lines=lines, next=lines[-1].id if found[limit:] else None)
 
     def _check_keep(self, seconds: float, *, manages: bool) -> None:
         if not 0 <= seconds <= LONGEST_KEEP:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.orchestrator import checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -154,11 +155,13 @@ class Resumer:
         superseded = checkpoints.kept(
             self._sessions, row.checkpoint, Keeping.SUPERSEDED, self._settings.grace
         )
+        now = self._sessions.clock.now()
         return self._sessions.apply(
             row.key,
             Happened.RESTORED,
+            note=f"That took {duration(now - row.since)}.",
             checkpoints=superseded,
-            resumed_at=self._sessions.clock.now(),
+            resumed_at=now,
             placed=False,
             stop_asked=None,
         )

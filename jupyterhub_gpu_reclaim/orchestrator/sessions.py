@@ -84,6 +84,7 @@ class Sessions:
         by: str = SERVICE,
         failure: Failure | None = None,
         why: Verdict | None = None,
+        note: str = "",
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
@@ -95,6 +96,7 @@ class Sessions:
             by: who is behind it.
             failure: why, for the page and the audit; None clears the last one.
             why: the policy's reason, for the audit; the row keeps no note of it.
+            note: its numbers, for the audit, where there is no reason to be told.
             checkpoints: rows to be written in the same transaction.
             **changes: other columns.
 
@@ -117,7 +119,7 @@ class Sessions:
             who=by,
             what=happened.name.lower(),
             code=reason.code if reason else "",
-            message=reason.message if reason else "",
+            message=reason.message if reason else note,
         )
         row = amounts.waited(self.counters, before, row, now)
         more = amounts.leaving(before, now, row.phase)

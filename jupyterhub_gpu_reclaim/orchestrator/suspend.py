@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.orchestrator import checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.phases import SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -132,11 +133,14 @@ class Suspender:
         counters = self._sessions.counters
         counters.logical_bytes += info.logical_bytes
         counters.stored_bytes += info.stored_bytes
+        now = self._sessions.clock.now()
         counters.deduplicated_bytes += info.deduplicated_bytes
         return self._sessions.apply(
             row.key,
             Happened.COMMITTED,
-            checkpoints=[checkpoints.current(info, self._sessions.clock.now())],
+            note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
+            f" written; that took {duration(now - row.since)}.",
+            checkpoints=[checkpoints.current(info, now)],
             checkpoint=info.id,
             generation=info.generation,
             attempt="",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.orchestrator.history import Line
     from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
+    from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
     from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
 
 
@@ -63,6 +64,9 @@ class People(Protocol):
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         """Never suspend it by policy, or do again."""
+
+    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+        """What happened to a user's sessions, the newest first."""
 
     def audit(self, key: SessionKey, limit: int = 100) -> Sequence[AuditRow]:
         """Who did what to it, the newest first."""

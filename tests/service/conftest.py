@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.models import (
 )
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
+from jupyterhub_gpu_reclaim.orchestrator.story import StoryLine, StoryPage
 from jupyterhub_gpu_reclaim.orchestrator.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import pages
@@ -157,6 +158,14 @@ class SessionsInMemory:
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
         row = AuditRow(at=1_700_000_000.0, key=key, who="ada", what="suspend")
         return [row] * min(limit, 2000)
+
+    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+        self.calls.append(("story", user, before, limit))
+        key = SessionKey(user, "gone")
+        line = StoryLine(
+            id=7, at=1.0, key=key, who="ada", what="forget", sentence="It was deleted."
+        )
+        return StoryPage(lines=[line], next=7)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))

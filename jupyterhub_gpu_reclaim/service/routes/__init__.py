@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.service.routes import (
     people,
     queue,
     spawner,
+    users,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ ROUTES: tuple[type[Route], ...] = (
     *operators.ROUTES,
     *history.ROUTES,
     *queue.ROUTES,
+    *users.ROUTES,
 )
 
 
