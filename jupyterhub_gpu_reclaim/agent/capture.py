@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.rights import refuse_beyond_agent, rights_of
-from jupyterhub_gpu_reclaim.engine import cgroup, dump, preflight, quiesce
+from jupyterhub_gpu_reclaim.engine import aside, cgroup, dump, preflight, quiesce
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.engine.findings import finding
@@ -292,6 +292,7 @@ class Capture:
                 folder=folder,
                 limit=self._limits.dump,
                 stopped=snapshot.stopped,
+                prepare=aside.move,
                 cancel=self._cancel,
             )
 

@@ -57,13 +57,18 @@ class LimitRecord(Value, frozen=True, kw_only=True):
     above: LimitRecord | None = None  #: of the pod that the group is in
 
 
-def groups_of(pid: int) -> list[Group]:
+def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
     """The control groups of a process, as folders that we can reach.
 
     A hierarchy that is mounted neither here nor at the host, or a group outside of what
     is mounted, is left out.
+
+    Args:
+        pid: whose.
+        at_host: among the host's mounts only. Ours, in a container, show its groups as
+            if nothing were above them, and nothing can be written there.
     """
-    roots = _roots(read_mounts("self"), Path("/"))
+    roots = {} if at_host else _roots(read_mounts("self"), Path("/"))
     outer: dict[str, list[_Root]] = {}
     groups = []
     for line in procfs.text(pid, "cgroup").splitlines():
@@ -98,7 +103,16 @@ def join(pid: int, other: int) -> None:
     mine = {(g.version, g.controllers): g.folder for g in groups_of(pid)}
     for group in groups_of(other):
         if mine.get((group.version, group.controllers)) != group.folder:
-            _write(group.folder / "cgroup.procs", str(pid))
+            take(group, pid)
+
+
+def take(group: Group, pid: int) -> None:
+    """Move a process into a group. Idempotent.
+
+    Raises:
+        Refused: the group does not take it (``internal``).
+    """
+    _write(group.folder / "cgroup.procs", str(pid))
 
 
 def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:

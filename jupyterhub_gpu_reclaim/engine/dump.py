@@ -60,6 +60,7 @@ def dump(
     folder: Path,
     limit: float,
     stopped: Collection[int] | None = None,
+    prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
@@ -72,6 +73,8 @@ def dump(
         limit: seconds that it may take.
         stopped: the processes that a signal had stopped before anything was done to
             the tree, by their pids in the session; by default those that are now.
+        prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
+            out of control groups that somebody may end.
         cancel: calls it off.
 
     Raises:
@@ -89,7 +92,7 @@ def dump(
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
-        attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED)
+        attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare)
         tree = processes.wait_stopped(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
