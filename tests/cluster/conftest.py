@@ -17,6 +17,8 @@ from urllib.parse import quote
 
 import pytest
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
 
 from demo.user import User
 from tests.cluster import deployment, store
@@ -27,11 +29,17 @@ from tests.cluster.options import ROLES
 START = 600
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Several pods for every test: a limit of its own."""
+    """Several pods for every test: a limit of its own, and no second chance.
+
+    What fails on a cluster once has something to tell, and its pods still show it.
+    """
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(3600))
+            others = [mark for mark in item.own_markers if mark.name != "flaky"]
+            item.own_markers[:] = others
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +66,13 @@ def wanted(pytestconfig):
     )
 
 
+def _patient(http):
+    """Ask again when the line to the cluster breaks; never an order that was sent."""
+    again = HTTPAdapter(max_retries=Retry(8, status=0, backoff_factor=0.5))
+    http.mount("http://", again)
+    return http
+
+
 class ClusterHub:
     """The Hub in the cluster, and all that a test asks about it."""
 
@@ -65,6 +80,7 @@ class ClusterHub:
         self.wanted = wanted
         self.kubectl = kubectl
         self.forward = Forward(wanted.hub, "proxy-public", 80)
+        self._http = _patient(requests.Session())
 
     @property
     def url(self):
@@ -103,6 +119,7 @@ class ClusterHub:
     def user(self, name):
         """Somebody who is logged in."""
         user = User(self.url, name, deployment.PASSWORD)
+        _patient(user.http)
         user.login()
         return user
 
@@ -116,7 +133,8 @@ class ClusterHub:
 
     def _asked(self, method, path):
         token = {"Authorization": f"token {deployment.API_TOKEN}"}
-        return requests.request(method, f"{self.url}/{path}", headers=token, timeout=60)
+        url = f"{self.url}/{path}"
+        return self._http.request(method, url, headers=token, timeout=60)
 
     def phase(self, user):
         """Of the user's session; the status where there is no answer."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -70,23 +72,36 @@ class Kubectl:
 
 
 class Forward:
-    """A port of a service of the cluster on 127.0.0.1; made again when it breaks."""
+    """A port of a service of the cluster on 127.0.0.1; made again when it breaks.
+
+    kubectl ends as soon as one of its connections is reset, as an open tab's is when
+    its session is suspended.
+    """
 
     def __init__(self, namespace: str, service: str, port: int) -> None:
         self._target = ["-n", namespace, "port-forward", f"service/{service}"]
         self._there = port
         self._here = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = threading.Event()
 
     @property
     def url(self) -> str:
         """Where it is; the same for as long as it lives."""
-        if self._process is None or self._process.poll() is not None:
+        if not self._here:
             self._open()
+            threading.Thread(target=self._keep, daemon=True).start()
         return f"http://127.0.0.1:{self._here}"
 
+    def _keep(self) -> None:
+        """Open it again whenever it has ended."""
+        while not self._closed.wait(0.2):
+            if self._process is None or self._process.poll() is not None:
+                with contextlib.suppress(AssertionError):
+                    self._open()
+
     def _open(self) -> None:
-        self.close()
+        self._end()
         port = f"{self._here or ''}:{self._there}"
         # A file: it says a line for every connection, and a full pipe would stop it.
         with tempfile.NamedTemporaryFile("w+") as told:
@@ -104,6 +119,10 @@ class Forward:
 
     def close(self) -> None:
         """End it."""
+        self._closed.set()
+        self._end()
+
+    def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
