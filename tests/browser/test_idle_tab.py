@@ -1,10 +1,13 @@
-"""Tabs that nobody looks at: they neither keep a session awake nor wake it."""
+"""Tabs that nobody touches: they keep no session awake and wake none; they warn."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.agent import wait_for
 
 from .conftest import open_notebook, output_of, shoot
 
@@ -19,7 +22,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 #: Idle for longer than the 10 s between two polls of a tab.
-SETTINGS = {"idle_after": 12, "sample_interval": 1, "warn_for": 1, "cool_down": 120}
+SETTINGS = {"idle_after": 12, "sample_interval": 1, "warn_for": 15, "cool_down": 120}
+
+
+#: A tab asks the service twice a minute, and when somebody comes back to it.
+SOMEBODY_LOOKS = "document.dispatchEvent(new Event('visibilitychange'))"
 
 
 def polls_of(tab: Page) -> list[str]:
@@ -29,37 +36,67 @@ def polls_of(tab: Page) -> list[str]:
     return asked
 
 
-def test_open_tabs_let_an_idle_session_go_wait_calmly_and_come_back_together(
+def type_into(tab: Page, text: str) -> None:
+    """Type into the terminal that is all of a page."""
+    tab.locator(".jp-Terminal .xterm-screen").click()
+    tab.keyboard.type(text)
+
+
+def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     stack: Stack, admin: Admin, new_name: str, sign_in: Callable[[str], Page]
 ) -> None:
     front = sign_in(new_name)
     open_notebook(stack, front, new_name, "x = 41", "print('it is', x + 1)")
     back = front.context.new_page()
-    back.goto(f"{stack.url}/user/{new_name}/tree", wait_until="commit")
-    back.get_by_role("tab", name="Running").wait_for()  # it is Notebook 7's page
+    back.goto(f"{stack.url}/user/{new_name}/terminals/1", wait_until="commit")
+    type_into(back, "v=42\n")  # a terminal in Notebook 7
     polls = [polls_of(tab) for tab in (front, back)]
+
+    admin.wait(new_name, phase="warned")
+    front.evaluate(SOMEBODY_LOOKS)
+    warning = front.locator("#gpu-reclaim-notice", has_text="is going to be saved")
+    warning.wait_for()
+    shoot(front, "tab-warning")
+    warning.get_by_role("button", name="Keep running").click()
+    front.get_by_text("Kept running until").wait_for()
+    assert admin.session(new_name)["kept_until"]
+    item = front.get_by_role("button", name=re.compile("kept until", re.IGNORECASE))
+    item.wait_for()
+    item.press("Enter")
+    panel = front.get_by_role("dialog", name="This session")
+    panel.get_by_text("at the request of").wait_for()  # the reason why not
+    shoot(front, "tab-panel")
+    panel.press("Escape")
+    assert item.evaluate("it => it === document.activeElement")
+    admin.call("POST", f"sessions/{new_name}/-/keep", json={"seconds": 0})
 
     # nobody touches a thing: both tabs go on polling
     admin.wait(new_name, phase="suspended")
-    front.locator(".jp-Dialog").get_by_role("button", name="Not now").click()
-    offer = front.locator("#gpu-reclaim-notice", has_text="Your session is saved")
+    saved = "Your session is saved"
+    front.get_by_role("dialog", name=saved).wait_for()
+    front.keyboard.press("Escape")  # "Not now"
+    offer = front.locator("#gpu-reclaim-notice", has_text=saved)
     offer.wait_for()
-    dialog = back.locator(".jp-Dialog", has_text="Your session is saved")
+    dialog = back.get_by_role("dialog", name=saved)
     dialog.wait_for()
+    shoot(back, "tab-notebook7-suspended")
     assert all(polls)
     for asked in polls:
         asked.clear()
     front.wait_for_timeout(11_000)  # the stock dialog would be back by now
     assert all(polls)
-    assert front.locator(".jp-Dialog").count() == 0
+    assert front.get_by_role("dialog").count() == 0
     shoot(front, "tab-not-now")
     view = admin.session(new_name)
     assert view["phase"] == "suspended"
     assert view["generation"] == 1
 
-    dialog.get_by_role("button", name="Resume").click()
+    back.keyboard.press("Enter")  # the focus is on "Resume"
     for tab in (back, front):
         tab.get_by_text("Your session is back.").wait_for()
     shoot(back, "tab-notebook7")
     assert offer.count() == 0
     assert output_of(front, 1) == "it is 42"
+    type_into(back, "echo $v > said\n")
+    said = stack.folder / "homes" / new_name / "said"
+    wait_for(lambda: said.exists() and said.read_text() == "42\n")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
+import json
+import re
+import signal
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +17,13 @@ import pytest
 from .conftest import edit_cell, open_notebook, output_of, run_cell, shoot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Locator, Page
 
     from demo.admin import Admin
     from demo.stack import Stack
 
-PARTS = ("remoteEntry", "watch", "notice")
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -31,8 +36,8 @@ def notebook(stack: Stack, new_name: str, sign_in: Callable[[str], Page]) -> Pag
     return page
 
 
-def dialog_of(page: Page) -> Locator:
-    return page.locator(".jp-Dialog", has_text="Your session is saved")
+def dialog_of(page: Page, name: str = "Your session is saved") -> Locator:
+    return page.get_by_role("dialog", name=name)
 
 
 def notice_of(page: Page, text: str) -> Locator:
@@ -42,39 +47,79 @@ def notice_of(page: Page, text: str) -> Locator:
 def test_installed_extension_is_the_one_of_this_checkout() -> None:
     installed = Path(sys.prefix) / "share/jupyter/labextensions/jupyterhub-gpu-reclaim"
     source = ROOT / "jupyterhub_gpu_reclaim" / "ui" / "lab"
-    for name in ("package.json", *(f"static/{part}.js" for part in PARTS)):
-        current = (installed / name).read_text() == (source / name).read_text()
-        assert current, "an editable install has a copy; run: scripts/bootstrap test"
+    names = [path.relative_to(source) for path in source.rglob("*.*")]
+    same, *others = filecmp.cmpfiles(source, installed, names, shallow=False)
+    assert others == [[], []], "an editable install has a copy: scripts/bootstrap test"
+    assert len(same) > 10
 
 
-def test_open_tab_says_saved_and_resumes_in_place_on_a_click(
-    admin: Admin, new_name: str, notebook: Page
+def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
+    stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:
-    admin.suspend(new_name)
+    edit_cell(notebook, 1, "print('only on this page:', x + 1)")
+    notebook.get_by_role("button", name="Session in use").click()
+    notebook.get_by_role("button", name="Suspend now").click()
     dialog_of(notebook).wait_for()
-    shoot(notebook, "tab-suspended")
-    dialog_of(notebook).get_by_role("button", name="Resume").click()
-    notice_of(notebook, "Bringing your session back").wait_for()
-    shoot(notebook, "tab-resuming")
+    shoot(notebook, "tab-overlay")
+    assert admin.session(new_name)["phase"] == "suspended"
+    with slow_agent(stack) as work_a_little:
+        notebook.keyboard.press("Enter")  # the focus is on "Resume"
+        coming = dialog_of(notebook, "Bringing your session back")
+        step = coming.locator(".gpu-reclaim-step", has_text=re.compile(r"\w"))
+        while not step.is_visible():
+            work_a_little()
+            notebook.wait_for_timeout(300)
+        assert int(coming.get_by_role("progressbar").get_attribute("value")) >= 2
+        shoot(notebook, "tab-resuming")
     notice_of(notebook, "Your session is back.").wait_for()
     shoot(notebook, "tab-resumed")
     admin.wait(new_name, phase="running")
-    assert output_of(notebook, 1) == "it is 42"
+    assert output_of(notebook, 1) == "only on this page: 42"
+    notebook.get_by_role("button", name="Session in use").wait_for()
+
+
+@contextmanager
+def slow_agent(stack: Stack) -> Iterator[Callable[[], None]]:
+    """An agent that works a little when told to, so that a person sees its steps."""
+    agent = stack.parts["agent"]
+
+    def work_a_little() -> None:
+        agent.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+        agent.send_signal(signal.SIGSTOP)
+
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        yield work_a_little
+    finally:
+        agent.send_signal(signal.SIGCONT)
 
 
 def test_reload_of_a_suspended_tab_brings_the_session_back(
     admin: Admin, new_name: str, notebook: Page
 ) -> None:
     admin.suspend(new_name)
+    notebook.route("**/services/gpu-reclaim/**", lambda route: route.abort())
     notebook.reload(wait_until="commit")
     notebook.wait_for_url(f"**/user/{new_name}/lab**", wait_until="commit")
     notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     admin.wait(new_name, phase="running")
+    # of a session whose service does not answer, nothing is said
+    assert notebook.locator(".gpu-reclaim-item").is_hidden()
     assert output_of(notebook, 1) == "it is 42"
 
 
+@pytest.fixture
+def dark(stack: Stack, new_name: str) -> None:
+    """The person has chosen JupyterLab's dark theme."""
+    folder = stack.folder / "homes" / new_name / ".jupyter/lab/user-settings"
+    chosen = folder / "@jupyterlab/apputils-extension/themes.jupyterlab-settings"
+    chosen.parent.mkdir(parents=True)
+    chosen.write_text(json.dumps({"theme": "JupyterLab Dark"}))
+
+
 def test_tab_names_the_reason_when_the_session_does_not_come_back(
-    stack: Stack, admin: Admin, new_name: str, notebook: Page
+    stack: Stack, admin: Admin, new_name: str, dark: None, notebook: Page
 ) -> None:
     path = stack.folder / "homes" / new_name / "table.csv"
     path.write_text("1,2\n")
@@ -83,9 +128,9 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     admin.suspend(new_name)
     path.unlink()
     dialog_of(notebook).get_by_role("button", name="Resume").click()
-    refusal = notice_of(notebook, "Your saved session did not come back")
+    refusal = dialog_of(notebook, "Your saved session did not come back")
     refusal.get_by_text("table.csv").wait_for()
-    shoot(notebook, "tab-refused")
+    shoot(notebook, "tab-refused-dark")
 
     # the choices are on the Hub's page; the tab finds out by itself
     path.write_text("1,2\n")

@@ -1,18 +1,12 @@
-/* An open tab of a suspended session says so, and brings it back on a click.
+/* The module-federation container that JupyterLab (>= 4) and Notebook (>= 7) load.
  *
- * Loaded by JupyterLab (>= 4) and Notebook (>= 7) as a prebuilt extension. It takes the
- * place of "@jupyterlab/hub-extension:connectionlost", whose dialog calls a saved
- * session "not running" and offers to restart it. It never resumes by itself: an open
- * tab polls for ever, and only a person's click may wake a session.
- *
- * This is the module-federation container itself, written by hand: one plugin that uses
- * three modules of the page needs no bundler, and what is read here (and in watch.js
- * and notice.js) is what runs.
+ * Written by hand: plugins that use four modules of the page need no bundler, and what
+ * is read here, and in the modules beside it, is what runs.
  */
 (() => {
   "use strict";
   const NAME = "jupyterhub-gpu-reclaim";
-  const WATCH = new URL("watch.js", document.currentScript.src).href;
+  const PLUGINS = new URL("plugins.js", document.currentScript.src).href;
   let shared = {};
 
   /** A module that the page shares with its extensions. */
@@ -24,33 +18,6 @@
     return (await version.get())();
   }
 
-  async function makePlugin() {
-    const { ConnectionLost, IConnectionLost, JupyterFrontEnd, JupyterLab } = await load(
-      "@jupyterlab/application"
-    );
-    const { Dialog } = await load("@jupyterlab/apputils");
-    const { ServerConnection } = await load("@jupyterlab/services");
-    const { Watch } = await import(WATCH); // now: later, the server may be away
-    return {
-      id: `${NAME}:connectionlost`,
-      description: "Says that a suspended session is saved, and resumes it on a click.",
-      requires: [JupyterFrontEnd.IPaths],
-      optional: [JupyterLab.IInfo],
-      provides: IConnectionLost,
-      autoStart: true,
-      activate(app, paths, info) {
-        if (!paths.urls.hubPrefix) {
-          return ConnectionLost; // no Hub here: the page's own words
-        }
-        const parts = { Dialog, ServerConnection };
-        const watch = new Watch(app, paths, info, parts);
-        // JupyterLab asks the service that is provided here, Notebook asks nobody
-        app.serviceManager.connectionFailure.connect(() => void watch.lost());
-        return () => watch.lost();
-      },
-    };
-  }
-
   window._JUPYTERLAB = window._JUPYTERLAB || {};
   window._JUPYTERLAB[NAME] = {
     init(scope) {
@@ -60,8 +27,10 @@
       if (module !== "./extension") {
         throw new Error(`${NAME}: there is no module ${module}`);
       }
-      const plugin = await makePlugin();
-      return () => plugin;
+      // now, and all of them: later, the server may be away
+      const { makePlugins } = await import(PLUGINS);
+      const plugins = await makePlugins(load);
+      return () => plugins;
     },
   };
 })();

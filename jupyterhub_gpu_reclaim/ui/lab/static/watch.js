@@ -1,63 +1,36 @@
 /* The connection of one tab to its server: looks, tells, and resumes on a click.
  *
- * Made by remoteEntry.js, once per page; asks the server and the Hub, nobody else.
+ * Made by plugins.js, once per page. It never resumes by itself: an open tab polls for
+ * ever, and only a person's click may wake a session.
  */
-import { Notice } from "./notice.js";
+import { Hub } from "./hub.js";
+import { Overlay } from "./overlay.js";
+import { reconnect } from "./reconnect.js";
+import { Rest } from "./rest.js";
 
 const NAME = "jupyterhub-gpu-reclaim";
 const SOON_MS = 1000; // between two looks while something is under way
 const LATER_MS = 10000; // and while only a person can change something
-const RECONNECT_MS = 5000;
-
-/** What the Hub's page of this server says; a fetch runs no scripts: it wakes nothing. */
-async function readHub(url) {
-  const answer = await fetch(url, { credentials: "same-origin" });
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const reason = page.querySelector(".gpu-reclaim-reason");
-  if (page.querySelector("[data-gpu-reclaim-resume]")) {
-    return { state: "saved" };
-  }
-  if (reason) {
-    const heading = page.querySelector("h1")?.textContent.trim() || "";
-    return { state: "refused", why: `${heading}. ${reason.textContent.trim()}` };
-  }
-  if (new URL(answer.url).pathname.includes("/spawn-pending/") && answer.ok) {
-    return { state: page.querySelector("#progress-bar") ? "coming" : "stopping" };
-  }
-  // the Hub says "not running" with 424; anything else is no answer of the Hub's
-  return { state: answer.status === 424 ? "stopped" : "away" };
-}
-
-/** Kernels and terminals of this page that are shown in its main area. */
-function connectionsOf(app) {
-  const found = [];
-  for (const widget of app.shell.widgets("main")) {
-    const kernel = widget.sessionContext?.session?.kernel;
-    const terminal = widget.content?.session;
-    found.push(...[kernel, terminal].filter((one) => one?.reconnect));
-  }
-  return found;
-}
+const SAVED =
+  "It was suspended. Resume it, and its kernels, variables and terminals are as you " +
+  "left them. What is on this page stays, saved or not.";
 
 /** The connection of one tab: looks until the server answers, tells, resumes. */
 export class Watch {
-  constructor(app, paths, info, parts) {
-    const { hubHost = "", hubPrefix = "", hubUser, hubServerName } = paths.urls;
-    const server = [hubUser, hubServerName].filter(Boolean).map(encodeURIComponent);
-    const hub = hubHost + hubPrefix.replace(/\/?$/, "/");
-    this.spawnUrl = `${hub}spawn/${server.join("/")}`;
-    this.pageUrl = `${hub}user/${server.join("/")}/`;
+  constructor(app, urls, info, { notice, service, ServerConnection }) {
     this.app = app;
     this.info = info || {};
-    this.parts = parts;
+    this.hub = new Hub(urls);
+    this.notice = notice;
+    this.service = service;
+    this.ServerConnection = ServerConnection;
+    this.overlay = new Overlay();
+    this.rest = new Rest();
     this.running = false; // is a loop running
+    this.began = this.ended = () => {}; // set by who wants to know
     this.told = ""; // what the person has been told last
-    this.declined = false; // "Not now": a calm notice instead of a dialog
+    this.declined = false; // "Not now": a calm notice instead of the dialog
     this.resuming = false;
-    this.notice = new Notice();
-    this.dialog = null;
-    this.nudge = () => {};
-    document.addEventListener("visibilitychange", () => this.nudge());
   }
 
   /** Called by the page for every request that found no server. */
@@ -66,16 +39,9 @@ export class Watch {
       return;
     }
     this.running = true;
+    this.began();
     try {
-      for (;;) {
-        const { state, why = "" } = await this.look();
-        if (state === "running") {
-          break;
-        }
-        this.info.isConnected = false; // the page's own requests and saves wait
-        this.tell(this.resuming ? "coming" : state, why);
-        await this.pause(["coming", "stopping"].includes(state) ? SOON_MS : LATER_MS);
-      }
+      await this.follow();
       this.info.isConnected = true;
       await this.back();
     } finally {
@@ -84,8 +50,25 @@ export class Watch {
     }
   }
 
+  /** Looks and tells until the server answers. */
+  async follow() {
+    for (;;) {
+      const found = await this.look();
+      if (found.state === "running") {
+        return;
+      }
+      this.info.isConnected = false; // the page's own requests and saves wait
+      if (!document.hidden) {
+        this.tell(this.resuming ? { state: "coming" } : found);
+        await this.progress();
+      }
+      const soon = this.resuming || ["coming", "stopping"].includes(found.state);
+      await this.rest.pause(soon ? SOON_MS : LATER_MS);
+    }
+  }
+
   async look() {
-    const { ServerConnection } = this.parts;
+    const { ServerConnection } = this;
     const settings = this.app.serviceManager.serverSettings;
     try {
       const answer = await ServerConnection.makeRequest(
@@ -95,121 +78,107 @@ export class Watch {
       if (itself && ![502, 503, 504].includes(answer.status)) {
         return { state: "running" };
       }
-      return await readHub(this.pageUrl);
+      return await this.hub.read();
     } catch (error) {
       console.warn(`${NAME}: ${error}`); // no Hub, no network
       return { state: "away" };
     }
   }
 
-  /** Waits; a click and a look at the tab end the wait, a hidden tab never looks. */
-  async pause(milliseconds) {
-    do {
-      await new Promise((wake) => {
-        const timer = setTimeout(wake, milliseconds);
-        this.nudge = () => {
-          clearTimeout(timer);
-          wake();
-        };
-      });
-    } while (document.hidden);
-  }
-
-  tell(state, why) {
+  tell({ state, heading = "", why = "" }) {
     const telling = [state, why, this.declined].join();
     if (state === "stopping" || telling === this.told) {
       return;
     }
     this.told = telling;
-    this.dialog?.reject();
-    const open = (label) => ({
-      label,
-      act: () => window.open(this.pageUrl, "_blank"),
-    });
-    const resume = { label: "Resume", act: () => this.resume() };
-    const { notice } = this;
+    if (state === "away" || this.declined) {
+      this.overlay.hide();
+      this.tellBriefly(state, heading, why);
+      return;
+    }
+    this.notice.hide();
+    const open = (url) => () => void window.open(url, "_blank");
+    const leave = () => this.leave();
+    const { overlay, hub } = this;
     if (state === "coming") {
-      notice.show("Bringing your session back …", "busy");
+      const text = "Its kernels, variables and terminals come back as you left them.";
+      overlay.show({ title: "Bringing your session back …", text, leave, busy: true });
     } else if (state === "refused") {
-      notice.show(why, "warning", { button: open("What now?") });
-    } else if (state === "away") {
-      notice.show("Your server does not answer. Trying again …", "warning");
-    } else if (!this.declined) {
-      notice.hide();
-      void this.ask(state);
+      const action = { label: "What now?", act: open(hub.pageUrl) };
+      overlay.show({ title: heading, text: why, leave, action });
     } else if (state === "saved") {
-      notice.show("Your session is saved.", "info", { button: resume });
+      const action = { label: "Resume", act: () => this.resume() };
+      overlay.show({ title: "Your session is saved", text: SAVED, leave, action });
     } else {
-      notice.show("Your server is not running.", "info", { button: open("Start") });
+      const action = { label: "Start", act: open(hub.spawnUrl) };
+      const text = "It was stopped. Start it again?";
+      overlay.show({ title: "Your server is not running", text, leave, action });
     }
   }
 
-  async ask(state) {
-    const { Dialog } = this.parts;
-    const saved = state === "saved";
-    const dialog = new Dialog({
-      title: saved ? "Your session is saved" : "Your server is not running",
-      body: saved
-        ? "It was suspended. Resume it, and its kernels, variables and terminals " +
-          "are as you left them."
-        : "It was stopped. Start it again?",
-      buttons: [
-        Dialog.cancelButton({ label: "Not now" }),
-        Dialog.okButton({ label: saved ? "Resume" : "Start" }),
-      ],
+  /** The same for somebody who wants to read on: at the lower edge. */
+  tellBriefly(state, heading, why) {
+    const { notice, hub } = this;
+    const open = (label) => ({
+      label,
+      act: () => void window.open(hub.pageUrl, "_blank"),
     });
-    this.dialog = dialog;
-    const result = await dialog.launch();
-    if (this.dialog !== dialog) {
-      return;
+    const resume = { label: "Resume", act: () => this.resume() };
+    if (state === "away") {
+      notice.show("Your server does not answer. Trying again …", "warning");
+    } else if (state === "coming") {
+      notice.show("Bringing your session back …", "busy");
+    } else if (state === "refused") {
+      notice.show(`${heading}. ${why}`, "warning", { action: open("What now?") });
+    } else if (state === "saved") {
+      notice.show("Your session is saved.", "info", { action: resume });
+    } else {
+      notice.show("Your server is not running.", "info", { action: open("Start") });
     }
-    this.dialog = null;
-    if (this.told !== [state, "", false].join()) {
-      return; // closed by us: another tab was quicker
-    }
+  }
+
+  /** "Not now", or Escape. */
+  leave() {
     this.declined = true;
-    if (result.button.accept && saved) {
-      await this.resume();
-    } else if (result.button.accept) {
-      window.open(this.spawnUrl, "_blank");
+    this.overlay.hide();
+    this.rest.nudge();
+  }
+
+  async progress() {
+    if (this.overlay.isOpen && this.told.startsWith("coming")) {
+      const view = await this.service.view();
+      this.overlay.progress(view?.phase === "resuming" ? view.steps || [] : []);
     }
-    this.nudge();
   }
 
   async resume() {
     this.resuming = true;
-    this.tell("coming", "");
+    this.declined = false;
+    this.rest.nudge();
     try {
-      await fetch(this.spawnUrl, { credentials: "same-origin" });
+      await this.hub.resume();
     } catch (error) {
       console.warn(`${NAME}: ${error}`); // the next look says how things are
     } finally {
       this.resuming = false;
-      this.nudge();
+      this.rest.nudge();
     }
   }
 
+  /** The server answers: everything on this page gets its connection back. */
   async back() {
-    const { kernels, sessions } = this.app.serviceManager;
     const told = this.told;
     this.told = "";
     this.declined = false;
-    this.dialog?.reject();
-    const mine = connectionsOf(this.app);
-    const before = mine.map((one) => one.id).filter(Boolean);
-    await Promise.allSettled([kernels.refreshRunning(), sessions.refreshRunning()]);
-    const now = new Set([...kernels.running()].map((model) => model.id));
-    const lost = mine.filter((one) => one.connectionStatus !== "connected");
-    await Promise.race([
-      Promise.allSettled(lost.map((one) => !one.isDisposed && one.reconnect())),
-      new Promise((wake) => setTimeout(wake, RECONNECT_MS)),
-    ]);
+    this.overlay.hide();
+    const same = await reconnect(this.app);
     if (told) {
-      const same = before.every((id) => now.has(id));
       const message = same
         ? "Your session is back."
         : "Your server runs, with new kernels.";
       this.notice.show(message, "success", { forMs: 6000 });
+      this.running = false;
+      this.ended();
     }
   }
 }

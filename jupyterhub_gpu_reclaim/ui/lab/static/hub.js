@@ -1,0 +1,38 @@
+/* What the Hub's page of this server says, and how a person's click asks for a start.
+ *
+ * Asked by watch.js when the server does not answer. Looking wakes nothing: a fetch runs
+ * no scripts, and it is those that resume a session for a visitor.
+ */
+
+export class Hub {
+  constructor({ hubHost = "", hubPrefix = "", hubUser, hubServerName }) {
+    const server = [hubUser, hubServerName].filter(Boolean).map(encodeURIComponent);
+    const hub = hubHost + hubPrefix.replace(/\/?$/, "/");
+    this.spawnUrl = `${hub}spawn/${server.join("/")}`;
+    this.pageUrl = `${hub}user/${server.join("/")}/`;
+  }
+
+  /** {state: saved, refused, coming, stopping, stopped or away; why}. */
+  async read() {
+    const answer = await fetch(this.pageUrl, { credentials: "same-origin" });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const reason = page.querySelector(".gpu-reclaim-reason");
+    if (page.querySelector("[data-gpu-reclaim-resume]")) {
+      return { state: "saved" };
+    }
+    if (reason) {
+      const heading = page.querySelector("h1")?.textContent.trim() || "";
+      return { state: "refused", heading, why: reason.textContent.trim() };
+    }
+    if (new URL(answer.url).pathname.includes("/spawn-pending/") && answer.ok) {
+      return { state: page.querySelector("#progress-bar") ? "coming" : "stopping" };
+    }
+    // the Hub says "not running" with 424; anything else is no answer of the Hub's
+    return { state: answer.status === 424 ? "stopped" : "away" };
+  }
+
+  /** Begins to bring the session back; the next look says how that goes. */
+  async resume() {
+    await fetch(this.spawnUrl, { credentials: "same-origin" });
+  }
+}

@@ -1,0 +1,68 @@
+/* The two plugins of a page: the connection to a session, and its state in the corner.
+ *
+ * Called by remoteEntry.js. The first takes the place of
+ * "@jupyterlab/hub-extension:connectionlost", whose dialog calls a saved session "not
+ * running" and offers to restart it.
+ */
+import { Item } from "./item.js";
+import { Notice } from "./notice.js";
+import { Service } from "./service.js";
+import { Tidings } from "./tidings.js";
+import { Watch } from "./watch.js";
+
+const NAME = "jupyterhub-gpu-reclaim";
+
+/** `load` gives a module that the page shares. */
+export async function makePlugins(load) {
+  const application = await load("@jupyterlab/application");
+  const { IStatusBar } = await load("@jupyterlab/statusbar");
+  const { ServerConnection } = await load("@jupyterlab/services");
+  const { Widget } = await load("@lumino/widgets");
+  const { ConnectionLost, IConnectionLost, JupyterFrontEnd, JupyterLab } = application;
+  const here = {}; // what the first plugin has made for the second
+
+  const connection = {
+    id: `${NAME}:connectionlost`,
+    description: "Says that a suspended session is saved, and resumes it on a click.",
+    requires: [JupyterFrontEnd.IPaths],
+    optional: [JupyterLab.IInfo],
+    provides: IConnectionLost,
+    autoStart: true,
+    activate(app, paths, info) {
+      if (!paths.urls.hubPrefix) {
+        return ConnectionLost; // no Hub here: the page's own words
+      }
+      addStyle();
+      here.notice = new Notice();
+      here.service = new Service(paths.urls);
+      here.watch = new Watch(app, paths.urls, info, { ...here, ServerConnection });
+      // JupyterLab asks the service that is provided here, Notebook asks nobody
+      app.serviceManager.connectionFailure.connect(() => void here.watch.lost());
+      return () => here.watch.lost();
+    },
+  };
+
+  const state = {
+    id: `${NAME}:state`,
+    description: "Shows the session's GPU and when it is saved; warns before that.",
+    requires: [IConnectionLost],
+    optional: [IStatusBar],
+    autoStart: true,
+    activate(app, lost, statusBar) {
+      if (!here.watch) {
+        return;
+      }
+      const item = new Item(here.service, statusBar, Widget);
+      const tidings = new Tidings(here, item);
+      void app.restored.then(() => tidings.run());
+    },
+  };
+  return [connection, state];
+}
+
+function addStyle() {
+  const link = document.createElement("link");
+  link.rel = "stylesheet";
+  link.href = new URL("style.css", import.meta.url).href;
+  document.head.append(link);
+}

@@ -1,0 +1,86 @@
+/* Looks now and then at what the service says of this session, and tells the page.
+ *
+ * Made by plugins.js, once per page. Nothing that it does reaches the session's server,
+ * so it neither keeps a session awake nor wakes it; a tab that nobody looks at asks
+ * nothing at all. Where the service is away, nothing is said.
+ */
+import { Rest } from "./rest.js";
+import { clockTime, dueAt, warning } from "./words.js";
+
+const CALM_MS = 30000;
+const SOON_MS = 2000;
+const LONGEST_MS = 600000; // between two questions to a service that is away
+const TOPIC = "warning";
+const KEEP_SECONDS = 3600;
+
+export class Tidings {
+  constructor({ notice, service, watch }, item) {
+    this.notice = notice;
+    this.service = service;
+    this.watch = watch;
+    this.item = item;
+    this.rest = new Rest();
+    this.warned = ""; // what the person has been told last
+    this.patience = CALM_MS;
+    item.panel.changed = () => this.rest.nudge();
+    watch.began = () => {
+      item.tell(null); // from now on the watch tells
+      this.warn(null);
+    };
+    watch.ended = () => this.rest.nudge();
+  }
+
+  async run() {
+    for (;;) {
+      if (!document.hidden && !this.watch.running) {
+        this.tell(await this.service.view());
+      }
+      await this.rest.pause(this.patience);
+    }
+  }
+
+  tell(view) {
+    this.item.tell(view);
+    this.warn(view);
+    this.patience = this.next(view);
+    if (view?.phase === "suspended") {
+      void this.watch.lost(); // sooner than the page finds out by itself
+    }
+  }
+
+  /** Milliseconds until the next look. */
+  next(view) {
+    if (!view) {
+      return Math.min(Math.max(CALM_MS, 2 * this.patience), LONGEST_MS);
+    }
+    if (["warned", "suspending", "releasing"].includes(view.phase)) {
+      return SOON_MS;
+    }
+    const left = 1000 * (dueAt(view) - this.service.now());
+    return left > 0 ? Math.min(Math.max(left, SOON_MS), CALM_MS) : CALM_MS;
+  }
+
+  warn(view) {
+    const words = view?.phase === "warned" ? warning(view, this.service.now()) : "";
+    const closed = this.warned && !this.notice.tells(TOPIC);
+    if (words && words !== this.warned && !closed) {
+      const action = { label: "Keep running", act: () => this.keep() };
+      this.notice.show(words, "warning", { topic: TOPIC, action });
+    } else if (!words && this.warned) {
+      this.notice.hide(TOPIC); // it is used again, or it is being saved
+    }
+    this.warned = words;
+  }
+
+  async keep() {
+    const answer = await this.service.keep(KEEP_SECONDS);
+    if (answer?.ok) {
+      const until = clockTime(answer.value.kept_until);
+      this.notice.show(`Kept running until ${until}.`, "success", { forMs: 6000 });
+    } else {
+      const why = answer?.value.message || "Nobody answers. Try again.";
+      this.notice.show(why, "warning", { topic: TOPIC });
+    }
+    this.rest.nudge();
+  }
+}

@@ -1,0 +1,135 @@
+/* What a tab says of its session, in words: pure, so that a test needs no page.
+ *
+ * A view is the service's SessionView; all times are seconds of the service's clock.
+ */
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
+/** Bytes in decimal units: "1.5 GB". */
+export function size(bytes) {
+  let value = bytes;
+  let unit = 0;
+  while (value >= 999.5 && unit < UNITS.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${value.toFixed(unit && value < 9.95 ? 1 : 0)} ${UNITS[unit]}`;
+}
+
+/** Seconds in whole minutes and hours: "1 h 5 min". */
+export function duration(seconds) {
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 1) {
+    return "less than a minute";
+  }
+  const [hours, rest] = [Math.floor(minutes / 60), minutes % 60];
+  return [hours && `${hours} h`, rest && `${rest} min`].filter(Boolean).join(" ");
+}
+
+/** A moment as a time of day, with the day where it is not today. */
+export function clockTime(at) {
+  const when = new Date(1000 * at);
+  const today = when.toDateString() === new Date().toDateString();
+  const day = today ? {} : { weekday: "short" };
+  return when.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit" });
+}
+
+/** When a session that runs is going to be saved, as far as that is known. */
+export function dueAt(view) {
+  return view.suspends_at ?? view.verdict?.at ?? null;
+}
+
+/** Seconds since it was last used, null where it is in use or nobody knows. */
+export function idleFor(view, now) {
+  const last = view.usage?.last_active;
+  return last == null || now - last < 60 ? null : now - last;
+}
+
+/** Memory and use of all its cards: {memory, percent}, null where it has none. */
+export function gpuOf(view) {
+  const cards = view.gpus || [];
+  if (!cards.length) {
+    return null;
+  }
+  const known = cards.map((card) => card.sm_percent).filter((one) => one != null);
+  return {
+    names: [...new Set(cards.map((card) => card.name).filter(Boolean))].join(", "),
+    memory: cards.reduce((sum, card) => sum + (card.memory || 0), 0),
+    percent: known.length ? Math.round(Math.max(...known)) : null,
+  };
+}
+
+/** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · saved in 10 min". */
+export function inOneLine(view, now) {
+  if (["suspending", "releasing"].includes(view.phase)) {
+    return "Session is being saved";
+  }
+  const gpu = gpuOf(view);
+  const idle = idleFor(view, now);
+  const due = dueAt(view);
+  const kept = view.kept_until > now;
+  const parts = [];
+  if (gpu) {
+    const use = gpu.percent === null ? "" : `, ${gpu.percent} %`;
+    parts.push(`GPU ${size(gpu.memory)}${use}`);
+  }
+  if (idle !== null) {
+    parts.push(`idle ${duration(idle)}`);
+  }
+  if (kept) {
+    parts.push(`kept until ${clockTime(view.kept_until)}`);
+  } else if (due > now && (idle !== null || view.phase === "warned")) {
+    parts.push(`saved in ${duration(due - now)}`);
+  }
+  const line = parts.join(" · ") || "Session in use";
+  return line[0].toUpperCase() + line.slice(1);
+}
+
+/** The same at length, as [name, value] lines. */
+export function inFull(view, now) {
+  const gpu = gpuOf(view);
+  const idle = idleFor(view, now);
+  const due = dueAt(view);
+  const lines = [];
+  if (gpu) {
+    lines.push(["GPU", gpu.names || "yes"], ["GPU memory", size(gpu.memory)]);
+    if (gpu.percent !== null) {
+      lines.push(["GPU in use", `${gpu.percent} %`]);
+    }
+  }
+  if (view.usage?.last_active != null) {
+    lines.push(["Last used", idle === null ? "just now" : `${duration(idle)} ago`]);
+  }
+  if (view.kept_until > now) {
+    lines.push(["Kept until", clockTime(view.kept_until)]);
+  } else if (due > now) {
+    const name = view.phase === "warned" ? "Saved at" : "Saved after";
+    lines.push([name, `${clockTime(due)}, if nothing is done`]);
+  }
+  return lines;
+}
+
+/** What is said before a session is saved. */
+export function warning(view, now) {
+  const left = view.suspends_at == null ? 0 : view.suspends_at - now;
+  return left < 90
+    ? "Your session is going to be saved in a minute."
+    : `Your session is going to be saved in ${duration(left)}.`;
+}
+
+/** How far a return is, of 100: no one knows how many steps are to come. */
+export function percent(steps) {
+  let done = 2;
+  for (const step of steps) {
+    const part = step.total_bytes ? Math.min(1, step.bytes / step.total_bytes) : 0;
+    done += (92 - done) * 0.25 * (step.state === "done" ? 1 : part);
+  }
+  return Math.round(done);
+}
+
+/** One step in words: "Reading the memory: 1.2 GB of 4.0 GB". */
+export function stepText({ title, bytes = 0, total_bytes: total = 0 }) {
+  if (!bytes) {
+    return title;
+  }
+  return `${title}: ${size(bytes)}${total ? ` of ${size(total)}` : ""}`;
+}

@@ -1,0 +1,106 @@
+"""The modules of an open tab, as far as they need no page: syntax, words, numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+STATIC = Path(__file__).parents[2] / "jupyterhub_gpu_reclaim" / "ui" / "lab" / "static"
+MODULES = sorted(STATIC.glob("*.js"))
+
+
+def node(code: str, *arguments: str) -> str:
+    command = ["node", "--input-type=module", *arguments, "-"]
+    answer = subprocess.run(
+        command, input=code, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+def test_module_has_no_syntax_errors(module):
+    node(module.read_text(), "--check")
+
+
+@pytest.fixture(scope="module")
+def words():
+    """Calls functions of words.js: (name, arguments…) for each; all at once."""
+
+    def call(*calls: tuple[object, ...]) -> list[object]:
+        code = f"""
+            import * as words from {json.dumps((STATIC / "words.js").as_uri())};
+            const calls = {json.dumps(calls)};
+            const answers = calls.map(([name, ...rest]) => words[name](...rest));
+            console.log(JSON.stringify(answers));
+        """
+        return json.loads(node(code))
+
+    return call
+
+
+CARD = {"uuid": "g", "name": "H200", "memory": 12_300_000_000, "sm_percent": 41.6}
+NOW = 10_000.0
+
+
+def view(**changes: object) -> dict[str, object]:
+    return {"phase": "running", "usage": {"last_active": NOW - 5}, **changes}
+
+
+def test_line_in_the_corner_says_what_is_known_and_no_more(words):
+    idle = {"last_active": NOW - 300}
+    second = {**CARD, "memory": None, "sm_percent": None}
+    cases = {
+        "Session in use": view(),
+        "GPU 12 GB, 42 %": view(gpus=[CARD]),
+        "GPU 12 GB, 42 % · idle 5 min": view(gpus=[CARD, second], usage=idle),
+        "GPU 0 B": view(gpus=[second]),
+        "Idle 5 min · saved in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
+        "Idle 5 min": view(usage=idle, verdict={"at": None}),
+        "Saved in less than a minute": view(phase="warned", suspends_at=NOW + 20),
+        "Session is being saved": view(phase="suspending"),
+    }
+    told = words(*[("inOneLine", one, NOW) for one in cases.values()])
+    assert told == list(cases)
+
+
+def test_unknown_use_is_never_called_idle(words):
+    lines = words(("inFull", {"phase": "running"}, NOW), ("idleFor", view(), NOW))
+    assert lines == [[], None]
+
+
+def test_warning_names_the_time_that_is_left(words):
+    told = words(
+        ("warning", view(phase="warned", suspends_at=NOW + 120), NOW),
+        ("warning", view(phase="warned", suspends_at=NOW + 9), NOW),
+        ("warning", view(phase="warned"), NOW),
+    )
+    soon = "Your session is going to be saved in a minute."
+    assert told == ["Your session is going to be saved in 2 min.", soon, soon]
+
+
+def test_progress_grows_with_steps_and_bytes_and_never_says_done(words):
+    done = {"title": "Making room", "state": "done"}
+    reading = {"title": "Bringing the memory back", "state": "going"}
+    half = {**reading, "bytes": 2 * 10**9, "total_bytes": 4 * 10**9}
+    told = words(
+        ("percent", []),
+        ("percent", [done]),
+        ("percent", [done, half]),
+        ("percent", [done] * 40),
+        ("stepText", half),
+        ("stepText", done),
+    )
+    assert told[0] < told[1] < told[2] < told[3] <= 92
+    assert told[4:] == ["Bringing the memory back: 2.0 GB of 4.0 GB", "Making room"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(20, "less than a minute"), (60, "1 min"), (3600, "1 h"), (3900, "1 h 5 min")],
+)
+def test_duration_is_in_minutes_and_hours(words, seconds, expected):
+    assert words(("duration", seconds)) == [expected]
