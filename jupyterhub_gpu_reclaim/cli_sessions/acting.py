@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire, words
@@ -113,7 +114,8 @@ async def _all(
                 following.add(asked)
             else:
                 how = How.DONE if action == "keep" else How.ASKED
-                found[view.key] = Result(key=view.key, how=how)
+                until = asked.kept_until if action == "keep" else None
+                found[view.key] = Result(key=view.key, how=how, kept_until=until)
 
         await asyncio.gather(*map(one, views))
         if action != "keep" and args.wait:
@@ -126,11 +128,7 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
     if args.json:
         print_json(results)
     elif results:
-        print_table(
-            ("SESSION", "RESULT", "TIME", "STORED"),
-            [_cells(result) for result in results],
-            right="TIME STORED",
-        )
+        _table(results)
     else:
         say("No session fits.")
     for result in results:
@@ -145,7 +143,23 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
     return LATE if How.WAITING in hows else DONE
 
 
-def _cells(result: Result) -> tuple[object, ...]:
+def _table(results: list[Result]) -> None:
+    """One line each, without the columns that say nothing."""
+    columns = ("SESSION", "RESULT", "TIME", "STORED", "KEPT UNTIL")
+    rows = [_cells(result) for result in results]
+    told = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    print_table(
+        [columns[index] for index in told],
+        [[row[index] for index in told] for row in rows],
+        right="TIME STORED",
+    )
+
+
+def _cells(result: Result) -> tuple[str, ...]:
     took = f"{result.seconds:.1f} s" if result.seconds else ""
     stored = "" if result.stored_bytes is None else words.size(result.stored_bytes)
-    return (result.key, result.how.value, took, stored)
+    until = ""
+    if result.kept_until is not None:
+        here = datetime.fromtimestamp(result.kept_until, UTC).astimezone()
+        until = here.strftime("%Y-%m-%d %H:%M %Z")
+    return (str(result.key), result.how.value, took, stored, until)

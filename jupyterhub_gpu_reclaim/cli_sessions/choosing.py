@@ -128,9 +128,10 @@ def confirmed(args: argparse.Namespace, action: str, count: int) -> bool:
     """
     if args.yes:
         return True
+    many = "this session" if count == 1 else f"these {count} sessions"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        what = f"That would {action} {count} sessions; say --yes if it should."
+        what = f"That would {action} {many}; say --yes if it should."
         raise BadRequest(Reason.INVALID, what=what)
-    sys.stderr.write(f"{action.capitalize()} these {count} sessions? [y/N] ")
+    sys.stderr.write(f"{action.capitalize()} {many}? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

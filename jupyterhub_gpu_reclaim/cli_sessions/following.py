@@ -44,6 +44,7 @@ class Result(Value, frozen=True, kw_only=True):
     how: How
     seconds: float = 0.0
     stored_bytes: int | None = None
+    kept_until: float | None = None
     failure: Failure | None = None
 
 

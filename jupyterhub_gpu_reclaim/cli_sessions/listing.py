@@ -6,6 +6,7 @@ They change nothing.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import words
@@ -67,21 +68,33 @@ def why(args: argparse.Namespace) -> int:
 
 def _cells(view: SessionView, now: float) -> tuple[object, ...]:
     usage = view.usage
-    idle = gpu = memory = ""
+    idle = busy = memory = ""
     if usage is not None:
         if usage.last_active is not None:
             idle = words.duration(now - usage.last_active)
         if usage.gpu_percent is not None:
-            gpu = f"{usage.gpu_percent:.0f} %"
+            busy = f"{usage.gpu_percent:.0f} %"
         if usage.gpu_memory is not None:
             memory = words.size(usage.gpu_memory)
+    gpu = f"{_cards(view)} {busy}".strip()
     since = words.duration(now - view.since) if view.since else ""
     node = view.facts.get("node", "")
     return (view.key, view.phase.value, since, idle, gpu, memory, node, _why(view))
 
 
+def _cards(view: SessionView) -> str:
+    """The models of its cards: ``H200``, ``2x H200``."""
+    models = Counter(gpu.name.removeprefix("NVIDIA ") or "GPU" for gpu in view.gpus)
+    shown = [
+        f"{count}x {name}" if count > 1 else name for name, count in models.items()
+    ]
+    return ", ".join(shown)
+
+
 def _why(view: SessionView) -> str:
-    """What matters most: the last failure, or what the policy says."""
+    """What matters most: its place, the last failure, or what the policy says."""
+    if view.facts.get("place"):
+        return f"Waits for a GPU: place {view.facts['place']} in the queue."
     if view.failure is not None:
         return view.failure.message
     return view.verdict.message if view.verdict is not None else ""

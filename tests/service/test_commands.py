@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 import time
 from argparse import ArgumentTypeError
 
@@ -18,6 +23,7 @@ from jupyterhub_gpu_reclaim.cli_sessions.following import How, outcome
 from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.models import (
     Failure,
+    GpuSample,
     Phase,
     SessionKey,
     SessionView,
@@ -275,6 +281,22 @@ async def test_keep_tells_how_long(command, control, option, seconds):
     assert control.calls == [("keep", BOB, seconds, "root")]
 
 
+async def test_keep_says_until_when(command, control):
+    control.put("bob", "train", kept_until=1_800_000_000.0)
+    code, out, _ = await command("keep", "bob/train")
+    assert code == 0
+    assert re.search(r"SESSION +RESULT +KEPT UNTIL *\nbob/train +done +2027-01-1", out)
+
+
+async def test_cards_and_the_place_in_the_queue_are_shown(command, control):
+    cards = [GpuSample(uuid=name, name="NVIDIA H200") for name in "ab"]
+    control.put("ada", gpus=cards)
+    control.put("bob", phase=Phase.RESUMING, facts={"place": 2})
+    _, out, _ = await command("sessions")
+    assert "2x H200" in out
+    assert "Waits for a GPU: place 2 in the queue." in out
+
+
 async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control):
     control.put("ada")
 
@@ -285,6 +307,78 @@ async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control)
     code, _, err = await command("keep", "ada")
     assert code == 1
     assert "Error: ada/: You have used up today's share. (invalid)" in err
+
+
+# --- on a terminal -------------------------------------------------------------------
+async def test_terminal_asks_first_and_then_shows_each_step(service, control):
+    control.put("ada", usage=unused(3600))
+    step = Step(
+        step="dump", title="Saving memory", state="going", bytes=1, total_bytes=4
+    )
+    typed = Typed(service, "suspend", "--all-idle")
+    await typed.until("[y/N]")
+    assert control.calls == []
+    os.write(typed.ours, b"y\n")
+    await typed.until_asked(control)
+    control.put("ada", steps=[step])
+    await typed.until("Saving memory", "25%")
+    control.put("ada", phase=Phase.SUSPENDED)
+    await typed.until("RESULT", "done")
+    assert await typed.end() == 0
+
+
+async def test_terminal_takes_no_answer_for_a_no(service, control):
+    control.put("ada", usage=unused(3600))
+    typed = Typed(service, "suspend", "--all-idle")
+    await typed.until("Suspend this session? [y/N]")
+    os.write(typed.ours, b"\n")
+    assert await typed.end() == cli_sessions.FAILED
+    assert control.calls == []
+
+
+class Typed:
+    """A command on a terminal of its own."""
+
+    def __init__(self, service, *line: str) -> None:
+        self.ours, theirs = pty.openpty()
+        code = (
+            "import sys; from jupyterhub_gpu_reclaim.cli import main; sys.exit(main())"
+        )
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", code, *line, f"--url={service.url}"],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "TERM": "xterm",
+                "COLUMNS": "100",
+                "JUPYTERHUB_API_TOKEN": "token-root",
+            },
+        )
+        os.close(theirs)
+        os.set_blocking(self.ours, False)
+        self.shown = ""
+
+    async def until(self, *texts: str) -> None:
+        """Read on until all of these have been shown."""
+        async with asyncio.timeout(60):
+            while not all(text in self.shown for text in texts):
+                await asyncio.sleep(0.02)
+                with contextlib.suppress(BlockingIOError):
+                    self.shown += os.read(self.ours, 65536).decode()
+
+    async def until_asked(self, control) -> None:
+        async with asyncio.timeout(60):
+            while not (control.calls and control.readers):
+                await asyncio.sleep(0.02)
+
+    async def end(self) -> int:
+        try:
+            return await asyncio.to_thread(self.child.wait, 60)
+        finally:
+            os.close(self.ours)
 
 
 # --- errors --------------------------------------------------------------------------
