@@ -13,6 +13,7 @@ from .conftest import open_notebook, output_of, shoot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from playwright.sync_api import Page
 
@@ -36,10 +37,19 @@ def polls_of(tab: Page) -> list[str]:
     return asked
 
 
-def type_into(tab: Page, text: str) -> None:
-    """Type into the terminal that is all of a page."""
+def told_by_terminal(tab: Page, home: Path, command: str) -> str:
+    """What a command prints in the terminal that is all of a page."""
+    said = home / "said"
+    said.unlink(missing_ok=True)
     tab.locator(".jp-Terminal .xterm-screen").click()
-    tab.keyboard.type(text)
+
+    def typed() -> str:
+        # what is typed before it is connected is lost
+        tab.keyboard.type(f"{command} > said\n")
+        tab.wait_for_timeout(1000)
+        return said.read_text().strip() if said.exists() else ""
+
+    return wait_for(typed)
 
 
 def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
@@ -48,8 +58,10 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     front = sign_in(new_name)
     open_notebook(stack, front, new_name, "x = 41", "print('it is', x + 1)")
     back = front.context.new_page()
+    # a terminal in Notebook 7
     back.goto(f"{stack.url}/user/{new_name}/terminals/1", wait_until="commit")
-    type_into(back, "v=42\n")  # a terminal in Notebook 7
+    home = stack.folder / "homes" / new_name
+    assert told_by_terminal(back, home, "v=42; echo ready") == "ready"
     polls = [polls_of(tab) for tab in (front, back)]
 
     admin.wait(new_name, phase="warned")
@@ -97,6 +109,4 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     shoot(back, "tab-notebook7")
     assert offer.count() == 0
     assert output_of(front, 1) == "it is 42"
-    type_into(back, "echo $v > said\n")
-    said = stack.folder / "homes" / new_name / "said"
-    wait_for(lambda: said.exists() and said.read_text() == "42\n")
+    assert told_by_terminal(back, home, "echo $v") == "42"  # the same shell
