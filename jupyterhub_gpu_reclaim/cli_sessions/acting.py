@@ -71,18 +71,24 @@ def _act(
     if not args.targets and not choosing.selects(args):
         what = f"Which sessions? Name them, or see {action} --help."
         raise BadRequest(Reason.INVALID, what=what)
-    views = choosing.chosen(
-        args, ask(args, lambda client: client.sessions()), time.time()
-    )
-    if not args.targets:
-        views = choosing.only_in(views, _FROM[action])
+    views = _found(args, action)
     if views and choosing.selects(args):
         if not (args.yes or args.json):
             listing.table(views, time.time())
         if not choosing.confirmed(args, _WORDS.get(action, action), len(views)):
             return FAILED
+        # somebody may have come back while the person was thinking
+        asked = {view.key for view in views}
+        views = [view for view in _found(args, action) if view.key in asked]
     results = ask(args, lambda client: _all(args, action, call(client), client, views))
     return _report(args, results)
+
+
+def _found(args: argparse.Namespace, action: str) -> list[SessionView]:
+    """The sessions that are meant, as they are now."""
+    views = ask(args, lambda client: client.sessions())
+    views = choosing.chosen(args, views, time.time())
+    return views if args.targets else choosing.only_in(views, _FROM[action])
 
 
 async def _all(

@@ -336,6 +336,19 @@ async def test_terminal_takes_no_answer_for_a_no(service, control):
     assert control.calls == []
 
 
+async def test_session_that_was_used_while_one_was_asked_is_left_alone(
+    service, control
+):
+    control.put("ada", usage=unused(3600))
+    typed = Typed(service, "suspend", "--all-idle")
+    await typed.until("[y/N]")
+    control.put("ada", usage=unused(1))
+    os.write(typed.ours, b"y\n")
+    await typed.until("No session fits.")
+    assert await typed.end() == 0
+    assert control.calls == []
+
+
 class Typed:
     """A command on a terminal of its own."""
 
