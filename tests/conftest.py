@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.options import pytest_addoption  # noqa: F401 for -m cluster
-from tests.support import network
+from tests.cluster import options
+from tests.support import network, screenshots
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "kube", "service"]
@@ -25,8 +25,15 @@ SWITCH = "GPU_RECLAIM_SLOW_TESTS"
 LIGHT = Path(__file__).parent / "support" / "light"
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What may be asked of the tests on a cluster and of those with a browser."""
+    options.pytest_addoption(parser)
+    screenshots.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Lead us, and every program that is started from here, past the slow modules."""
+    screenshots.configure(config)
     sys.path.insert(0, str(LIGHT))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LIGHT) not in paths:

@@ -108,11 +108,6 @@ class PointerKeeper(Base):
         return "just now" if past < 5 else f"{words.duration(past)} ago"
 
     @property
-    def reclaim_resuming(self) -> bool:
-        """Whether a saved session is being brought back right now."""
-        return self._pointer.saved and self._starting
-
-    @property
     def reclaim_releasing(self) -> bool:
         """Whether it is saved and its programs are being ended right now."""
         return self._stopping and self._pointer.phase is PointerPhase.RELEASING

@@ -1,7 +1,8 @@
 """The steps of a resume as the Hub's progress page shows them.
 
-Filled by the mixin from the service's events, read by ``Spawner.progress()``. It
-formats; it decides nothing.
+Filled by the mixin from the service's events, read by ``Spawner.progress()`` and, for
+a page that is loaded in the middle of it, by the template. It formats; it decides
+nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Narrator:
 
     def __init__(self) -> None:
         self._told: list[dict[str, Any]] = []
+        self._steps: dict[str, dict[str, str]] = {}  #: the newest state of each
+        self._status = ""  #: newest words that are no step's
         self._ended = False
         self.handed_over = False  #: the spawner itself says the rest
         self._news = asyncio.Event()
@@ -36,21 +39,34 @@ class Narrator:
         """Add one line."""
         if percent is not None:
             self._percent = max(self._percent, min(percent, CEILING))
-        self._told.append({"progress": int(self._percent), "message": message})
-        self._wake()
+        self._status = message
+        self._add({"progress": int(self._percent), "message": message})
 
     def step(self, step: Step) -> None:
         """Add one step of the service's, with bytes and seconds."""
-        left = CEILING - self._percent
+        left, shown = CEILING - self._percent, self._percent
         if step.state == "done":
-            self._percent += left * STRIDE
+            self._percent = shown = shown + left * STRIDE
         elif step.total_bytes:
-            part = min(1.0, step.bytes / step.total_bytes)
-            shown = self._percent + left * STRIDE * part
-            self._told.append({"progress": int(shown), "message": sentence(step)})
-            self._wake()
-            return
-        self.tell(sentence(step))
+            shown += left * STRIDE * min(1.0, step.bytes / step.total_bytes)
+        fields = {
+            "step": step.step,
+            "title": step.title,
+            "state": step.state,
+            "facts": facts(step),
+        }
+        self._steps[step.step] = fields
+        self._status = ""
+        message = sentence(step)
+        line = {"progress": int(shown), "message": message, "gpu_reclaim": fields}
+        self._add(line)
+
+    @property
+    def story(self) -> dict[str, Any]:
+        """All of it so far, as a page shows it that is loaded now."""
+        percent = self._told[-1]["progress"] if self._told else 0
+        steps = list(self._steps.values())
+        return {"percent": percent, "status": self._status, "steps": steps}
 
     def end(self) -> None:
         """No more lines will come."""
@@ -73,6 +89,10 @@ class Narrator:
             if self._ended:
                 return
             await news.wait()
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self._told.append(line)
+        self._wake()
 
     def _wake(self) -> None:
         self._news.set()
@@ -108,16 +128,21 @@ async def interleaved(
         coming.cancel()
 
 
+def facts(step: Step) -> str:
+    """What a step has moved and taken: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
+    words = []
+    if step.total_bytes:
+        words.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
+    elif step.bytes:
+        words.append(size(step.bytes))
+    if step.seconds >= 0.05:
+        words.append(f"{step.seconds:.1f} s")
+    return ", ".join(words)
+
+
 def sentence(step: Step) -> str:
     """One step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
-    facts = []
-    if step.total_bytes:
-        facts.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
-    elif step.bytes:
-        facts.append(size(step.bytes))
-    if step.seconds >= 0.05:
-        facts.append(f"{step.seconds:.1f} s")
-    words = f"{step.title}: {', '.join(facts)}" if facts else step.title
+    words = ": ".join(filter(None, [step.title, facts(step)]))
     if step.state == "done":
         return f"{words} ✓"
     return f"{words} (failed)" if step.state == "failed" else f"{words} …"

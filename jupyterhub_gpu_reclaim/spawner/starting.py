@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.models import StartPlan
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.spawner import logins
 from jupyterhub_gpu_reclaim.spawner.keeper import PointerKeeper
-from jupyterhub_gpu_reclaim.spawner.narrator import Narrator
+from jupyterhub_gpu_reclaim.spawner.narrator import CEILING, Narrator
 from jupyterhub_gpu_reclaim.spawner.refusal import StartRefused
 from jupyterhub_gpu_reclaim.spawner.state import Place, PointerPhase
 
@@ -42,6 +42,7 @@ class Starting(PointerKeeper):
     _undo = ""
     _confirmed = True  #: whether a resumed session has answered the Hub
     _narrator: Narrator | None = None
+    _story: dict[str, Any] | None = None  #: of the last start
     _repair: logins.ClientRepair | None = None
 
     async def start(self) -> Any:
@@ -68,6 +69,7 @@ class Starting(PointerKeeper):
         finally:
             self._starting = False
             self._narrator.end()
+            self._story = self._narrator.story
             self._narrator = self.reclaim_identity = None
 
     async def _start_as_planned(self, minted: str) -> Any:
@@ -138,6 +140,8 @@ class Starting(PointerKeeper):
         self._point(place=self.reclaim_place())
         await self._service.placed(self._placement())
         await self._follow()
+        if self._narrator is not None:
+            self._narrator.tell("Waiting for its first answer …", CEILING)
         self._confirmed = False
         self._now_runs(identity.api_token, where)
         logins.delete_token(self, logins.token_id(self, minted))
@@ -244,6 +248,13 @@ class Starting(PointerKeeper):
             kept_days=self.reclaim_kept_days,
         )
 
+    @property
+    def reclaim_resuming(self) -> bool:
+        """Whether a saved session is being brought back and has not answered yet."""
+        pointer = self._pointer
+        unheard = bool(pointer.checkpoint) and not self._confirmed
+        return (pointer.saved and self._starting) or unheard
+
     def start_polling(self) -> None:
         """The Hub's first call after it has wiped the OAuth client's scopes (T3)."""
         if self._repair is not None:
@@ -257,6 +268,12 @@ class Starting(PointerKeeper):
             self._confirmed = True
             self._point(checkpoint="")
         super().add_poll_callback(callback, *args, **kwargs)
+
+    @property
+    def reclaim_story(self) -> dict[str, Any]:
+        """The start so far, for the page that is loaded in its middle."""
+        story = self._narrator.story if self._narrator else self._story
+        return story or Narrator().story
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Steps of a resume with bytes and seconds; else the spawner's own."""

@@ -21,6 +21,7 @@ from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
 from demo.stack import Stack
+from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = "/usr/bin/chromium"
-#: Screenshots for people to look at.
-SHOTS = Path(__file__).parents[2] / ".cache" / "screenshots"
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -102,12 +101,6 @@ def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
     yield sign_in
     for context in contexts:
         context.close()
-
-
-def shoot(page: Page, name: str) -> None:
-    """Take a picture for people to look at."""
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"{name}.png")
 
 
 def notebook_of(*cells: str) -> str:

@@ -9,7 +9,9 @@ import signal
 import pytest
 from playwright.sync_api import sync_playwright
 
+from tests.support.axe import problems
 from tests.support.hub import wait_until
+from tests.support.screenshots import shoot_both
 
 CHROMIUM = "/usr/bin/chromium"
 pytestmark = [
@@ -85,16 +87,50 @@ def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab
         service.hold_restore.set()
     saved = tab.get_by_role("heading", name="Your saved session did not come back")
     saved.wait_for(timeout=60_000)
-    tab.get_by_text(FAILED["message"]).first.wait_for()
-    tab.get_by_role("link", name="Start fresh").first.wait_for()
+    tab.get_by_text(FAILED["message"]).wait_for()
+    tab.get_by_role("link", name="Start fresh").wait_for()
+    assert tab.locator("#gpu-reclaim-again").count() == 1
     tried = service.called("plan-start")
     tab.wait_for_timeout(2500)  # longer than any script of ours would wait
     assert service.called("plan-start") == tried
 
     service.fail_restore = None
-    tab.get_by_role("link", name="Try again").first.click()
+    tab.get_by_role("link", name="Try again").click()
     tab.wait_for_selector("#main, .jp-LabShell", timeout=60_000)
     assert "/hub/" not in tab.url
+
+
+def test_restore_is_told_on_a_phone_and_to_a_screen_reader(service, suspended, tab):
+    tab.set_viewport_size({"width": 375, "height": 700})
+    service.hold_restore.clear()
+    tab.goto(f"/user/{suspended.name}/lab")
+    step = tab.get_by_role("listitem").filter(has_text="Reading the memory")
+    step.get_by_text("0 B of 4.0 GB").wait_for(timeout=30_000)
+    tab.get_by_role("status").get_by_text("Reading the memory").wait_for(
+        state="attached"
+    )
+    progress = tab.get_by_role("progressbar", name="Bringing your session back")
+    assert 0 < int(progress.get_attribute("aria-valuenow")) < 100
+    overflow = "document.documentElement.scrollWidth - innerWidth"
+    assert tab.evaluate(overflow) <= 0
+    assert problems(tab) == []
+    shoot_both(tab, "restore-phone")
+    tab.set_viewport_size({"width": 1100, "height": 600})
+    shoot_both(tab, "restore")
+    service.hold_restore.set()
+    tab.wait_for_selector("#main, .jp-LabShell", timeout=60_000)
+
+
+def test_restore_is_told_and_left_where_no_event_comes(service, suspended, tab):
+    # and the page's time goes twenty times as fast
+    tab.add_init_script(
+        "EventSource = class {}; const now = Date.now; Date.now = () => 20 * now()"
+    )
+    service.hold_restore.clear()
+    tab.goto(f"/user/{suspended.name}/lab")
+    tab.locator("#gpu-reclaim-steps", has_text="Reading the memory").wait_for()
+    service.hold_restore.set()
+    tab.wait_for_url(f"**/user/{suspended.name}/lab**", wait_until="commit")
 
 
 def test_visit_right_after_the_processes_died_ends_in_the_session(

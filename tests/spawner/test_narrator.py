@@ -37,6 +37,39 @@ async def test_percents_grow_and_stay_below_the_ceiling():
     assert 0 < percents[0] <= percents[-1] <= CEILING
 
 
+def test_story_has_each_step_once_as_it_is_now_and_the_words_after_it():
+    narrator = Narrator()
+    assert narrator.story == {"percent": 0, "status": "", "steps": []}
+    narrator.tell("Waiting for a free GPU: place 2 of 3")
+    assert narrator.story["status"] == "Waiting for a free GPU: place 2 of 3"
+    narrator.step(Step(step="files", title="Files", state="done", seconds=1))
+    memory = {"step": "memory", "title": "Reading", "total_bytes": 4000}
+    for done in (0, 1000, 3000):
+        narrator.step(Step(**memory, state="going", bytes=done))
+    story = narrator.story
+    assert story["status"] == ""
+    assert [(each["step"], each["state"]) for each in story["steps"]] == [
+        ("files", "done"),
+        ("memory", "going"),
+    ]
+    assert story["steps"][1]["facts"] == "3.0 kB of 4.0 kB"
+    assert story["percent"] > 2
+
+
+async def test_events_carry_the_fields_of_a_step_beside_its_words():
+    narrator = Narrator()
+    narrator.step(Step(step="memory", title="Reading", state="done", seconds=2))
+    narrator.end()
+    [event] = [line async for line in narrator.lines()]
+    assert event["message"] == "Reading: 2.0 s ✓"
+    assert event["gpu_reclaim"] == {
+        "step": "memory",
+        "title": "Reading",
+        "state": "done",
+        "facts": "2.0 s",
+    }
+
+
 def test_sentence_names_bytes_and_seconds():
     step = Step(
         step="m", title="Reading", state="done", seconds=3.14, bytes=5, total_bytes=1200

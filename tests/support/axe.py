@@ -1,0 +1,40 @@
+"""axe-core on a page that a browser test has open: what a person could not use.
+
+Called by browser tests. It looks at the page as it is now, so a test shows first what
+it wants to have looked at (a dialog, another width, the dark colours).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+
+#: The checker itself; the rest of that package is not needed.
+SCRIPT = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+#: How bad a problem is that no page of ours may have.
+BAD = ("serious", "critical")
+_RUN = """async ([within, without]) => {
+  const all = (selectors) => selectors.map((one) => [one]);
+  const where = {include: all(within), exclude: all(without)};
+  const found = await axe.run(where, {resultTypes: ["violations"]});
+  return found.violations.flatMap((rule) => rule.nodes.map((node) => [
+    node.impact || rule.impact, rule.id, node.target.join(" "), node.failureSummary]));
+}"""
+
+
+def problems(
+    page: Any, *, within: str = "html", without: tuple[str, ...] = ()
+) -> list[str]:
+    """Serious and critical problems, one line each.
+
+    Args:
+        page: of Playwright's synchronous API.
+        within: CSS selector of the part to look at.
+        without: parts in it that are not ours.
+    """
+    # not as an element: a page's policy may forbid scripts that are not its own
+    page.evaluate(SCRIPT.read_text())
+    found = page.evaluate(_RUN, [[within], list(without)])
+    return [": ".join(each) for each in found if each[0] in BAD]
