@@ -146,9 +146,11 @@ class Worker:
             self._odd.pop(key, None)
         return left
 
-    async def _wait(self, row: SessionRow, act: Act) -> float:
-        del row, act
-        return self._settings.pace
+    async def _wait(self, row: SessionRow, act: Act) -> float | None:
+        del act
+        # Of a place that is being made (a pod may wait for hours) we are told.
+        told = row.phase is Phase.RESUMING and not row.placed
+        return None if told else self._settings.pace
 
     async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
         """Nothing is out of order: what somebody wishes, and what the policy says."""
