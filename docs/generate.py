@@ -10,9 +10,11 @@ import argparse
 import inspect
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
+from api_page import api
+from pieces import page, table
 
 from jupyterhub_gpu_reclaim.agent.app import AgentApp
 from jupyterhub_gpu_reclaim.cli import COMMANDS
@@ -21,7 +23,11 @@ from jupyterhub_gpu_reclaim.orchestrator.counters import Counters, MetricsSnapsh
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import exporter
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.routes import openapi
+from jupyterhub_gpu_reclaim.service.scopes import (
+    ADMIN_SCOPES,
+    SERVICE_SCOPES,
+    USER_SCOPES,
+)
 from jupyterhub_gpu_reclaim.spawner.kube import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.spawner.local import ReclaimLocalSpawner
 
@@ -42,26 +48,6 @@ CONFIGURED = {
     "The spawner on Kubernetes": [ReclaimKubeSpawner],
     "The agent": [AgentApp],
 }
-CALLERS = {
-    "person": "People and programs",
-    "anyone": "Anybody",
-    "spawner": "The spawner in the Hub's process",
-}
-
-
-def table(*rows: tuple[object, ...]) -> list[str]:
-    """A table of Markdown; the first row is its head."""
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
-
-
-def _cell(value: object) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
-
-
-def page(title: str, about: str, *lines: str) -> str:
-    """A whole page."""
-    return "\n".join([f"# {title}", "", *about.strip().splitlines(), "", *lines]) + "\n"
 
 
 def reasons() -> str:
@@ -131,78 +117,6 @@ its command line or into its file.
     return page("Settings", about, *lines[:-1])
 
 
-def api() -> str:
-    """Every call of the service's API, from its OpenAPI document."""
-    document = openapi("/services/gpu-reclaim/")
-    lines: list[str] = []
-    for tag, title in CALLERS.items():
-        lines += [f"## {title}", ""]
-        for path, methods in document["paths"].items():
-            for method, call in methods.items():
-                if tag in call["tags"]:
-                    lines += _call(method, path, call)
-    lines += ["## Values", ""]
-    for name, schema in sorted(document["components"]["schemas"].items()):
-        lines += [f"### {name}", "", _cell(schema.get("description", "")), ""]
-        if "properties" in schema:
-            lines += [*table(("field", "type"), *_fields(schema)), ""]
-        else:
-            lines += [f"One of `{'`, `'.join(schema.get('enum', []))}`", ""]
-    about = """
-Below `/services/gpu-reclaim/`, with a token of the Hub (`Authorization: token …`; a
-user sees their own sessions, who holds `custom:gpu-reclaim:manage` all). The default
-server, which has no name, is `-` in a path. Times are seconds since the epoch,
-durations seconds, sizes bytes. An error is a `Failure` with its code and sentence. The
-same as an OpenAPI 3.1 document is served at `api/openapi.json`. This page is generated
-from it.
-"""
-    return page("The service's API", about, *lines[:-1])
-
-
-def _call(method: str, path: str, call: dict[str, Any]) -> list[str]:
-    lines = [
-        f"### `{method.upper()} {path.lstrip('/')}`",
-        "",
-        call["summary"] + ".",
-        "",
-    ]
-    for one in call["parameters"]:
-        if one["in"] == "query":
-            kind = _type(one["schema"])
-            lines.append(f"* `?{one['name']}=` ({kind}): {one['description']}")
-    if "requestBody" in call:
-        (media,) = call["requestBody"]["content"].values()
-        lines.append(f"* body: {_type(media['schema'])}")
-    for status, answer in call["responses"].items():
-        if int(status) < 400:
-            for kind, media in answer.get("content", {"": None}).items():
-                what = f" {_type(media['schema'])}, `{kind}`" if media else " nothing"
-                lines.append(f"* answer {status}:{what}")
-    errors = [status for status in call["responses"] if int(status) >= 400]
-    return [*lines, f"* errors: {', '.join(errors)}", ""]
-
-
-def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    needed = schema.get("required", [])
-    for name, kind in schema["properties"].items():
-        optional = "" if name in needed else f"; default `{kind.get('default')}`"
-        yield f"`{name}`", _type(kind) + optional
-
-
-def _type(schema: dict[str, Any]) -> str:
-    """A JSON schema in a few words, with links to the values on the page."""
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(_type(one) for one in schema["anyOf"])
-    if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    if isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_type(schema['additionalProperties'])}"
-    return str(schema.get("type", "anything"))
-
-
 def events() -> str:
     """Every kind of line in the event log, from its JSON schema."""
     lines: list[str] = []
@@ -224,6 +138,28 @@ version of a schema only adds fields, or has a new number. The schemas are in
 `jupyterhub_gpu_reclaim/events/schemas`; this page is generated from them.
 """
     return page("The event log", about, *lines[:-1])
+
+
+def scopes() -> str:
+    """Every scope of the Hub that somebody gets, and why."""
+    parts = {
+        "The service": SERVICE_SCOPES,
+        "Every user": USER_SCOPES,
+        "Administrators": ADMIN_SCOPES,
+    }
+    rows: list[tuple[object, ...]] = [("who", "scope", "why", "without it")]
+    for who, some in parts.items():
+        for one in some:
+            before = ""
+            if one.before is not None:
+                before = f" (before JupyterHub {one.before[0]}: `{one.before[1]}`)"
+            rows.append((who, f"`{one.name}`{before}", one.reason, one.without))
+    about = """
+What `configure(c)` lets whom do at the Hub: the least that works. Administrators are
+its `admins`, `admin_groups` and the Hub's own. This page is generated from
+`jupyterhub_gpu_reclaim/service/scopes.py`.
+"""
+    return page("Scopes at the Hub", about, *table(*rows))
 
 
 def metrics() -> str:
@@ -301,6 +237,7 @@ PAGES = {
     "reference/events.md": events,
     "reference/metrics.md": metrics,
     "reference/commands.md": commands,
+    "reference/scopes.md": scopes,
     "how-to/messages.md": messages,
 }
 

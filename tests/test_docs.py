@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
 generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
