@@ -7,18 +7,14 @@ anew with the program: nobody needs it to be right, and what is not known stays 
 
 from __future__ import annotations
 
-import math
 from array import array
-from typing import TYPE_CHECKING
+from math import isnan, nan
 
 from jupyterhub_gpu_reclaim.models import GpuSample, Sample, SessionKey, Value
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 MINUTES = 60
 _MINUTE = 60.0
-_UNKNOWN = math.nan
+_UNKNOWN = nan
 
 
 class Line(Value, frozen=True, kw_only=True):
@@ -62,12 +58,12 @@ class _Track:
             self.percent[place] = before + (percent - before) / self.looks
         self.memory[place] = _UNKNOWN if memory is None else float(memory)
 
-    def values(self, ring: array[float], minute: int) -> Iterator[float | None]:
-        """The hour up to that minute, the newest last."""
-        for each in range(minute - MINUTES + 1, minute + 1):
-            known = self.minute - MINUTES < each <= self.minute
-            value = ring[each % MINUTES] if known else _UNKNOWN
-            yield None if math.isnan(value) else value
+    def values(self, ring: array[float], minute: int) -> list[float]:
+        """The hour up to that minute, the newest last; NaN where nothing is known."""
+        oldest = (self.minute + 1) % MINUTES
+        whole = list(ring[oldest:]) + list(ring[:oldest])
+        since = min(max(minute - self.minute, 0), MINUTES)
+        return whole[since:] + [_UNKNOWN] * since
 
 
 class History:
@@ -109,8 +105,8 @@ class History:
         return Line(
             key=key,
             end=(minute + 1) * _MINUTE,
-            gpu_percent=[None if p is None else round(p, 1) for p in percent],
-            memory=[None if m is None else int(m) for m in memory],
+            gpu_percent=[None if isnan(p) else round(p, 1) for p in percent],
+            memory=[None if isnan(m) else int(m) for m in memory],
         )
 
     def prune(self, now: float) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.models import Phase, Value
-from jupyterhub_gpu_reclaim.orchestrator import schema
+from jupyterhub_gpu_reclaim.orchestrator import amounts, schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,7 @@ class Totals(Value, frozen=True, kw_only=True):
     step: float  #: seconds from one point to the next; a longer way is a gap
     points: list[Point]  #: the oldest first
     gpu_seconds_freed: float  #: summed up over the points
+    gpu_seconds_reclaimed: float = 0.0  #: since the service was first started
 
 
 class StoreUse(Value, frozen=True, kw_only=True):
@@ -144,7 +145,15 @@ class Tally:
         query = query.where(table.c.at > now.at - hours * 3600, table.c.at % step == 0)
         points = [_point(row) for row in self._sessions.journal.read(query)]
         freed = step * sum(point.gpus_freed for point in points)
-        return Totals(now=now, step=step, points=points, gpu_seconds_freed=freed)
+        journal = self._sessions.journal
+        counted = journal.amount(amounts.GPU_SECONDS)
+        return Totals(
+            now=now,
+            step=step,
+            points=points,
+            gpu_seconds_freed=freed,
+            gpu_seconds_reclaimed=amounts.so_far(journal.sessions(), counted, now.at),
+        )
 
     def store_use(self) -> list[StoreUse]:
         """What everybody's checkpoints take, the largest first."""

@@ -95,6 +95,8 @@ class ManagerPage(Page):
         totals = control.totals(hours)
         present = totals.now
         freed = totals.gpu_seconds_freed / 3600
+        whole = totals.gpu_seconds_reclaimed / 3600
+        period = f"in the last {dict(PERIODS)[hours]}"
         return {
             "hours": hours,
             "periods": PERIODS,
@@ -103,7 +105,9 @@ class ManagerPage(Page):
                 Number(str(present.gpus_in_use), "GPUs in use", name="in-use"),
                 Number(str(present.gpus_idle), "GPUs idle", "held, not used", "idle"),
                 _freed(present),
-                Number(f"{freed:,.0f}", "GPU-hours freed", _period(hours)),
+                Number(
+                    f"{freed:,.0f}", "GPU-hours freed", f"{period}; {whole:,.0f} in all"
+                ),
                 _stored(views),
             ],
             "phases": [
@@ -172,10 +176,6 @@ class Store(ManagerPage):
             stored=words.size(sum(use.stored_bytes for use in uses)),
             logical=words.size(sum(use.logical_bytes for use in uses)),
         )
-
-
-def _period(hours: int) -> str:
-    return f"in the last {dict(PERIODS)[hours]}"
 
 
 def _freed(present: Point) -> Number:

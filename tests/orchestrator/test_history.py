@@ -123,7 +123,7 @@ def test_totals_count_cards_that_work_idle_and_are_freed(sessions):
 
 def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
     tally = Tally(sessions, waiting=lambda: 0)
-    saved = SessionRow(key=ADA, phase=Phase.SUSPENDED, since=1.0, gpus=2)
+    saved = SessionRow(key=ADA, phase=Phase.SUSPENDED, since=START, gpus=2)
     sessions.journal.save(saved)
     for _ in range(6):
         tally.note()
@@ -134,6 +134,7 @@ def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
     assert [point.at - START for point in found.points] == [0, STEP, 2 * STEP, 3 * STEP]
     assert found.points[0].sessions == {"suspended": 1}
     assert found.gpu_seconds_freed == 4 * STEP * 2
+    assert found.gpu_seconds_reclaimed == 3 * STEP * 2
 
 
 def test_totals_of_a_month_are_few_points_and_older_ones_are_pruned(sessions):

@@ -7,24 +7,24 @@ the sessions that they may see.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, ClassVar
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.errors import BadRequest
-from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.orchestrator.history import Line
 from jupyterhub_gpu_reclaim.orchestrator.totals import KEPT, StoreUse, Totals
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.routes.base import Forbidden, PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.routes.people import NAMED, named_sessions
 
-#: Most sessions that one call may name.
-MOST_NAMED = 500
+#: Lines that are made in one step.
+_AT_ONCE = 500
 MOST_HOURS = KEPT // 3600
 
 _Hours = Annotated[int, msgspec.Meta(ge=1, le=MOST_HOURS)]
-_Named = Annotated[list[str], msgspec.Meta(max_length=MOST_NAMED)]
 
 
 class ManagerRoute(PersonRoute):
@@ -50,27 +50,18 @@ class Lines(PersonRoute):
         "What the sessions that you may see did on their GPUs in the last hour; those"
         " that held none are left out",
         answer=list[Line],
-        query=(
-            Query(
-                "session",
-                _Named,
-                f"`user/server`, up to {MOST_NAMED} times; none: all that you may see.",
-            ),
-        ),
+        query=(NAMED,),
     )
     async def get(self) -> None:
         """List them, by user and server."""
         control = self.context.control
-        named = self.get_query_arguments("session")
-        if len(named) > MOST_NAMED:
-            what = f"Name at most {MOST_NAMED} sessions."
-            raise BadRequest(Reason.INVALID, what=what)
-        if named:
-            parts = (name.partition("/") for name in named)
-            keys = {SessionKey(user, server) for user, _, server in parts}
-        else:
-            keys = {view.key for view in control.sessions()}
-        self.answer(control.lines({key for key in keys if self.person.may_see(key)}))
+        keys = named_sessions(self) or {view.key for view in control.sessions()}
+        seen = sorted(key for key in keys if self.person.may_see(key))
+        lines: list[Line] = []
+        for at in range(0, len(seen), _AT_ONCE):
+            lines += control.lines(set(seen[at : at + _AT_ONCE]))
+            await asyncio.sleep(0)  # ten thousand are not one step for everybody else
+        self.answer(lines)
 
 
 class TotalsOfAll(ManagerRoute):

@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.models import SessionView, Value, Verdict
+from jupyterhub_gpu_reclaim.errors import BadRequest
+from jupyterhub_gpu_reclaim.models import SessionKey, SessionView, Value, Verdict
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -25,6 +26,15 @@ from jupyterhub_gpu_reclaim.service.routes.base import (
 
 #: Most lines of a session's history in one answer.
 LONGEST_HISTORY = 1000
+#: Most sessions that one call may name.
+MOST_NAMED = 500
+
+#: The sessions that a call is about, where it does not mean all of them.
+NAMED = Query(
+    "session",
+    Annotated[list[str], msgspec.Meta(max_length=MOST_NAMED)],
+    f"`user/server`, up to {MOST_NAMED} times; none: all that you may see.",
+)
 
 
 class Keep(Value, frozen=True, kw_only=True):
@@ -50,16 +60,37 @@ def check_opt_out(route: PersonRoute, out: bool) -> bool:
     return out
 
 
+def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
+    """The sessions that the query names, with :data:`NAMED`; None: it names none.
+
+    Raises:
+        BadRequest: too many of them.
+    """
+    named = route.get_query_arguments(NAMED.name)
+    if len(named) > MOST_NAMED:
+        what = f"Name at most {MOST_NAMED} sessions."
+        raise BadRequest(Reason.INVALID, what=what)
+    parts = (name.partition("/") for name in named)
+    return {SessionKey(user, server) for user, _, server in parts} or None
+
+
 class Sessions(PersonRoute):
     """All sessions that the caller may see."""
 
     path: ClassVar = "api/sessions"
 
-    @operation("List the sessions that you may see", answer=list[SessionView])
+    @operation(
+        "List the sessions that you may see", answer=list[SessionView], query=(NAMED,)
+    )
     async def get(self) -> None:
         """List them, by user and server."""
+        named = named_sessions(self)
         seen = self.context.control.sessions()
-        mine = [view for view in seen if self.person.may_see(view.key)]
+        mine = [
+            view
+            for view in seen
+            if self.person.may_see(view.key) and (named is None or view.key in named)
+        ]
         self.answer(sorted(mine, key=lambda view: view.key))
 
 

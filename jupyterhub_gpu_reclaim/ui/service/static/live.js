@@ -54,11 +54,7 @@ function keepOpen(old, fresh) {
     "changed" gets the session's key, "present" all keys where the stream tells them. */
 export function follow(url, { changed, present, missed }) {
   const events = new EventSource(url);
-  let opened = false;
-  events.addEventListener("open", () => {
-    if (opened) missed?.();
-    opened = true;
-  });
+  events.addEventListener("open", () => missed?.());
   events.addEventListener("session", (event) => {
     const { key } = JSON.parse(event.data);
     changed(`${key.user}/${key.server ?? ""}`);
@@ -69,10 +65,7 @@ export function follow(url, { changed, present, missed }) {
   events.addEventListener("error", () => {
     // a refusal (login ended, too many pages) is final for an EventSource
     if (events.readyState !== EventSource.CLOSED) return;
-    setTimeout(() => {
-      follow(url, { changed, present, missed });
-      missed?.();
-    }, 30000);
+    setTimeout(follow, 30000, url, { changed, present, missed });
   });
 }
 
@@ -98,24 +91,27 @@ export function sendForms(root, done) {
     const form = event.target;
     if (form.method !== "post" || form.action.endsWith("/fresh")) return;
     event.preventDefault();
-    const button = form.querySelector("button");
-    button.disabled = true;
+    if (form.ariaBusy) return; // it is on its way
+    form.ariaBusy = "true";
     say("");
+    const session = form.closest("[data-session]").dataset.session;
     const sentence = await sent(form);
-    button.disabled = false;
-    for (const open of root.querySelectorAll("details[open]")) {
-      if (open.contains(form) && open.dataset.keep !== "queue") open.open = false;
-    }
-    if (!button.offsetParent) focusAround(form);
+    form.ariaBusy = null;
+    closeMenus(root, session);
     say(...sentence);
-    done(form.closest("[data-session]")?.dataset.session);
+    done(session);
   });
 }
 
-function focusAround(form) {
-  form.closest("details")?.parentElement?.closest("details, [data-session]")
-    ?.querySelector("summary, a, button")
-    ?.focus({ preventScroll: true });
+/** The one that a form was in may have been replaced while it was on its way. */
+function closeMenus(root, session) {
+  const around = [...root.querySelectorAll("[data-session]")].find(
+    (one) => one.dataset.session === session,
+  );
+  const open = around?.querySelectorAll("details[open]") ?? [];
+  const had = around?.contains(document.activeElement);
+  for (const menu of open) menu.open = false;
+  if (had && open.length) open[0].querySelector("summary").focus();
 }
 
 async function sent(form) {
