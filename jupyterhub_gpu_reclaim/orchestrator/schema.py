@@ -155,7 +155,19 @@ def _waiting(connection: Connection) -> None:
     _add_column(connection, sessions.c.waiting_since)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _totals, _waiting)
+def _courtesy(connection: Connection) -> None:
+    """Version 4: how much "keep" users have had, and who was told how much."""
+    keeps.create(connection, checkfirst=True)
+    marks.create(connection, checkfirst=True)
+    audit_by_user.create(connection, checkfirst=True)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _first,
+    _totals,
+    _waiting,
+    _courtesy,
+)
 
 
 def _add_column(connection: Connection, column: Column[Any]) -> None:
