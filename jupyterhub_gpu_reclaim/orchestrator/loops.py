@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.models import HubState, Phase
 from jupyterhub_gpu_reclaim.orchestrator import amounts, checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.acts import Do
 from jupyterhub_gpu_reclaim.orchestrator.counters import MetricsSnapshot
+from jupyterhub_gpu_reclaim.orchestrator.forewarn import forewarn
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
 from jupyterhub_gpu_reclaim.orchestrator.retaining import retain
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
@@ -41,8 +42,8 @@ _log = logging.getLogger(__name__)
 STORE_TICKS = 6
 #: Sessions that are compared before anybody else gets a turn.
 BREATH = 100
-#: How often audit lines that are too old are looked for.
-PRUNE_SECONDS = 3600.0
+#: How often audit lines that are too old are looked for, and what will be deleted.
+PRUNE_SECONDS = 600.0
 
 
 class Loops:
@@ -124,7 +125,7 @@ class Loops:
             self._compare(key, picture)
         retain(self._sessions, settings.retention)
         await checkpoints.collect(self._sessions, self._agent)
-        self._prune_audit(self._sessions.clock.now())
+        self._now_and_then(self._sessions.clock.now())
         self._tally.note()
 
     def _compare(self, key: SessionKey, picture: Picture) -> None:
@@ -156,8 +157,10 @@ class Loops:
             and ((row := rows.session(each.key)) is None or row.waiting_since is None)
         }
 
-    def _prune_audit(self, now: float) -> None:
+    def _now_and_then(self, now: float) -> None:
+        """What need not be done at every tick."""
         if now >= self._prune_at:
+            forewarn(self._sessions, self._settings.retention, self._settings.forewarn)
             before = now - self._settings.audit
             more = self._sessions.journal.prune_audit(before)
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)

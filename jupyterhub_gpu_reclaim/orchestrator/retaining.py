@@ -31,13 +31,7 @@ def retain(sessions: Sessions, retention: Retention) -> None:
         StoreError: the journal could not be written; what was marked is marked.
     """
     rows = {row.id: row for row in sessions.journal.checkpoints()}
-    standing = {row.key: row for row in sessions.journal.sessions()}
-    kept = [
-        _as_kept(row, standing.get(row.key))
-        for row in rows.values()
-        if row.keeping is not Keeping.DOOMED
-    ]
-    for each in drop(kept, retention, sessions.clock.now()):
+    for each in drop(kept_of(sessions), retention, sessions.clock.now()):
         row = rows[each.id]
         doomed = checkpoints.kept(sessions, each.id, Keeping.DOOMED, seconds=0)
         if row.keeping is Keeping.CURRENT:
@@ -53,6 +47,16 @@ def retain(sessions: Sessions, retention: Retention) -> None:
             line = sessions.audit_line(row.key, SERVICE, "retention", each.why)
             sessions.journal.keep(doomed)
             sessions.update(row.key, line)
+
+
+def kept_of(sessions: Sessions) -> list[Kept]:
+    """Every checkpoint that is kept, as the policy sees it."""
+    standing = {row.key: row for row in sessions.journal.sessions()}
+    return [
+        _as_kept(row, standing.get(row.key))
+        for row in sessions.journal.checkpoints()
+        if row.keeping is not Keeping.DOOMED
+    ]
 
 
 def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:

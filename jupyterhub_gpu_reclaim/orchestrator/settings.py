@@ -27,6 +27,8 @@ class Settings:
     set_aside: float = 7 * 86400.0
     #: How long the audit lines of a session are kept.
     audit: float = 365 * 86400.0
+    #: How long before something that is saved is deleted its user is told; 0: never.
+    forewarn: float = 24 * 3600.0
     #: What else is not kept, and in whose favour.
     retention: Retention = field(default_factory=Retention)
     #: How long a state that makes no sense must last before anything is ended for it.

@@ -81,13 +81,20 @@ def mark(journal: Journal, name: str) -> float | None:
     return found[0]["value"] if found else None
 
 
-def set_mark(name: str, value: float) -> list[Any]:
-    """Statements that set a mark."""
+def marks(journal: Journal, prefix: str) -> dict[str, float]:
+    """All marks whose names begin so."""
     table = schema.marks
-    return [
-        table.delete().where(table.c.name == name),
-        table.insert().values(name=name, value=value),
-    ]
+    query = table.select().where(table.c.name.startswith(prefix, autoescape=True))
+    return {row["name"]: row["value"] for row in journal.read(query)}
+
+
+def set_mark(name: str, value: float | None) -> list[Any]:
+    """Statements that set a mark, or remove it."""
+    table = schema.marks
+    removal = table.delete().where(table.c.name == name)
+    if value is None:
+        return [removal]
+    return [removal, table.insert().values(name=name, value=value)]
 
 
 def _numbered(journal: Journal, query: Any) -> list[Numbered]:

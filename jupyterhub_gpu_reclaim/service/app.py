@@ -29,6 +29,8 @@ from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.events.feed import feeding
 from jupyterhub_gpu_reclaim.metrics.window import Window
+from jupyterhub_gpu_reclaim.notices.courier import telling
+from jupyterhub_gpu_reclaim.notices.settings import Notices
 from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
 from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
 from jupyterhub_gpu_reclaim.orchestrator.terms import TermsNow
@@ -64,7 +66,7 @@ class ReclaimService(Application, Options):
     description = "Suspends idle sessions of a JupyterHub and brings them back."
     version = __version__
     raise_config_file_errors = True
-    classes = [Guards, IdlePolicy, PressurePolicy, Rules, HubOAuth]  # noqa: RUF012
+    classes = [Guards, IdlePolicy, PressurePolicy, Rules, Notices, HubOAuth]  # noqa: RUF012
     aliases = {  # noqa: RUF012
         "config": "ReclaimService.config_file",
         "agent": "ReclaimService.agent",
@@ -146,6 +148,7 @@ class ReclaimService(Application, Options):
         under_pressure = pressure.pressure_idle_after
         decide = Decider(Guards(parent=self), [idle, pressure])
         rules = Rules(parent=self)
+        notices = Notices(parent=self)
         span = max(idle.idle_after, rules.longest("idle_after")) or under_pressure
         controller = Controller(
             journal=journal,
@@ -159,7 +162,10 @@ class ReclaimService(Application, Options):
             settings=self.settings(),
         )
         try:
-            async with feeding(journal, self.event_log, SystemClock()) as events:
+            async with (
+                feeding(journal, self.event_log, SystemClock()) as events,
+                telling(journal, notices, SystemClock()),
+            ):
                 try:
                     yield controller, events
                 finally:

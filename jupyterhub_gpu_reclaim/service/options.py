@@ -192,6 +192,15 @@ class Options(Configurable):
         help="The same for all users together. 0: no limit.",
     ).tag(config=True)
 
+    tell_deletion_hours = Float(
+        _DEFAULTS.forewarn / 3600,
+        min=0,
+        max=24 * 366,
+        help="Hours before something that is saved is deleted for its age at which its"
+        " user is told, in the session's history and by `Notices`. What is kept for"
+        " less is not told of, nor what a quota takes. 0: nobody is told.",
+    ).tag(config=True)
+
     retention_takes_suspended = Bool(
         False,
         help="Whether `keep_days` and the quotas may delete the only saved state of a"
@@ -307,6 +316,7 @@ class Options(Configurable):
             grace=self.grace,
             set_aside=self.set_aside_days * _DAY,
             audit=self.audit_days * _DAY,
+            forewarn=self.tell_deletion_hours * 3600,
             retention=Retention(
                 generations=self.keep_generations,
                 seconds=self.keep_days * _DAY,

@@ -7,7 +7,9 @@ import dataclasses
 
 import pytest
 
+from jupyterhub_gpu_reclaim.clock import ManualClock
 from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.orchestrator.forewarn import forewarn
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.orchestrator.conftest import KEY
 
@@ -75,3 +77,42 @@ async def test_quota_takes_what_was_put_aside_and_leaves_the_rest(world):
     lines = [line for line in controller.audit(KEY) if line.what == "retention"]
     assert len(lines) == 1
     assert "quota" in lines[0].message
+
+
+async def test_deletion_ahead_is_told_once_and_in_time(world):
+    world.settings = dataclasses.replace(world.settings, set_aside=90_000.0)
+    controller = await world.controller()
+    await suspended(world, controller, KEY)
+    await controller.start_fresh(KEY, "ada")
+    sessions = controller._sessions
+    now = sessions.clock.now()
+
+    def told():
+        return [a.message for a in controller.audit(KEY) if a.what == "deletion ahead"]
+
+    forewarn(sessions, Retention(), 0.0)
+    forewarn(sessions, Retention(), 86400.0)  # not yet
+    forewarn(sessions, Retention(), 100_000.0)  # kept for less than that anyway
+    assert told() == []
+    sessions.clock = ManualClock(now + 4000)
+    for _ in range(2):
+        forewarn(sessions, Retention(), 86400.0)
+    assert told() == ["What was put aside is deleted in 23 h 53 min."]
+    assert "deletion ahead" in [line.what for line in controller.story("ada").lines]
+
+
+async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
+    controller = await world.controller()
+    await suspended(world, controller, KEY)
+    sessions = controller._sessions
+    (row,) = sessions.journal.checkpoints(KEY)
+    sessions.clock = ManualClock(row.changed + 100.0)
+    spared = Retention(seconds=row.changed - row.info.created + 200.0)
+    forewarn(sessions, spared, 150.0)
+    assert controller.audit(KEY)[0].what != "deletion ahead"
+    forewarn(sessions, dataclasses.replace(spared, takes_current=True), 150.0)
+    line = controller.audit(KEY)[0]
+    assert (line.what, line.message) == (
+        "deletion ahead",
+        "The only state in which this session is saved is deleted in 1 min 40 s.",
+    )

@@ -1,0 +1,1 @@
+"""Notices beyond the tab: to a webhook and by e-mail, made of the journal's audit."""
