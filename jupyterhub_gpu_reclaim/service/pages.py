@@ -15,6 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import HTTPError, StaticFileHandler
 
+from jupyterhub_gpu_reclaim.errors import NotFound
+from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.orchestrator.story import sentence
+from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.cards import Card, ago, card
 from jupyterhub_gpu_reclaim.service.routes.base import (
     PersonRoute,
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.models import Failure, SessionView
-    from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 
 #: What the page says after a form was taken, by the form's name.
 DONE = {
@@ -36,7 +39,7 @@ DONE = {
     "pin": "Noted.",
     "delete": "The saved session is deleted.",
 }
-#: Lines of a session's log on its page.
+#: Lines of a log on one page.
 _LOG_LINES = 50
 
 
@@ -165,7 +168,9 @@ class One(Page):
         control, key = self.context.control, self.key(user, server)
         (shown,) = self.cards([control.session(key)])
         now = self.context.clock.now()
-        log = [(ago(one.at, now), _line(one)) for one in control.audit(key, _LOG_LINES)]
+        log = [
+            (ago(one.at, now), sentence(one)) for one in control.audit(key, _LOG_LINES)
+        ]
         self.page(
             "session.html",
             card=shown,
@@ -173,6 +178,28 @@ class One(Page):
             log=log,
             done=self.done(),
             xsrf=self.xsrf(),
+        )
+
+
+class Log(Page):
+    """What happened to all sessions of a user, also to those that are deleted."""
+
+    async def get(self) -> None:
+        """Tell it, a page at a time.
+
+        Raises:
+            NotFound: another user.
+        """
+        user = self.get_query_argument("user", "") or self.person.name
+        if not self.person.may_see(SessionKey(user)):
+            raise NotFound(Reason.UNKNOWN_SESSION, session=user)
+        now = self.context.clock.now()
+        story = self.context.control.story(user, self.number("before"), _LOG_LINES)
+        self.page(
+            "log.html",
+            user=user,
+            lines=[(ago(line.at, now), line) for line in story.lines],
+            older=story.next,
         )
 
 
@@ -191,12 +218,6 @@ class Fragment(Page):
         self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())
 
 
-def _line(row: AuditRow) -> str:
-    """A line of the log in words."""
-    text = f"{row.what.replace('_', ' ')}, by {row.who}"
-    return f"{text}: {row.message}" if row.message else text
-
-
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
     """The Hub's answer to a login; sets the cookie and goes on."""
 
@@ -209,6 +230,16 @@ class NoPage(HtmlErrors):
         raise HTTPError(404)
 
 
+class Static(StaticFileHandler):
+    """Scripts and styles: asked for again each time, so that versions never mix."""
+
+    def set_extra_headers(self, path: str) -> None:
+        """A copy that a browser has is good only if it is still the same."""
+        del path
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+
 def rules(prefix: str) -> list[tuple[Any, ...]]:
     """The tornado rules of the pages under a URL prefix."""
     base = re.escape(prefix)
@@ -217,8 +248,9 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     return [
         (base, Index),
         (rf"{base}mine", Mine),
+        (rf"{base}log", Log),
         (one, One),
         (rf"{one}/card", Fragment),
         (rf"{base}oauth_callback", OAuthCallback),
-        (rf"{base}static/(.+)", StaticFileHandler, {"path": str(static)}),
+        (rf"{base}static/(.+)", Static, {"path": str(static)}),
     ]

@@ -182,8 +182,20 @@ async def test_page_of_one_session_tells_reasons_and_log(service):
     page = (await ada.get("sessions/ada/train")).body.decode()
     assert "Why it is not suspended" in page
     assert "Kernel a is busy." in page
-    assert "suspend, by ada" in page
+    assert "Saving it began." in page
     assert (await ada.get("sessions/bob/train")).code == 404
+
+
+async def test_log_is_told_to_its_user_and_to_managers(service, root):
+    ada = Browser(service, "token-ada")
+    page = (await ada.get("log")).body.decode()
+    assert "What happened to my sessions" in page
+    assert (await ada.get("log?user=bob")).code == 404
+    theirs = (await root.get("log?user=ada")).body.decode()
+    assert "What happened to the sessions of ada" in theirs
+    assert "It was deleted." in theirs
+    assert "before=7" in theirs
+    assert (await ada.get("log?before=x")).code == 400
 
 
 async def test_events_of_one_user_without_the_state_at_the_start(service):
