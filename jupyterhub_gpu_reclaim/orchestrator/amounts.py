@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: GPUs times seconds; a session counts with the GPUs that it held when it was saved.
 GPU_SECONDS = "gpu_seconds_reclaimed"
-#: How a resume fails whose time in the queue is over.
-_OVER = {Reason.GPU_WAIT_OVER.value, Reason.GPU_MEMORY.value}
 
 
 def leaving(
@@ -48,7 +46,8 @@ def waited(
     """Who is not on the way back any more waits for nothing; it is counted how long."""
     if before.waiting_since is None or row.phase is Phase.RESUMING:
         return row
-    over = row.failure is not None and row.failure.code in _OVER
+    failure = row.failure
+    over = failure is not None and failure.code == Reason.GPU_WAIT_OVER.value
     outcome = "served" if row.phase in LIVE else "expired" if over else "left"
     counters.waited(outcome, now - before.waiting_since)
     return msgspec.structs.replace(row, waiting_since=None)

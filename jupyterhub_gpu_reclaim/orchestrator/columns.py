@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import and_
+from sqlalchemy import and_, bindparam
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.models import CheckpointInfo, Failure, SessionKey
@@ -28,26 +28,39 @@ def of(table: Any, key: SessionKey) -> Any:
     return and_(table.c.user == key.user, table.c.server == key.server)
 
 
+#: Made once: composing a statement takes longer than running it.
+_INSERT = {
+    table: table.insert()
+    for table in (schema.sessions, schema.checkpoints, schema.audit)
+}
+_NO_SESSION = schema.sessions.delete().where(
+    schema.sessions.c.user == bindparam("its_user"),
+    schema.sessions.c.server == bindparam("its_server"),
+)
+_NO_CHECKPOINT = schema.checkpoints.delete().where(
+    schema.checkpoints.c.id == bindparam("its_id")
+)
+
+
 def replace_session(row: SessionRow) -> list[Any]:
     """Statements that write a row whether or not it is there, on any database."""
-    table = schema.sessions
+    mine = {"its_user": row.key.user, "its_server": row.key.server}
     return [
-        table.delete().where(of(table, row.key)),
-        table.insert().values(**_session_values(row)),
+        (_NO_SESSION, mine),
+        (_INSERT[schema.sessions], _session_values(row)),
     ]
 
 
 def replace_checkpoint(row: CheckpointRow) -> list[Any]:
     """The same for a checkpoint."""
-    table = schema.checkpoints
     values = msgspec.structs.asdict(row)
     key = values.pop("key")
     values["keeping"] = row.keeping.value
     values["info"] = None if row.info is None else wire.encode(row.info).decode()
     values.update(user=key.user, server=key.server)
     return [
-        table.delete().where(table.c.id == row.id),
-        table.insert().values(**values),
+        (_NO_CHECKPOINT, {"its_id": row.id}),
+        (_INSERT[schema.checkpoints], values),
     ]
 
 
@@ -82,6 +95,11 @@ def audit_row(row: Mapping[Any, Any]) -> AuditRow:
         code=row["code"],
         message=row["message"],
     )
+
+
+def insert_audit(row: AuditRow) -> Any:
+    """The statement that adds a line to the audit."""
+    return _INSERT[schema.audit], audit_values(row)
 
 
 def audit_values(row: AuditRow) -> dict[str, Any]:

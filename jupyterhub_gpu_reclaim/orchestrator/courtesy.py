@@ -103,7 +103,7 @@ class Courtesy:
         Raises:
             Unreachable: nobody can look.
         """
-        seen = await self._watch.refresh(row.incarnation)
+        seen = await self._watch.refresh(row)
         # A session whose node is silent was not looked at: it may be at work.
         return seen and self._sessions.row(row.key) == row and self.judge(row)
 

@@ -98,9 +98,7 @@ class Journal:
         statements = columns.replace_session(row)
         statements += [each for one in kept for each in columns.replace_checkpoint(one)]
         if audit is not None:
-            statements.append(
-                schema.audit.insert().values(**columns.audit_values(audit))
-            )
+            statements.append(columns.insert_audit(audit))
         counted = self._standing().counted(amounts or {})
         statements += [e for item in counted.items() for e in columns.replace(*item)]
         with self._changing(*statements, *also) as standing:
@@ -122,7 +120,7 @@ class Journal:
             schema.sessions.delete().where(columns.of(schema.sessions, key)),
             *[each for row in kept for each in columns.replace_checkpoint(row)],
             *[each for item in counted.items() for each in columns.replace(*item)],
-            schema.audit.insert().values(**columns.audit_values(audit)),
+            columns.insert_audit(audit),
         ) as standing:
             standing.remove(key)
             standing.keep(kept)
@@ -216,6 +214,9 @@ class Journal:
     def write(self, *statements: Any) -> None:
         """All of it in one transaction, or nothing.
 
+        Args:
+            *statements: each alone or with its values; with them it is compiled once.
+
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
@@ -224,7 +225,8 @@ class Journal:
         try:
             with self._engine.begin() as connection:
                 for statement in statements:
-                    connection.execute(statement)
+                    given = statement if isinstance(statement, tuple) else (statement,)
+                    connection.execute(*given)
         except SQLAlchemyError as error:
             raise _broken(error) from None
 

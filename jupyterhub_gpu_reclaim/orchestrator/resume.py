@@ -124,7 +124,7 @@ class Resumer:
             end = Event(failure=wire.failure_of(error))
         row = self._sessions.row(row.key) if self._still(row) else row
         if end.failure is not None and not self._line.waits(row, end.failure):
-            yield self.failed(row, end.failure)
+            yield self.failed(row, self._line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
         """The last event of the restore; a failure is told by who takes it up."""

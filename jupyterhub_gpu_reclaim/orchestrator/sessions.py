@@ -135,6 +135,8 @@ class Sessions:
         )
         if row.phase is not Phase.WARNED:
             self._suspends_at.pop(key, None)
+        if row.waiting_since is None:
+            self.waiting.pop(key, None)
         self.touch(key)
         return row
 

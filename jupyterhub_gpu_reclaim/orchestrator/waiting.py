@@ -8,11 +8,13 @@ pod waits for a node; the scheduler decides who gets it, and here it is only tol
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.models import Event, Failure, Phase, Step, Waiting
+from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE
 from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.policy.turns import fair
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -46,7 +48,8 @@ class WaitingLine:
     def look(self) -> list[Waiting]:
         """All who wait, in their order; whoever's place has changed is told."""
         rows = {row.key: row for row in self._rows()}
-        order = fair((key, row.waiting_since or 0.0) for key, row in rows.items())
+        since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
+        order = fair(since, self._held() if rows else {})
         found = [_waiting(rows[key]) for key in order]
         found += [each for each in self._agent.waiting() if each.key not in rows]
         found = [
@@ -88,6 +91,10 @@ class WaitingLine:
             return None
         return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self._limit))
 
+    def told(self, row: SessionRow, failure: Failure) -> Failure:
+        """How a try that is not made again is told to who has waited for it."""
+        return (no_room(failure) and self.over(row)) or failure
+
     def served(self, row: SessionRow) -> Event:
         """The end of the waiting, for who reads the steps."""
         waited = self._sessions.clock.now() - (row.waiting_since or 0.0)
@@ -106,6 +113,15 @@ class WaitingLine:
             for row in self._sessions.journal.sessions()
             if row.waiting_since is not None and row.phase is Phase.RESUMING
         ]
+
+    def _held(self) -> Counter[str]:
+        """How many sessions of each user have a GPU, as far as is known."""
+        cards = self._sessions.history.cards
+        return Counter(
+            row.key.user
+            for row in self._sessions.journal.sessions()
+            if row.phase in LIVE and (row.gpus or cards(row.key, row.incarnation))
+        )
 
     def _tell(self, order: list[SessionKey], total: int) -> None:
         told: dict[SessionKey, str] = {}

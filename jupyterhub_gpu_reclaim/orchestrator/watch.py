@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.models import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.models import SessionKey
+    from jupyterhub_gpu_reclaim.models import Sample, SessionKey
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent, Window
     from jupyterhub_gpu_reclaim.orchestrator.rows import SessionRow
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
@@ -37,7 +37,7 @@ class Watch:
         self._windows: dict[SessionKey, tuple[str, Window]] = {}
         self._looking = asyncio.Lock()
         self._asked: float | None = None  # monotonic, before the agent was asked
-        self._seen: set[str] = set()  # incarnations in the last answer
+        self._samples: dict[str, Sample] = {}  # the last answer, by incarnation
         #: When samples came last, seconds since the epoch.
         self.sampled: float | None = None
 
@@ -55,11 +55,11 @@ class Watch:
         async with self._looking:
             await self._sample()
 
-    async def refresh(self, incarnation: str) -> bool:
-        """The same, unless it was done a moment ago.
+    async def refresh(self, row: SessionRow) -> bool:
+        """The same for one session; an answer of a moment ago will do.
 
         Returns:
-            Whether that incarnation was in the answer; one whose node keeps silent
+            Whether its incarnation was in the answer; one whose node keeps silent
             is not, and what is known of it is old.
 
         Raises:
@@ -68,23 +68,32 @@ class Watch:
         async with self._looking:
             now = self._sessions.clock.monotonic()
             if self._asked is None or now - self._asked > FRESH_SECONDS:
-                await self._sample()
-            return incarnation in self._seen
+                await self._ask()
+            sample = self._samples.get(row.incarnation)
+            if sample is not None:
+                self._take(row, sample)
+                self._measure(row)
+            return sample is not None
 
     async def _sample(self) -> None:
+        await self._ask()
+        rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
+        for incarnation, sample in self._samples.items():
+            row = rows.get(incarnation)
+            if row is not None and row.phase is not Phase.STOPPED:
+                self._take(row, sample)
+        self._sessions.history.prune(self._sessions.clock.now())
+        self.measure()
+
+    async def _ask(self) -> None:
         asked = self._sessions.clock.monotonic()
         samples = await self._agent.samples()
-        self._asked = asked
-        self._seen = {sample.incarnation for sample in samples}
-        self.sampled = self._sessions.clock.now()
-        rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
-        for sample in samples:
-            row = rows.get(sample.incarnation)
-            if row is not None and row.phase is not Phase.STOPPED:
-                self._window_of(row).add(sample)
-                self._sessions.history.add(row.key, sample)
-        self._sessions.history.prune(self.sampled)
-        self.measure()
+        self._asked, self.sampled = asked, self._sessions.clock.now()
+        self._samples = {sample.incarnation: sample for sample in samples}
+
+    def _take(self, row: SessionRow, sample: Sample) -> None:
+        self._window_of(row).add(sample)
+        self._sessions.history.add(row.key, sample)
 
     def _window_of(self, row: SessionRow) -> Window:
         """The window of that incarnation; a new incarnation begins a new one."""
@@ -96,13 +105,16 @@ class Watch:
 
     def measure(self) -> None:
         """Sum the windows up as of now."""
-        now = self._sessions.clock.now()
-        for key, (incarnation, window) in list(self._windows.items()):
+        for key, (incarnation, _) in list(self._windows.items()):
             row = self._sessions.row(key)
             if row.incarnation != incarnation or row.phase is Phase.STOPPED:
                 del self._windows[key]
                 self._sessions.measured(key, None)
             else:
-                terms = self._sessions.terms_of(row)
-                span = terms.idle_after if terms is not None else None
-                self._sessions.measured(key, window.usage(now, span))
+                self._measure(row)
+
+    def _measure(self, row: SessionRow) -> None:
+        terms = self._sessions.terms_of(row)
+        span = terms.idle_after if terms is not None else None
+        usage = self._windows[row.key][1].usage(self._sessions.clock.now(), span)
+        self._sessions.measured(row.key, usage)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 import uuid
 from dataclasses import dataclass, field, replace
 
@@ -115,6 +116,8 @@ class NodeInMemory:
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
         self.kernels: list | None = None
+        self.gpus: list = []  # that every session holds
+        self.room: int | None = None  # so many sessions have memory on a GPU
         self.samples_fail = False
         self.silent: set[str] = set()  # incarnations whose node does not answer
         self.told: dict[str, list] = {}  # of each incarnation, by the service
@@ -165,8 +168,9 @@ class NodeInMemory:
             Sample(
                 incarnation=place.incarnation,
                 key=place.key,
-                at=asyncio.get_running_loop().time(),
+                at=time.time(),
                 kernels=self.kernels,
+                gpus=self.gpus,
                 pod=place.pod,
             )
             for place in self.places.values()
@@ -228,7 +232,10 @@ class NodeInMemory:
 
     async def restore(self, incarnation, checkpoint):
         place = self._place(incarnation)
-        if place.state is TreeState.HOLDING and place.checkpoint != checkpoint:
+        anew = place.failure is not None and place.failure.code == "gpu_memory"
+        if place.state is TreeState.HOLDING and (
+            anew or place.checkpoint != checkpoint
+        ):
             others = [p for p in self.places.values() if p is not place]
             if any(
                 p.checkpoint == checkpoint
@@ -237,7 +244,7 @@ class NodeInMemory:
             ):
                 raise Refused(Reason.CHECKPOINT_BUSY)
             place.state, place.checkpoint = TreeState.RESTORING, checkpoint
-            place.events = []
+            place.events, place.failure = [], None
             place.task = asyncio.create_task(self._restore(place))
         return self._follow(place)
 
@@ -246,6 +253,12 @@ class NodeInMemory:
         await asyncio.sleep(0.005)
         while self.hold_at == "criu" and not place.cancel:
             await asyncio.sleep(0.002)
+        running = sum(p.state is TreeState.RUNNING for p in self.places.values())
+        if self.room is not None and running >= self.room:
+            full = Failure(code="gpu_memory", message="Too little.", retryable=True)
+            place.state, place.failure = TreeState.HOLDING, full
+            place.events.append(Event(failure=full))
+            return
         if self.restore_failure is not None or place.cancel:
             failure = self.restore_failure or Failure(code="cancelled", message="Off.")
             place.state, place.failure = TreeState.HOLDING, failure
@@ -335,6 +348,12 @@ class HubInMemory:
         self.plans: list[str] = []
         self.errors: list[str] = []
         self.tasks: set[asyncio.Task] = set()
+
+    def placement(self, key: SessionKey) -> Placement:
+        """Where a start in hand is to be."""
+        (place,) = [p for p in self.node.places.values() if p.key == key]
+        pointer = self.pointers.get(key, "")
+        return Placement(key=key, incarnation=place.incarnation, checkpoint=pointer)
 
     def run(self, key: SessionKey, incarnation: str) -> None:
         self.states[key] = "running"
