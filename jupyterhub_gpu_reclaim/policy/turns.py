@@ -9,21 +9,24 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.models import SessionKey
 
 
-def fair(waiting: Iterable[tuple[SessionKey, float]]) -> list[SessionKey]:
+def fair(
+    waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
+) -> list[SessionKey]:
     """In which order they are served.
 
     First come, first served, per user: everybody's first session comes before
-    anybody's second one, so that who waits with many servers keeps nobody from one.
+    anybody's second one, so that who has many servers keeps nobody from one.
 
     Args:
         waiting: each session and since when it waits, in seconds since the epoch.
+        held: how many sessions of each user have what is waited for already.
     """
-    seen: Counter[str] = Counter()
+    seen = Counter(held)
     order: list[tuple[int, float, SessionKey]] = []
     for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):
         order.append((seen[key.user], since, key))
