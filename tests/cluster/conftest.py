@@ -164,6 +164,19 @@ class ClusterHub:
         assert len(found) == 1, found
         return found[0]
 
+    def gpus(self, node):
+        """How many may be asked for there."""
+        found = self.kubectl.json("get", "node", node)["status"]["allocatable"]
+        return int(found.get("nvidia.com/gpu", 0))
+
+    def waits_for_gpu(self, user):
+        """Whether the user's pod is there, and the scheduler finds no GPU for it."""
+        return any(
+            "Insufficient nvidia.com/gpu" in condition.get("message", "")
+            for pod in self.pods(user)
+            for condition in pod["status"].get("conditions", ())
+        )
+
     def agent(self, node, *, but=None):
         """Name and restarts of that node's agent, once it is ready and not that one."""
         return self.wait(lambda: self._agent(node, but), 300)
