@@ -6,6 +6,7 @@ shows of it came the whole way, over the agent's wire format, the journal and th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,7 +21,8 @@ import pytest
 import requests
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
+from jupyterhub_gpu_reclaim.clients.hub import HubClient
+from jupyterhub_gpu_reclaim.models import CheckpointInfo, HubState, SessionKey
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -37,9 +39,22 @@ SAVED = CheckpointInfo(
     logical_bytes=1_500_000_000,
     stored_bytes=400_000_000,
 )
+#: A server that says yes to everything.
+SERVER = """
+import http.server, os, urllib.parse
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(204)
+        self.end_headers()
+url = urllib.parse.urlparse(os.environ["JUPYTERHUB_SERVICE_URL"])
+http.server.HTTPServer(("127.0.0.1", url.port), Handler).serve_forever()
+"""
 CONFIG = """
 from jupyterhub_gpu_reclaim.hub_config import configure
 c.JupyterHub.spawner_class = "simple"
+c.JupyterHub.load_groups = {{"course-101": {{"users": ["carl"]}}}}
+c.Spawner.cmd = ["python3", "-c", {server!r}]
+c.Spawner.get_args = lambda: []
 # the Hub looks after its services every 30 s, which no setting changes
 from jupyterhub.services.service import _ServiceSpawner
 _ServiceSpawner.poll_interval = 1
@@ -50,7 +65,11 @@ configure(
     state_dir="{folder}/state",
     service_port={service},
     sample_interval=1,
-    service_options={{"ReclaimService.tick_interval": 1}},
+    service_options={{
+        "ReclaimService.tick_interval": 1,
+        "Rules.rules": [{{"group": "course-*", "idle_after": 60}}],
+        "Notices.kinds": ["warned"],
+    }},
     service_environment={{"GPU_RECLAIM_TEST": "{folder}"}},
 )
 """
@@ -94,7 +113,10 @@ class Stack:
         self.port = free_port()
         (folder / "agent.token").write_text("token-of-the-agent")
         config = CONFIG.format(
-            agent=self.agent.server_port, folder=folder, service=self.port
+            agent=self.agent.server_port,
+            folder=folder,
+            service=self.port,
+            server=SERVER,
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()
@@ -167,6 +189,28 @@ def test_administrator_sees_all_through_the_manage_scope(stack):
         "admin", scopes=["access:services!service=gpu-reclaim", MANAGE]
     )
     assert len(stack.sessions(enough)) == 1
+
+
+def test_hub_tells_groups_and_options_to_whom_it_gives_our_scopes(stack):
+    token = (stack.hub.folder / "state" / "service.token").read_text().strip()
+    hub = HubClient(f"{stack.hub.url}/hub/api", token)
+    key = SessionKey("carl", "train")
+    stack.token("carl")
+    options = {"profile": "h100", "gpu_reclaim": ["off"], "deep": {"a": 1}}
+    assert stack.hub.api("POST", "users/carl/servers/train", json=options).ok
+    try:
+        wait_until(
+            lambda: asyncio.run(hub.servers()).get(key) is HubState.RUNNING,
+            30,
+            stack.hub.log,
+        )
+        assert hub.groups("carl") == ["course-101"]
+        told = hub.options(key)
+        assert (told["profile"], told["gpu_reclaim"]) == (["h100"], ["off"])
+    finally:
+        assert stack.hub.api("DELETE", "users/carl/servers/train").ok
+        hub.close()
+    assert (hub.groups("nobody"), hub.options(SessionKey("nobody"))) == (None, None)
 
 
 def test_person_logs_in_once_and_sees_the_card(stack):
