@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import insert
-
-from jupyterhub_gpu_reclaim.orchestrator import columns, schema, trail
+from jupyterhub_gpu_reclaim.orchestrator import columns, trail
 from jupyterhub_gpu_reclaim.orchestrator.retaining import kept_of
 from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
@@ -52,7 +50,7 @@ def forewarn(sessions: Sessions, retention: Retention, ahead: float) -> None:
             row.key, SERVICE, "deletion ahead", _message(row, at - now)
         )
         journal.write(
-            insert(schema.audit).values(**columns.audit_values(line)),
+            columns.insert_audit(line),
             *trail.set_mark(_MARK + checkpoint, now),
         )
 
