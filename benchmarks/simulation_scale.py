@@ -1,0 +1,174 @@
+"""What the service costs with many sessions at rest and at work: CPU and memory.
+
+Called by ``simulation.py --scale``. Each number of sessions is a program of its own: a
+quarter of them run and work, the others are suspended; nobody comes and nobody goes.
+The real controller beats as it does by default (samples and ticks every 10 s) for some
+minutes of simulated time, with its journal in memory. What the simulated node takes
+for its own answers is measured and taken off the time; its memory is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.simulated_gpus import GB, Gpus, Place
+from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
+from benchmarks.simulated_time import LoopClock, run
+from jupyterhub_gpu_reclaim.metrics.window import Window
+from jupyterhub_gpu_reclaim.models import (
+    CheckpointInfo,
+    HubState,
+    Phase,
+    SessionKey,
+    TreeState,
+)
+from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
+from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+
+MINUTES = 5
+RUNNING = 4  #: one of so many sessions runs
+
+
+def table(sizes: list[int]) -> None:
+    """Measure each size in a program of its own, and print a table."""
+    print("sessions  CPU ms/s  ms/s per 1,000  MiB  MiB per 1,000  longest beat ms")
+    for size in sizes:
+        ran = subprocess.run(
+            [sys.executable, "-m", "benchmarks.simulation_scale", str(size)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        cpu, mib, longest = map(float, ran.stdout.split())
+        per = size / 1000
+        print(
+            f"{size:8} {cpu:9.1f} {cpu / per:15.2f} {mib:4.0f} {mib / per:14.1f}"
+            f" {longest:16.0f}"
+        )
+
+
+class TimedAgent(SimulatedAgent):
+    """Says how long its own answers took."""
+
+    own = 0.0
+
+    async def samples(self) -> list:
+        begun = time.process_time()
+        found = await super().samples()
+        self.own += time.process_time() - begun
+        return found
+
+    async def trees(self, key: SessionKey | None = None) -> list:
+        begun = time.process_time()
+        found = await super().trees(key)
+        self.own += time.process_time() - begun
+        return found
+
+
+async def _measure(size: int, journal: Journal) -> tuple[float, float, float]:
+    clock = LoopClock()
+    agent = TimedAgent(clock, Gpus(size))
+    hub = SimulatedHub(agent)
+    before = _resident()
+    for number in range(size):
+        key = SessionKey(f"user{number:05}")
+        if number % RUNNING:
+            _suspended(key, agent, journal, clock.now())
+        else:
+            _running(key, agent, hub, journal, clock.now())
+    idle = IdlePolicy()
+    pressure = PressurePolicy(idle, pressure_idle_after=300.0)
+    decide = Decider(Guards(), [idle, pressure])
+    controller = hub.controller = Controller(
+        journal=journal,
+        agent=agent,
+        hub=hub,
+        decide=decide,
+        choose=Chooser(decide),
+        window=lambda: Window(span=idle.idle_after, interval=10.0),
+        clock=clock,
+        settings=Settings(),
+    )
+    await controller.start()
+    await asyncio.sleep(60.0)  # windows and views are there
+    begun, own = time.process_time(), agent.own
+    longest = 0.0
+    for _ in range(int(MINUTES * 6)):
+        beat = time.process_time()
+        await asyncio.sleep(10.0)
+        longest = max(longest, time.process_time() - beat)
+    spent = time.process_time() - begun - (agent.own - own)
+    grown = _resident() - before
+    await controller.stop()
+    return 1000 * spent / (MINUTES * 60), grown / 2**20, 1000 * longest
+
+
+def _running(
+    key: SessionKey,
+    agent: SimulatedAgent,
+    hub: SimulatedHub,
+    journal: Journal,
+    now: float,
+) -> None:
+    name = f"i-{key.user}"
+    place = Place(key, name, TreeState.RUNNING, 10 * GB, now, busy_since=now)
+    agent.put(place)
+    hub.states[key], hub.current[key] = HubState.RUNNING, name
+    row = SessionRow(key=key, phase=Phase.RUNNING, since=now, incarnation=name)
+    journal.save(row)
+
+
+def _suspended(
+    key: SessionKey, agent: SimulatedAgent, journal: Journal, now: float
+) -> None:
+    name = f"c-{key.user}"
+    info = CheckpointInfo(
+        id=name,
+        key=key,
+        incarnation="i",
+        generation=1,
+        created=now,
+        logical_bytes=10 * GB,
+        stored_bytes=5 * GB,
+    )
+    place = Place(key, "i", TreeState.GONE, 10 * GB, now)
+    agent.saved[name] = info, place
+    agent.saved_of[key] = {name: info}
+    row = SessionRow(
+        key=key, phase=Phase.SUSPENDED, since=now, checkpoint=name, generation=1, gpus=1
+    )
+    kept = CheckpointRow(
+        id=name, key=key, generation=1, keeping=Keeping.CURRENT, info=info
+    )
+    journal.save(row, None, [kept])
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def main() -> None:
+    """One size; three numbers for :func:`table`."""
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        journal = Journal(f"sqlite:///{folder}/journal.sqlite")
+        cpu, mib, longest = run(_measure(int(sys.argv[1]), journal))
+        journal.close()
+    print(cpu, mib, longest)
+
+
+if __name__ == "__main__":
+    main()
