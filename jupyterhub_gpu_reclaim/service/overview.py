@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service.cards import ago, state_of
+from jupyterhub_gpu_reclaim.service.cards import state_of
 from jupyterhub_gpu_reclaim.service.drawing import plot
 from jupyterhub_gpu_reclaim.service.pages import Page
 from jupyterhub_gpu_reclaim.service.routes.base import Forbidden, PersonRoute
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.models import SessionKey, SessionView
     from jupyterhub_gpu_reclaim.orchestrator.totals import Point
-    from jupyterhub_gpu_reclaim.service.cards import Moment
 
 #: How far back the plot may reach: hours, and the words for it.
 PERIODS = ((24, "24 hours"), (7 * 24, "7 days"), (31 * 24, "31 days"))
@@ -49,7 +48,7 @@ class Waiter:
 
     place: int
     key: SessionKey
-    since: Moment | None
+    waits: str  #: how long; empty where it is not known
 
 
 class ManagerPage(Page):
@@ -196,8 +195,9 @@ def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
         place = view.facts.get("place")
         if isinstance(place, int):
             since = view.facts.get("waiting_since")
-            known = ago(since, now) if isinstance(since, int | float) else None
-            waiters.append(Waiter(place, view.key, known))
+            is_known = isinstance(since, int | float)
+            waits = words.duration(now - since) if is_known else ""
+            waiters.append(Waiter(place, view.key, waits))
     return sorted(waiters, key=lambda one: one.place)[:_MOST_SHOWN]
 
 

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tornado.web import create_signed_value
 
 from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.models import Failure, Phase, SessionKey, Step, Verdict
+from jupyterhub_gpu_reclaim.models import (
+    Failure,
+    GpuSample,
+    Phase,
+    SessionKey,
+    Step,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.orchestrator.history import Line
+from jupyterhub_gpu_reclaim.orchestrator.totals import Point, Totals
 from jupyterhub_gpu_reclaim.reasons import Reason
 
-from playwright.async_api import async_playwright, expect  # isort: skip
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from playwright.async_api import async_playwright, expect
+
+from tests.service.conftest import checkpoint
 
 CHROMIUM = "/usr/bin/chromium"
-SHOTS = os.environ.get("GPU_RECLAIM_TEST_SHOTS", "")
+LOGO = Path(sys.prefix) / "share/jupyterhub/static/images/jupyterhub-80.png"
 
 pytestmark = [
     pytest.mark.browser,
@@ -42,8 +59,8 @@ async def tab(service):
                 [{"name": "service-gpu-reclaim", "value": signed, "url": service.url}]
             )
             page = await context.new_page()
-            # the Hub's logo is not here: only the service runs
-            await page.route("**/hub/logo", lambda route: route.fulfill(status=204))
+            # the Hub is not here: only the service runs
+            await page.route("**/hub/logo", lambda route: route.fulfill(path=LOGO))
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on(
                 "console",
@@ -62,34 +79,76 @@ async def tab(service):
 
 
 async def shot(page, name: str) -> None:
-    """A picture for whoever asked for pictures."""
-    if SHOTS:
-        await page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
+    """Pictures for whoever asked for them (``--screenshots``)."""
+    if folder := os.environ.get("GPU_RECLAIM_SCREENSHOTS"):
+        for scheme in ("light", "dark"):
+            await page.emulate_media(color_scheme=scheme)
+            await page.screenshot(path=f"{folder}/{name}-{scheme}.png")
 
 
-def fill(service) -> None:
-    """One session in each state that looks different."""
-    saved = [Step(step="dump", title="Saving the memory", state="done", seconds=3.4)]
-    verdict = Verdict(
+def fill(service) -> int:
+    """Sessions in each state that looks different, with a day behind them; how many."""
+    put, now = service.control.put, time.time()
+    step = Step(step="dump", title="Saving the memory", state="done", seconds=3.4)
+    under_way = Step(step="write", title="Writing it to the store", bytes=7 * 10**8)
+    busy = Verdict(
         reclaim=False, code="kernel_busy", message="Kernel train.ipynb is busy."
     )
-    service.control.put("root", verdict=verdict)
-    service.control.put(
-        "root",
-        "training",
-        phase=Phase.SUSPENDING,
-        steps=[
-            *saved,
-            Step(step="write", title="Writing it to the store", bytes=7 * 10**8),
-        ],
+    used = Verdict(
+        reclaim=False,
+        code="recently_active",
+        message="It was used 9 min ago; it is idle after 15 min without use.",
+        at=now + 360,
     )
-    failure = Failure(
-        code="port_in_use", message="Port 5000 is taken by nginx.", hint="End it."
+    lost = Failure(
+        code="file_missing", message="The file data.bin is gone.", hint="Put it back."
     )
-    service.control.put(
-        "ada", "notes", phase=Phase.SUSPENDED, checkpoint="c1", failure=failure
+    saved = {"phase": Phase.SUSPENDED, "checkpoint": "c1"}
+    for user, server, changes in (
+        ("root", "", {"verdict": busy}),
+        ("root", "training", {"phase": Phase.SUSPENDING, "steps": [step, under_way]}),
+        ("ada", "notes", {**saved, "failure": lost}),
+        ("bob", "", {"phase": Phase.RESUMING, "steps": [step]}),
+        ("chen", "", {"verdict": busy, "kept_until": now + 3300}),
+        ("dora", "thesis", {"verdict": used}),
+        ("emil", "", {"phase": Phase.WARNED, "suspends_at": now + 55}),
+        ("fatima", "", saved),
+        ("grace", "", {"phase": Phase.RESUMING, "facts": {"place": 1}}),
+    ):
+        key = SessionKey(user, server)
+        told = {"since": now - 4000, "facts": {"gpus_held": 1}, **changes}
+        info = msgspec.structs.replace(checkpoint(key), created=now - 4000)
+        told["last_suspend"] = info if "phase" in changes else None
+        if told.get("phase") in (None, Phase.WARNED):
+            memory, works = 12 * 10**9, told.get("verdict") is busy
+            told["gpus"] = [GpuSample(uuid=user, name="NVIDIA A100", memory=memory)]
+            level = [60.0 + n % 7 * 5 if works or n < 45 else 0.0 for n in range(60)]
+            line = Line(key=key, end=now, gpu_percent=level, memory=[memory] * 60)
+            service.control.lines_known.append(line)
+        put(user, server, **told)
+    a_day_behind(service, now)
+    return len(service.control.views)
+
+
+def a_day_behind(service, now: float) -> None:
+    """Totals as of a course that works by day."""
+    points = []
+    for n in range(288):
+        day = 1 + math.sin(n / 46)
+        busy, freed = int(8 + 10 * day), int(22 - 10 * day)
+        at = now - (288 - n) * 300
+        points.append(
+            Point(at=at, gpus_in_use=busy, gpus_idle=n // 9 % 4, gpus_freed=freed)
+        )
+    present = msgspec.structs.replace(points[-1], at=now, sessions={"suspended": 2})
+    freed = sum(300.0 * point.gpus_freed for point in points)
+    service.control.totals_known = Totals(
+        now=present,
+        step=300,
+        points=points,
+        gpu_seconds_freed=freed,
+        gpu_seconds_reclaimed=9 * freed,
     )
-    service.control.put("bob", phase=Phase.RESUMING, steps=saved)
 
 
 async def test_page_follows_changes_without_a_reload(service, tab):
@@ -180,15 +239,16 @@ async def test_refusal_is_told_beside_the_rows(service, tab):
     await expect(page.locator("#notice")).to_contain_text("cannot be suspended")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_page_fits_a_phone_and_a_desk(service, tab, scheme):
-    fill(service)
-    for name, width in (("phone", 360), ("desk", 1100)):
-        page = await tab(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        await expect(page.locator("[data-session]")).to_have_count(4)
-        overflow = "document.documentElement.scrollWidth - innerWidth"
-        assert await page.evaluate(overflow) <= 0
-        await shot(page, f"sessions-{name}-{scheme}")
-    page = await tab(path="sessions/ada/notes/fresh", color_scheme=scheme)
-    await expect(page.get_by_role("button", name="Start fresh")).to_be_visible()
-    await shot(page, f"fresh-{scheme}")
+async def test_pages_fit_a_phone_and_a_desk(service, tab):
+    many = fill(service)
+    for name, size in (("phone", (375, 812)), ("desk", (1400, 1000))):
+        page = await tab(viewport=dict(zip(("width", "height"), size, strict=True)))
+        for path, rows in (("all", many), ("mine", 2), ("store", 0), ("log", 0)):
+            await page.goto(service.url + path)
+            await expect(page.locator("[data-session]")).to_have_count(rows)
+            overflow = "document.documentElement.scrollWidth - innerWidth"
+            assert await page.evaluate(overflow) <= 0, path
+            await shot(page, f"service-{path}-{name}")
+        await page.goto(service.url + "sessions/ada/notes/fresh")
+        await expect(page.get_by_role("button", name="Start fresh")).to_be_visible()
+        await shot(page, f"service-fresh-{name}")
