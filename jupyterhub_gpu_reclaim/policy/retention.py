@@ -7,7 +7,7 @@ so that where two of a session share bytes, dropping the older may free less tha
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
@@ -67,11 +67,11 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
     plan = _Plan(kept, retention)
     plan.by_number()
     plan.by_age(now)
-    for user in plan.users():
-        why = f"its user's quota of {words.size(retention.user_bytes)} is used up"
-        plan.by_size(retention.user_bytes, why, user)
+    why = f"its user's quota of {words.size(retention.user_bytes)} is used up"
+    for mine in plan.of_users():
+        plan.by_size(mine, retention.user_bytes, why)
     why = f"the store's quota of {words.size(retention.total_bytes)} is used up"
-    plan.by_size(retention.total_bytes, why)
+    plan.by_size(plan.left(), retention.total_bytes, why)
     return plan.dropped
 
 
@@ -79,13 +79,21 @@ class _Plan:
     """What is left while the limits are applied one after the other."""
 
     def __init__(self, kept: Iterable[Kept], retention: Retention) -> None:
-        self._left = sorted(kept, key=lambda each: (each.suspended, each.id))
+        oldest_first = sorted(kept, key=lambda each: (each.suspended, each.id))
+        self._left = {each.id: each for each in oldest_first}
         self._retention = retention
         self.dropped: list[Dropped] = []
 
-    def users(self) -> list[str]:
-        """Whose checkpoints there are."""
-        return sorted({each.key.user for each in self._left})
+    def left(self) -> list[Kept]:
+        """What is not dropped, the oldest first."""
+        return list(self._left.values())
+
+    def of_users(self) -> list[list[Kept]]:
+        """The same for each user."""
+        of: dict[str, list[Kept]] = defaultdict(list)
+        for each in self.left():
+            of[each.key.user].append(each)
+        return [of[user] for user in sorted(of)]
 
     def by_number(self) -> None:
         """Keep the newest of each session."""
@@ -93,7 +101,7 @@ class _Plan:
         if not number:
             return
         of = defaultdict(list)
-        for each in self._left:
+        for each in self.left():
             of[each.key].append(each)
         for all_of_one in of.values():
             for each in all_of_one[:-number]:
@@ -104,23 +112,17 @@ class _Plan:
         seconds = self._retention.seconds
         if not seconds:
             return
-        for each in [e for e in self._left if e.suspended < now - seconds]:
+        for each in [e for e in self.left() if e.suspended < now - seconds]:
             self._drop(each, f"saved sessions are kept for {words.duration(seconds)}")
 
-    def by_size(self, quota: int, why: str, user: str | None = None) -> None:
-        """Keep as much as fits."""
-        if not quota:
-            return
-        sizes: Counter[str | None] = Counter()
-        for each in self._left:
-            sizes[each.key.user] += each.bytes
-            sizes[None] += each.bytes
-        excess = sizes[user] - quota
+    def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
+        """Keep as much of these as fits."""
+        excess = sum(each.bytes for each in kept) - quota if quota else 0
         for use in (Use.SPARE, Use.CURRENT):
-            for each in [e for e in self._left if e.use is use]:
+            for each in [e for e in kept if e.use is use]:
                 if excess <= 0:
                     return
-                if user in {None, each.key.user} and self._drop(each, why):
+                if self._drop(each, why):
                     excess -= each.bytes
 
     def _drop(self, each: Kept, why: str) -> bool:
@@ -128,6 +130,6 @@ class _Plan:
             return False
         if each.use is Use.CURRENT and not self._retention.takes_current:
             return False
-        self._left.remove(each)
+        del self._left[each.id]
         self.dropped.append(Dropped(each.id, why))
         return True
