@@ -137,6 +137,6 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     with notebook.context.expect_page() as opened:
         refusal.get_by_role("button", name="What now?").click()
     opened.value.get_by_role("link", name="Try again").click()
-    notice_of(notebook, "Your session is back.").wait_for()
+    notice_of(notebook, "Your session is back.").wait_for(state="attached")
     edit_cell(notebook, 1, "print(f.read())")
     assert output_of(notebook, 1) == "1,2"

@@ -4,17 +4,30 @@
  * no scripts, and it is those that resume a session for a visitor.
  */
 
+const LOOK = { credentials: "same-origin", redirect: "manual" };
+
 export class Hub {
   constructor({ hubHost = "", hubPrefix = "", hubUser, hubServerName }) {
     const server = [hubUser, hubServerName].filter(Boolean).map(encodeURIComponent);
     const hub = hubHost + hubPrefix.replace(/\/?$/, "/");
     this.spawnUrl = `${hub}spawn/${server.join("/")}`;
+    this.pendingUrl = `${hub}spawn-pending/${server.join("/")}`;
     this.pageUrl = `${hub}user/${server.join("/")}/`;
   }
 
-  /** {state: saved, refused, coming, stopping, stopped or away; why}. */
+  /** {state: saved, refused, coming, stopping, stopped, passing or away; why}.
+   *
+   * Redirects are not followed: a server that has just come up would lead through its
+   * login, time and again.
+   */
   async read() {
-    const answer = await fetch(this.pageUrl, { credentials: "same-origin" });
+    let answer = await fetch(this.pageUrl, LOOK);
+    if (answer.type === "opaqueredirect") {
+      answer = await fetch(this.pendingUrl, LOOK);
+    }
+    if (answer.type === "opaqueredirect") {
+      return { state: "passing" }; // it is just coming up, or the Hub's login has ended
+    }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const reason = page.querySelector(".gpu-reclaim-reason");
     if (page.querySelector("[data-gpu-reclaim-resume]")) {
@@ -33,6 +46,6 @@ export class Hub {
 
   /** Begins to bring the session back; the next look says how that goes. */
   async resume() {
-    await fetch(this.spawnUrl, { credentials: "same-origin" });
+    await fetch(this.spawnUrl, LOOK);
   }
 }

@@ -53,7 +53,7 @@ export class Tidings {
     if (!view) {
       return Math.min(Math.max(CALM_MS, 2 * this.patience), LONGEST_MS);
     }
-    if (["warned", "suspending", "releasing"].includes(view.phase)) {
+    if (["warned", "suspending", "releasing", "resuming"].includes(view.phase)) {
       return SOON_MS;
     }
     const left = 1000 * (dueAt(view) - this.service.now());

@@ -11,6 +11,8 @@ import { Rest } from "./rest.js";
 const NAME = "jupyterhub-gpu-reclaim";
 const SOON_MS = 1000; // between two looks while something is under way
 const LATER_MS = 10000; // and while only a person can change something
+const PASSING = 20; // looks for which a server may be just coming up
+const UNDER_WAY = ["coming", "stopping", "passing"];
 const SAVED =
   "It was suspended. Resume it, and its kernels, variables and terminals are as you " +
   "left them. What is on this page stays, saved or not.";
@@ -52,17 +54,21 @@ export class Watch {
 
   /** Looks and tells until the server answers. */
   async follow() {
-    for (;;) {
+    for (let passing = 0; ; ) {
       const found = await this.look();
+      passing = found.state === "passing" ? passing + 1 : 0;
       if (found.state === "running") {
         return;
+      }
+      if (passing > PASSING) {
+        found.state = "away";
       }
       this.info.isConnected = false; // the page's own requests and saves wait
       if (!document.hidden) {
         this.tell(this.resuming ? { state: "coming" } : found);
         await this.progress();
       }
-      const soon = this.resuming || ["coming", "stopping"].includes(found.state);
+      const soon = this.resuming || UNDER_WAY.includes(found.state);
       await this.rest.pause(soon ? SOON_MS : LATER_MS);
     }
   }
@@ -87,7 +93,7 @@ export class Watch {
 
   tell({ state, heading = "", why = "" }) {
     const telling = [state, why, this.declined].join();
-    if (state === "stopping" || telling === this.told) {
+    if (["stopping", "passing"].includes(state) || telling === this.told) {
       return;
     }
     this.told = telling;
