@@ -229,6 +229,8 @@ def test_a_gpu_that_is_given_back_goes_to_who_waits(hub, nodes, work_of):
         hub.user("hal")
         assert hub.api("POST", "users/hal/server").status_code in {201, 202}
         hub.wait(lambda: hub.waits_for_gpu("hal"))
+        [first] = hub.wait(lambda: hub.reclaim("GET", "queue").json())
+        assert (first["key"]["user"], first["place"]) == ("hal", 1)
         hub.suspend("gus")
         hub.wait(lambda: hub.phase("hal") == "running", 300)
         assert hub.api("POST", "users/gus/server").status_code in {201, 202}
