@@ -120,8 +120,12 @@ class SessionsClient:
 
     def _refusal(self, answer: Answer) -> ReclaimError:
         """The service's own error; what has no words of ours is not the service."""
-        why = f"something else is there (status {answer.status})"
-        return answer.refusal() or self._unreachable(why)
+        why = "something else is there"
+        if answer.status < 400:
+            why = "it sends us elsewhere; give the address where that ends, with https"
+        elif answer.status >= 500:
+            why = "what stands before it says that it is away"
+        return answer.refusal() or self._unreachable(f"{why} (status {answer.status})")
 
     def _unreachable(self, why: str, detail: object = "") -> Unreachable:
         return Unreachable(

@@ -15,6 +15,9 @@ from argparse import ArgumentTypeError
 
 import pytest
 from jupyterhub.services.auth import HubOAuth
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim import cli_sessions
 from jupyterhub_gpu_reclaim.cli import main
@@ -457,6 +460,32 @@ async def test_something_else_at_the_address_is_not_taken_for_the_service(comman
     code, _, err = await command("sessions", f"--url={hub}")
     assert code == cli_sessions.NO_SERVICE
     assert "something else is there (status 404)" in err
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(301, "with https"), (404, "something else"), (502, "is away")]
+)
+async def test_answer_of_a_proxy_before_it_is_told_apart(command, status, why):
+    server = HTTPServer(Application([(".*", ProxyThatSays, {"status": status})]))
+    (socket,) = bind_sockets(0, "127.0.0.1")
+    server.add_socket(socket)
+    url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+    code, _, err = await command("sessions", f"--url={url}")
+    server.stop()
+    await server.close_all_connections()
+    assert code == cli_sessions.NO_SERVICE
+    assert why in err
+
+
+class ProxyThatSays(RequestHandler):
+    """What stands before a Hub, with words of its own."""
+
+    def initialize(self, status: int) -> None:
+        self.status = status
+
+    def get(self) -> None:
+        self.set_status(self.status)
+        self.finish("<html>Not us.</html>")
 
 
 async def test_certificates_that_are_none_are_named(command, tmp_path):
