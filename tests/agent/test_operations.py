@@ -8,7 +8,12 @@ from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.errors import Refused, RolledBack, StoreError
+from jupyterhub_gpu_reclaim.errors import (
+    ReclaimError,
+    Refused,
+    RolledBack,
+    StoreError,
+)
 from jupyterhub_gpu_reclaim.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -92,6 +97,20 @@ async def test_attach_while_another_runs_is_refused():
     release.set()
     await operation.wait(10)
     assert operations.attach("i", "capture", "cp-2") is None
+
+
+@pytest.mark.parametrize(("reason", "anew"), [("gpu_memory", True), ("traced", False)])
+async def test_attach_to_what_found_no_gpu_memory_begins_anew(reason, anew):
+    async def work(operation):
+        yield step("check")
+        raise ReclaimError(Reason.of(reason))
+
+    operations = Operations()
+    operation = operations.begin("i", Operation("restore", KEY, "cp"), work)
+    assert operations.attach("i", "restore", "cp") is operation
+    await operation.wait(10)
+    found = operations.attach("i", "restore", "cp")
+    assert found is (None if anew else operation)
 
 
 async def test_finish_calls_captures_off():

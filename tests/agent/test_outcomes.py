@@ -1,0 +1,68 @@
+"""How a restore ended is repeated, unless it may go better now."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from jupyterhub_gpu_reclaim.agent import outcomes
+from jupyterhub_gpu_reclaim.agent.placements import Session
+from jupyterhub_gpu_reclaim.agent.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.models import CheckpointInfo, Failure, SessionKey
+
+KEY = SessionKey("ada")
+
+
+@pytest.fixture
+def holding():
+    """An init that holds a place, with nothing under it."""
+    init = subprocess.Popen(["sleep", "600"])
+    start = processes.start_time(init.pid)
+    yield Session("inc-1", KEY, init.pid, start, holding=True)
+    init.kill()
+    init.wait()
+
+
+@pytest.fixture
+def parts(tmp_path):
+    info = CheckpointInfo(
+        id="cp",
+        key=KEY,
+        incarnation="inc-0",
+        generation=1,
+        created=1.0,
+        logical_bytes=1,
+        stored_bytes=1,
+    )
+    store = SimpleNamespace(info=lambda checkpoint: info)
+    return SimpleNamespace(records=Records(tmp_path / "records"), store=store)
+
+
+def _ended(parts, session, code) -> None:
+    parts.records.save(
+        Record(
+            operation="restore",
+            incarnation=session.incarnation,
+            key=KEY,
+            stage=Stage.FAILED,
+            checkpoint="cp",
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=1.0,
+            failure=Failure(code=code, message="No."),
+        )
+    )
+
+
+def test_restored_failure_is_repeated(parts, holding):
+    _ended(parts, holding, "file_missing")
+    event = outcomes.restored(parts, holding, "cp")
+    assert event.failure.code == "file_missing"
+
+
+def test_restored_failure_for_want_of_gpu_memory_may_be_tried_anew(parts, holding):
+    _ended(parts, holding, "gpu_memory")
+    assert outcomes.restored(parts, holding, "cp") is None
