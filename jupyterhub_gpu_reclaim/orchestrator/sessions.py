@@ -21,13 +21,13 @@ from jupyterhub_gpu_reclaim.models import (
     Phase,
     SessionKey,
     SessionView,
-    Usage,
     Verdict,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.orchestrator import amounts, phases, views
 from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
 from jupyterhub_gpu_reclaim.orchestrator.history import History
+from jupyterhub_gpu_reclaim.orchestrator.known import Known
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
     CheckpointRow,
@@ -50,12 +50,12 @@ _log = logging.getLogger(__name__)
 SERVICE = "gpu-reclaim"
 
 
-class Sessions:
+class Sessions(Known):
     """Rows, views, and everybody who waits for a change of them."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
+        super().__init__(clock)
         self.journal = journal
-        self.clock = clock
         self.counters = Counters()
         self.history = History()
         #: who waits for a GPU, and who was chosen to go for how many of them
@@ -66,10 +66,6 @@ class Sessions:
         self._views: Broadcast[SessionView] = Broadcast()
         self._watch = Watch()
         self._operations: dict[SessionKey, Operation] = {}
-        self._usage: dict[SessionKey, Usage] = {}
-        self._verdicts: dict[SessionKey, list[Verdict]] = {}
-        self._suspends_at: dict[SessionKey, float] = {}
-        self._checked: dict[SessionKey, float] = {}
 
     # --- rows
     def row(self, key: SessionKey) -> SessionRow:
@@ -196,49 +192,10 @@ class Sessions:
         operation.add(event)
         self.touch(key)
 
-    # --- what is measured and judged
-    def measured(self, key: SessionKey, usage: Usage | None) -> None:
-        """The newest sum of a session's samples."""
-        if usage is None:
-            self._usage.pop(key, None)
-        else:
-            self._usage[key] = usage
-
-    def usage(self, key: SessionKey) -> Usage | None:
-        """The newest sum of a session's samples."""
-        return self._usage.get(key)
-
     def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
         """The newest verdicts; readers hear of it when the deciding one changes."""
-        before = self._verdicts.get(key)
-        self._verdicts[key] = verdicts
-        if _code(before) != _code(verdicts):
+        if self.decided(key, verdicts):
             self.touch(key)
-
-    def verdicts(self, key: SessionKey) -> list[Verdict]:
-        """The newest verdicts, the deciding one first; empty when never judged."""
-        return self._verdicts.get(key, [])
-
-    def suspends_at(self, key: SessionKey) -> float | None:
-        """When a warned session is going to be suspended."""
-        return self._suspends_at.get(key)
-
-    def warn(self, key: SessionKey, at: float) -> None:
-        """Remember when the suspend is due; readers hear of it with the next touch."""
-        self._suspends_at[key] = at
-
-    def warned(self) -> list[SessionKey]:
-        """Sessions for which a suspend is due."""
-        return list(self._suspends_at)
-
-    def checked_by_hub(self, key: SessionKey) -> None:
-        """The Hub was restarted and is looking whether the server answers."""
-        self._checked[key] = self.clock.monotonic()
-
-    def was_checked(self, key: SessionKey, within: float) -> bool:
-        """Whether that was so in the last seconds."""
-        at = self._checked.get(key)
-        return at is not None and self.clock.monotonic() - at <= within
 
     # --- views
     def view(self, key: SessionKey) -> SessionView:
@@ -267,9 +224,9 @@ class Sessions:
             row,
             kept,
             verdict=verdicts[0] if verdicts else None,
-            usage=self._usage.get(row.key),
+            usage=self.usage(row.key),
             gpus=self.history.cards(row.key, row.incarnation),
-            suspends_at=self._suspends_at.get(row.key),
+            suspends_at=self.suspends_at(row.key),
             operation=self._operations.get(row.key),
             waiting=self.waiting.get(row.key),
             wanted=self.wanted.get(row.key, 0),
@@ -301,18 +258,11 @@ class Sessions:
 
     def forget(self, key: SessionKey) -> None:
         """Drop what is only in memory."""
+        super().forget(key)
         self.end(key, Reason.CANCELLED)
         self._operations.pop(key, None)
         self.history.forget(key)
-        self._usage.pop(key, None)
-        self._verdicts.pop(key, None)
-        self._suspends_at.pop(key, None)
-        self._checked.pop(key, None)
 
     def phases(self) -> Counter[Phase]:
         """How many sessions are in each phase."""
         return Counter(row.phase for row in self.journal.sessions())
-
-
-def _code(verdicts: list[Verdict] | None) -> str:
-    return verdicts[0].code if verdicts else ""
