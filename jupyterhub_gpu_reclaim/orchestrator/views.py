@@ -120,6 +120,8 @@ def _resumed(row: SessionRow, operation: Operation | None) -> dict[str, Any]:
     """What its last return took, while this program remembers it."""
     if operation is None or operation.kind != "resume" or not operation.succeeded:
         return {}
+    if row.phase is Phase.RESUMING or row.resumed_at is None:
+        return {}  # it answers, which is not yet noted
     steps = operation.steps()
     return {
         "resumed": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from jupyterhub_gpu_reclaim.models import Verdict
+from jupyterhub_gpu_reclaim.models import GpuSample, Verdict
 from tests.orchestrator.conftest import KEY
 
 IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
@@ -93,3 +93,27 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
     assert world.phase(controller) == "running"
     assert controller.session(KEY).facts["backoff_until"]
     assert world.hub.orders == []
+
+
+async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world):
+    world.node.gpus = [GpuSample(uuid="a", name="A100", memory=9, sm_percent=50.0)]
+    await world.running("tensors")
+    controller = await world.controller()
+    view = await world.until(lambda: (v := controller.sessions()) and v[0].gpus)
+    assert [card.name for card in view] == ["A100"]
+    assert controller.totals(1).now.gpus_in_use == 1
+    (line,) = controller.lines({KEY})
+    assert (line.gpu_percent[-1], line.memory[-1]) == (50.0, 9)
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.kill(controller)
+
+    controller = await world.controller()
+    view = controller.session(KEY)
+    assert (view.gpus, view.facts["gpus_held"]) == ([], 1)
+    now = controller.totals(1).now
+    assert (now.gpus_in_use, now.gpus_freed) == (0, 1)
+    await controller.resume(KEY, "ada")
+    await world.until(lambda: controller.session(KEY).facts.get("resumed"))
+    assert controller.session(KEY).facts["resumed"]["at"] is not None
+    assert controller.totals(1).now.gpus_freed == 0
