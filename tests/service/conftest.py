@@ -40,6 +40,7 @@ from jupyterhub_gpu_reclaim.service import pages
 from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+from tests.support.commands import Command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -316,3 +317,13 @@ async def service(tmp_path):
         one.stop()
         await one.close_all_connections()
     HubOAuth.clear_instance()
+
+
+@pytest.fixture
+def command(service, capsys, monkeypatch):
+    return Command(service, capsys, monkeypatch)
+
+
+@pytest.fixture
+def control(service):
+    return service.control

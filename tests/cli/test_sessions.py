@@ -1,0 +1,70 @@
+"""Which sessions are meant, for how long, and how a wish has ended: all pure."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentTypeError
+
+import pytest
+
+from jupyterhub_gpu_reclaim import cli_sessions
+from jupyterhub_gpu_reclaim.cli_sessions.choosing import is_idle, key_of
+from jupyterhub_gpu_reclaim.cli_sessions.following import How, outcome
+from jupyterhub_gpu_reclaim.errors import BadRequest
+from jupyterhub_gpu_reclaim.models import (
+    Phase,
+    SessionKey,
+    SessionView,
+)
+
+ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)],
+)
+def test_time_is_understood(text, expected):
+    assert cli_sessions.seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "1y", "1h30m", "9" * 12])
+def test_time_that_is_none_is_wrong_usage(text):
+    with pytest.raises(ArgumentTypeError):
+        cli_sessions.seconds(text)
+
+
+def test_session_is_named_as_user_and_server():
+    assert key_of("ada") == key_of("ada/") == ADA
+    assert key_of("bob/train") == BOB
+    with pytest.raises(BadRequest):
+        key_of("/train")
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "intent", "how"),
+    [
+        ("suspend", Phase.RUNNING, "suspend", None),
+        ("suspend", Phase.SUSPENDING, "", None),
+        ("suspend", Phase.RELEASING, "", None),
+        ("suspend", Phase.SUSPENDED, "", How.DONE),
+        ("suspend", Phase.RESUMING, "", How.DONE),
+        ("suspend", Phase.WARNED, "", How.FAILED),
+        ("suspend", Phase.STOPPED, "", How.FAILED),
+        ("resume", Phase.SUSPENDED, "resume", None),
+        ("resume", Phase.RESUMING, "", None),
+        ("resume", Phase.RUNNING, "", How.DONE),
+        ("resume", Phase.SUSPENDED, "", How.FAILED),
+    ],
+)
+def test_outcome_follows_from_phase_and_wish(action, phase, intent, how):
+    view = SessionView(key=ADA, phase=phase, since=1.0, facts={"intent": intent})
+    found = outcome(action, view)
+    assert (found and found[0]) == how
+    if how is How.FAILED:
+        assert found[1].message
+
+
+def test_nothing_known_is_never_idle():
+    view = SessionView(key=ADA, phase=Phase.RUNNING, since=1.0)
+    assert not is_idle(view, 0, time.time())
