@@ -113,8 +113,9 @@ def test_restore_is_told_on_a_phone_and_to_a_screen_reader(service, suspended, t
     assert 0 < int(progress.get_attribute("aria-valuenow")) < 100
     overflow = "document.documentElement.scrollWidth - innerWidth"
     assert tab.evaluate(overflow) <= 0
-    assert problems(tab) == []
     shoot_both(tab, "restore-phone")
+    tab.emulate_media(color_scheme="dark")
+    assert problems(tab) == []
     tab.set_viewport_size({"width": 1100, "height": 600})
     shoot_both(tab, "restore")
     service.hold_restore.set()

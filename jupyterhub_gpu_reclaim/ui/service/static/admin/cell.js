@@ -1,0 +1,203 @@
+// One session in its row: state, GPU, the last hour as a line, and the buttons. What
+// stays the same is not touched, so that a click or the focus is never lost.
+
+import { clock, duration, nameOf, size } from "./words.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const STATES = {
+  running: ["Running", "good"],
+  warned: ["To be suspended", "warn"],
+  suspending: ["Being saved", "busy"],
+  releasing: ["Saved, being stopped", "busy"],
+  suspended: ["Suspended", "calm"],
+  resuming: ["Coming back", "busy"],
+  stopped: ["Stopped", "calm"],
+};
+export const RUNS = ["running", "warned"];
+
+/** The buttons that make sense: [action, label, words for a screen reader]. */
+function actionsOf(view) {
+  const name = nameOf(view.key);
+  if (RUNS.includes(view.phase)) {
+    const why = view.phase === "warned" ? "Why?" : "Why not?";
+    return [
+      ["suspend", "Suspend", `Suspend ${name}`],
+      ["why", why, `${why} Reasons of ${name}`],
+    ];
+  }
+  const resume = ["resume", "Resume", `Resume ${name}`];
+  const why = ["why", "Why?", `Why? Reasons of ${name}`];
+  if (view.phase !== "suspended") return [];
+  return view.failure ? [resume, why] : [resume];
+}
+
+/** What is worth a word beside the state. */
+function detailOf(view, now) {
+  const { usage, phase } = view;
+  if (phase === "warned" && view.suspends_at) return `at ${clock(view.suspends_at)}`;
+  if (RUNS.includes(phase)) {
+    if (usage?.last_active == null) return "use not known";
+    const idle = now - usage.last_active;
+    return idle < 60 ? "in use" : `idle ${duration(idle)}`;
+  }
+  if (phase === "suspended") {
+    return view.failure ? "did not come back" : `for ${duration(now - view.since)}`;
+  }
+  const step = view.steps?.findLast((one) => one.state !== "done");
+  if (!step) return "";
+  return step.bytes ? `${step.title}, ${size(step.bytes)}` : step.title;
+}
+
+/** Its cards: model and memory used, the same models together. */
+function cardsOf(view) {
+  const cards = view.gpus ?? [];
+  const models = new Map();
+  for (const { name, memory } of cards) {
+    const model = (name || "GPU").replace(/^NVIDIA /, "");
+    const [count, used] = models.get(model) ?? [0, 0];
+    models.set(model, [count + 1, used === null || memory == null ? null : used + memory]);
+  }
+  return [...models].map(([model, [count, used]]) => {
+    const many = count > 1 ? `${count} × ` : "";
+    return `${many}${model}${used === null ? "" : ` · ${size(used)}`}`;
+  });
+}
+
+function busiest(view) {
+  const known = (view.gpus ?? []).map((one) => one.sm_percent).filter((one) => one != null);
+  return known.length ? Math.max(...known) : null;
+}
+
+/** The last hour as a small picture with words. */
+function pictureOf(percents) {
+  const known = percents.filter((one) => one !== null);
+  if (known.length < 2) return null;
+  const picture = document.createElementNS(SVG, "svg");
+  const last = percents.length - 1;
+  picture.setAttribute("viewBox", `0 0 ${last} 20`);
+  picture.setAttribute("preserveAspectRatio", "none");
+  picture.setAttribute("role", "img");
+  const most = Math.round(Math.max(...known));
+  const mean = Math.round(known.reduce((sum, one) => sum + one) / known.length);
+  const words = `GPU use in the last hour: ${mean} % on average, ${most} % at most`;
+  picture.setAttribute("aria-label", words);
+  let drawing = "";
+  percents.forEach((percent, at) => {
+    if (percent === null) return;
+    const begins = at === 0 || percents[at - 1] === null;
+    drawing += `${begins ? "M" : "L"}${at} ${(19 - Math.min(percent, 100) * 0.18).toFixed(1)}`;
+  });
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", drawing);
+  const title = document.createElementNS(SVG, "title");
+  title.textContent = words;
+  picture.append(title, path);
+  return picture;
+}
+
+const part = (name) => {
+  const made = document.createElement("div");
+  made.className = name;
+  return made;
+};
+
+export class Cell {
+  constructor(act) {
+    this.node = document.createElement("td");
+    this.node.className = "gpu-reclaim";
+    this.node.addEventListener("click", ({ target }) => {
+      const button = target.closest("button[data-action]");
+      if (button) act(button.dataset.action, this.view.key);
+    });
+    this.parts = new Map();
+    this.session = "";
+  }
+
+  /** Shows a session, or nothing where there is none. */
+  show(session, view, line, now) {
+    if (this.session !== session) {
+      this.session = session;
+      this.node.dataset.session = session;
+      this.parts.clear();
+      this.node.replaceChildren();
+    }
+    this.view = view;
+    if (!view) {
+      this.parts.clear();
+      this.node.replaceChildren();
+      return;
+    }
+    const [state, tone] = STATES[view.phase] ?? [view.phase, "calm"];
+    const detail = detailOf(view, now);
+    this.#put("state", [tone, state, detail], (place) => this.#state(place, state, tone, detail));
+    const percents = line?.gpu_percent ?? [];
+    const [cards, use] = [cardsOf(view), busiest(view)];
+    this.#put("gpu", [cards, use, percents], (place) => this.#gpu(place, cards, use, percents));
+    const actions = actionsOf(view);
+    this.#put("choices", actions, (place) => this.#buttons(place, actions));
+  }
+
+  focus(action) {
+    const button =
+      this.node.querySelector(`button[data-action="${action}"]`) ??
+      this.node.querySelector("button") ??
+      this.node.querySelector(".state");
+    button?.focus({ preventScroll: true });
+  }
+
+  /** Draws a part anew where what it shows has changed. */
+  #put(name, shown, draw) {
+    const text = JSON.stringify(shown);
+    const known = this.parts.get(name);
+    if (known?.text === text) return;
+    const place = known?.place ?? part(name);
+    const focused = place.contains(document.activeElement);
+    if (!known) this.node.append(place);
+    this.parts.set(name, { text, place });
+    draw(place);
+    if (focused) this.focus("");
+  }
+
+  #state(place, state, tone, detail) {
+    const badge = document.createElement("span");
+    badge.className = `badge ${tone}`;
+    badge.textContent = state;
+    const words = document.createElement("span");
+    words.className = "detail";
+    words.textContent = detail;
+    place.tabIndex = -1;
+    place.replaceChildren(badge, " ", words);
+  }
+
+  #gpu(place, cards, use, percents) {
+    const lines = cards.map((words) => {
+      const line = part("card-line");
+      line.textContent = words;
+      return line;
+    });
+    const picture = pictureOf(percents);
+    if (picture || use !== null) {
+      const line = part("use");
+      if (picture) line.append(picture);
+      if (use !== null) line.append(` ${Math.round(use)} %`);
+      lines.push(line);
+    }
+    place.replaceChildren(...lines);
+  }
+
+  #buttons(place, actions) {
+    const styles = { suspend: "btn-warning", resume: "btn-success", why: "plain" };
+    place.replaceChildren(
+      ...actions.map(([action, label, spoken]) => {
+        const button = document.createElement("button");
+        button.type = "button";
+        button.className = `btn btn-sm ${styles[action]}`;
+        button.dataset.action = action;
+        button.textContent = label;
+        button.setAttribute("aria-label", spoken);
+        return button;
+      }),
+    );
+  }
+}
+

@@ -1,0 +1,56 @@
+// The panel's dialogs: every reason of a session, a question, a refusal. They are
+// the browser's own <dialog>: it keeps the focus inside, Escape closes it, and the
+// focus goes back to where it was.
+
+function element(name, className, ...children) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+/** Shows a dialog; answers whether its main button was pressed. */
+function shown(title, content, { yes, no }) {
+  const dialog = element("dialog", "gpu-reclaim-dialog");
+  const heading = element("h2", "", title);
+  heading.id = "gpu-reclaim-dialog-title";
+  dialog.setAttribute("aria-labelledby", heading.id);
+  const form = element("form", "buttons");
+  form.method = "dialog";
+  if (no) form.append(button(no, "btn plain", "no"));
+  if (yes) form.append(button(yes, "btn btn-primary", "yes"));
+  dialog.append(heading, element("div", "content", ...content), form);
+  document.body.append(dialog);
+  return new Promise((answer) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      answer(dialog.returnValue === "yes");
+    });
+    dialog.showModal();
+  });
+}
+
+function button(label, className, value) {
+  const made = element("button", className, label);
+  made.value = value;
+  return made;
+}
+
+/** Whether one of them is open. */
+export const isOpen = () => Boolean(document.querySelector("dialog.gpu-reclaim-dialog"));
+
+export const tell = (title, sentence) =>
+  shown(title, [element("p", "", sentence)], { no: "Close" });
+
+/** Asks before something is done that somebody may miss. */
+export const ask = (title, sentences, yes) =>
+  shown(title, sentences.map((one) => element("p", "", one)), { yes, no: "Cancel" });
+
+/** Lists reasons, the deciding one first. */
+export function reasons(title, sentences) {
+  const items = sentences.map((one) => element("li", "", one));
+  const content = items.length
+    ? element("ul", "", ...items)
+    : element("p", "", "There is no reason that is known.");
+  return shown(title, [content], { no: "Close" });
+}

@@ -1,0 +1,30 @@
+// Sizes and durations as a person reads them, as words.py has them.
+
+const SIZES = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+export function size(count) {
+  let value = count;
+  let unit = 0;
+  while (Math.abs(value) >= 999.5 && unit < SIZES.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return `${value.toFixed(unit && Math.abs(value) < 9.95 ? 1 : 0)} ${SIZES[unit]}`;
+}
+
+export function duration(seconds) {
+  const minutes = Math.round(Math.max(0, seconds) / 60);
+  if (minutes < 1) return `${Math.max(0, Math.round(seconds))} s`;
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`.replace(" 0 min", "");
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`.replace(" 0 h", "");
+}
+
+export const keyOf = ({ user, server }) => `${user}/${server ?? ""}`;
+
+export const nameOf = ({ user, server }) => (server ? `${user}/${server}` : user);
+
+/** Until when, on this browser's clock. */
+export const clock = (seconds) =>
+  new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });

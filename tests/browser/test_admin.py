@@ -1,0 +1,231 @@
+"""The Hub's own admin page with our column: real sessions, real CRIU, a real React."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from demo.user import User
+from tests.support.axe import problems
+from tests.support.screenshots import shoot_both
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Browser, Locator, Page, Route
+
+    from demo.admin import Admin
+    from demo.stack import Stack
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+SETTINGS = {"idle_after": 0, "sample_interval": 1, "service_check": 1}
+NOTE = "GPU states and buttons are not shown"
+GB = 10**9
+
+
+@pytest.fixture
+def amy(stack: Stack, new_name: str) -> User:
+    """A person with a running server."""
+    user = User(stack.url, new_name, stack.password)
+    user.login()
+    user.start_server()
+    return user
+
+
+@pytest.fixture
+def open_panel(chromium: Browser, stack: Stack) -> Iterator[Callable[..., Page]]:
+    """Opens the admin page in a browser of the administrator's."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 720})
+    context.set_default_timeout(60_000)
+
+    def open_panel(before: Callable[[Page], None] = lambda page: None) -> Page:
+        page = context.new_page()
+        page.goto(f"{stack.url}/hub/login?next=%2Fhub%2Ftoken")
+        page.get_by_label("Username").fill("admin")
+        page.get_by_label("Password").fill(stack.password)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/hub/token")
+        before(page)
+        page.goto(f"{stack.url}/hub/admin")
+        page.locator("tr.user-row").first.wait_for()
+        return page
+
+    yield open_panel
+    context.close()
+
+
+def row_of(page: Page, name: str) -> Locator:
+    return page.locator(f'td.gpu-reclaim[data-session="{name}"]')
+
+
+def tab_to(page: Page, label: str) -> None:
+    """Press Tab until the button of that name has the focus."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if (
+            page.evaluate(
+                "document.activeElement.ariaLabel || document.activeElement.textContent"
+            )
+            == label
+        ):
+            return
+    raise AssertionError(f"{label} is not reached by Tab")
+
+
+def tokens_of_panels(admin: Admin) -> list[str]:
+    made = admin.user.hub("GET", "users/admin/tokens").json()["api_tokens"]
+    return [one["note"] for one in made if one["note"].startswith("gpu-reclaim:")]
+
+
+def test_admin_suspends_and_resumes_by_keyboard_and_leaves_no_token(
+    admin: Admin, amy: User, open_panel: Callable[..., Page]
+) -> None:
+    kernel = amy.server().start_kernel()
+    with kernel:
+        kernel.run("x = 41")
+    calls: list[str] = []
+    page = open_panel(
+        lambda page: page.on("request", lambda each: calls.append(each.url))
+    )
+    row = row_of(page, f"{amy.name}/")
+    row.get_by_text("Running").wait_for()
+    assert len(tokens_of_panels(admin)) == 1
+
+    tab_to(page, f"Suspend {amy.name}")
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog", name=f"Suspend {amy.name}?").wait_for()
+    tab_to(page, "Suspend")  # it was used a moment ago, so that is asked
+    page.keyboard.press("Enter")
+    row.get_by_text("Suspended").wait_for()
+    assert admin.session(amy.name)["phase"] == "suspended"
+    resume = row.get_by_role("button", name=f"Resume {amy.name}")
+    resume.wait_for()
+    hub_row = page.get_by_test_id(f"user-row-{amy.name}")
+    hub_row.get_by_role("button", name="Start Server").wait_for()  # read again
+    page.wait_for_function("document.activeElement.dataset.action === 'resume'")
+    page.keyboard.press("Enter")
+    row.get_by_text("Running").wait_for()
+    hub_row.get_by_role("button", name="Stop Server").wait_for()
+    with kernel:
+        assert kernel.run("print(x + 1)").text == "42\n"
+
+    tab_to(page, f"Why not? Reasons of {amy.name}")
+    page.keyboard.press("Enter")
+    why = page.get_by_role("dialog", name=f"Why {amy.name} is not suspended")
+    why.get_by_role("listitem").first.wait_for()
+    page.keyboard.press("Escape")
+    why.wait_for(state="detached")
+    assert not [url for url in calls if "token=" in url]
+    page.goto("about:blank")
+    until = time.monotonic() + 20
+    while tokens_of_panels(admin) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert tokens_of_panels(admin) == []
+
+
+def test_column_follows_named_servers_search_and_a_service_that_goes_away(
+    stack: Stack, amy: User, open_panel: Callable[..., Page]
+) -> None:
+    amy.start_server("lab-1")
+    page = open_panel()
+    for session in (f"{amy.name}/", f"{amy.name}/lab-1"):
+        row_of(page, session).get_by_text("Running").wait_for()
+    search = page.get_by_label("user-search")
+    search.fill("nobody-of-that-name")
+    row_of(page, f"{amy.name}/").wait_for(state="detached")
+    search.fill(amy.name)
+    row = row_of(page, f"{amy.name}/lab-1")
+    row.get_by_text("Running").wait_for()
+
+    note = page.get_by_text(NOTE)
+    assert not note.is_visible()
+    away = "**/services/gpu-reclaim/api/**"
+    page.route(away, lambda route: route.fulfill(status=503))
+    stack.kill("service")
+    row.get_by_role("button", name="Why not?").click()
+    page.get_by_role("dialog").get_by_text("The service does not answer").wait_for()
+    page.keyboard.press("Escape")
+    note.wait_for()
+    assert page.locator(".gpu-reclaim").count() == 0
+    assert page.get_by_test_id(f"user-row-{amy.name}").is_visible()
+    page.unroute(away)
+    row.get_by_text("Running").wait_for()  # it is back
+    note.wait_for(state="hidden")
+
+
+def test_page_of_another_version_and_an_absent_service_leave_the_hubs_page(
+    amy: User, open_panel: Callable[..., Page]
+) -> None:
+    def changed(route: Route) -> None:
+        text = route.fetch().text()
+        route.fulfill(body=text.replace("user-row-server", "another-name"))
+
+    told: list[str] = []
+
+    def before(page: Page) -> None:
+        page.route("**/admin-react.js*", changed)
+        page.on("console", lambda line: told.append(line.text))
+
+    page = open_panel(before)
+    page.get_by_text("This version of JupyterHub's admin page is not known").wait_for()
+    assert [line for line in told if "gpu-reclaim" in line]
+    assert page.locator("td.gpu-reclaim").count() == 0
+
+    page.unroute("**/admin-react.js*")
+    page.route("**/static/admin/**", lambda route: route.fulfill(status=503))
+    page.reload()
+    page.get_by_text(NOTE).wait_for()
+    assert page.get_by_test_id(f"user-row-{amy.name}").is_visible()
+
+
+def test_panel_is_for_everybody_on_a_phone_and_in_the_dark(
+    amy: User, open_panel: Callable[..., Page]
+) -> None:
+    def with_gpus(route: Route) -> None:
+        views = route.fetch().json()
+        for view in views:
+            view["gpus"] = [
+                {
+                    "uuid": "GPU-1",
+                    "name": "NVIDIA H100 80GB HBM3",
+                    "memory": 41.2 * GB,
+                    "sm_percent": 3.0,
+                }
+            ]
+        route.fulfill(body=json.dumps(views), content_type="application/json")
+
+    def with_lines(route: Route) -> None:
+        percent = [None] * 5 + [80.0, 75.0, 90.0, 60.0] * 8 + [3.0] * 23
+        rest = {"end": time.time(), "gpu_percent": percent, "memory": []}
+        asked = parse_qs(urlsplit(route.request.url).query)["session"]
+        keys = [
+            dict(zip(("user", "server"), one.split("/"), strict=True)) for one in asked
+        ]
+        lines = [{"key": key, **rest} for key in keys]
+        route.fulfill(body=json.dumps(lines), content_type="application/json")
+
+    def before(page: Page) -> None:
+        page.route("**/api/sessions?*", with_gpus)
+        page.route("**/api/lines?*", with_lines)
+
+    page = open_panel(before)
+    row = row_of(page, f"{amy.name}/")
+    row.get_by_text("H100 80GB HBM3 · 41 GB").wait_for()
+    row.get_by_role("img", name="GPU use in the last hour").wait_for()
+    shoot_both(page, "admin-panel")
+    page.emulate_media(color_scheme="dark")
+    hubs_own = '[data-testid="user-row-server"]'  # too pale in its dark colours
+    assert problems(page, without=(hubs_own,)) == []
+    page.set_viewport_size({"width": 375, "height": 720})
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    row.scroll_into_view_if_needed()
+    shoot_both(page, "admin-panel-phone")
+    row.get_by_role("button", name="Why not?").click()
+    page.get_by_role("dialog").wait_for()
+    assert problems(page, without=(hubs_own,)) == []
+    shoot_both(page, "admin-panel-why")
