@@ -35,11 +35,14 @@ function takeTable(fresh) {
 }
 
 let asked = 0; // the answer to an older question is left out
+let took = 0; // milliseconds, the last time
 
 const table = calmly(async () => {
   if (document.hidden) return;
   const mine = ++asked;
+  const began = performance.now();
   const part = await fetched(`${prefix}all/table${location.search}`, xsrf);
+  took = performance.now() - began;
   const fresh = part?.querySelector("#sessions");
   if (fresh && mine === asked) takeTable(fresh);
 });
@@ -119,10 +122,12 @@ nowAndThen(() => {
 }, 60000);
 const query = new URLSearchParams({ _xsrf: xsrf, state: "0" });
 follow(`${prefix}api/events?${query}`, {
-  // a row that is shown soon; what else has changed may move rows, but not all the time
+  // a row that is shown soon; what else has changed may move rows, but not all the time;
+  // and where there are so many sessions that an answer takes long, it is asked less
   changed: (session) => {
-    table(bySession(overview).has(session) ? 500 : 10000);
-    summary(10000);
+    const soon = bySession(overview).has(session) ? 500 : 10000;
+    table(Math.max(soon, 10 * took));
+    summary(Math.max(30000, 10 * took));
   },
   missed: () => {
     table(0);
