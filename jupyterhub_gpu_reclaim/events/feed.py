@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the audit; and after a failure.
 PACE, PAUSE = 1.0, 30.0
+#: Looks at the end; what is left then is written after the next start.
+LAST_LOOKS = 10
 
 
 class Feed:
@@ -83,8 +85,9 @@ class Feed:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             with contextlib.suppress(OSError, ReclaimError):
-                while self.once():
-                    pass
+                for _ in range(LAST_LOOKS):
+                    if not self.once():
+                        break
 
 
 @contextlib.asynccontextmanager
