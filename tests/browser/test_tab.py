@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import edit_cell, open_notebook, output_of, run_cell, shoot
+from tests.support import axe
+
+from .conftest import (
+    ON_REQUEST_ONLY,
+    edit_cell,
+    open_notebook,
+    output_of,
+    run_cell,
+    shoot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +35,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+SETTINGS = {**ON_REQUEST_ONLY, "service_options": {"ReclaimService.keep_limit": 7200}}
 
 
 @pytest.fixture
@@ -58,9 +69,14 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
 ) -> None:
     edit_cell(notebook, 1, "print('only on this page:', x + 1)")
     notebook.get_by_role("button", name="Session in use").click()
+    notebook.get_by_role("button", name="Keep 4 h").click()
+    notebook.get_by_text("A session can be kept for 2 h at most.").wait_for()
+    shoot(notebook, "tab-panel-refused")
+    assert axe.problems(notebook, within="#gpu-reclaim-panel") == []
     notebook.get_by_role("button", name="Suspend now").click()
     dialog_of(notebook).wait_for()
     shoot(notebook, "tab-overlay")
+    assert axe.problems(notebook, within="#gpu-reclaim-overlay") == []
     assert admin.session(new_name)["phase"] == "suspended"
     with slow_agent(stack) as work_a_little:
         notebook.keyboard.press("Enter")  # the focus is on "Resume"
@@ -73,6 +89,7 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
         shoot(notebook, "tab-resuming")
     notice_of(notebook, "Your session is back.").wait_for()
     shoot(notebook, "tab-resumed")
+    assert axe.problems(notebook, within="#gpu-reclaim-notice") == []
     admin.wait(new_name, phase="running")
     assert output_of(notebook, 1) == "only on this page: 42"
     notebook.get_by_role("button", name="Session in use").wait_for()
@@ -131,6 +148,7 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     refusal = dialog_of(notebook, "Your saved session did not come back")
     refusal.get_by_text("table.csv").wait_for()
     shoot(notebook, "tab-refused-dark")
+    assert axe.problems(notebook, within="#gpu-reclaim-overlay") == []
 
     # the choices are on the Hub's page; the tab finds out by itself
     path.write_text("1,2\n")
