@@ -15,7 +15,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
@@ -189,10 +189,14 @@ class Journal:
     def prune_audit(self, before: float) -> bool:
         """Delete lines that are older, oldest first; whether there may be more of them.
 
-        So many at a time as to stay short.
+        So many at a time as to stay short. The newest line stays, however old: without
+        it SQLite would number the next one like the first, and readers who go by the
+        numbers would miss it.
         """
         table = schema.audit
-        query = table.select().order_by(table.c.id).limit(PRUNED_LINES)
+        newest = select(func.max(table.c.id)).scalar_subquery()
+        query = table.select().where(table.c.id < newest)
+        query = query.order_by(table.c.id).limit(PRUNED_LINES)
         old = [row["id"] for row in self.read(query) if row["at"] < before]
         if old:
             self.write(table.delete().where(table.c.id.in_(old)))

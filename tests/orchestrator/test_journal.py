@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.models import (
     Phase,
     SessionKey,
 )
-from jupyterhub_gpu_reclaim.orchestrator import schema, trail
+from jupyterhub_gpu_reclaim.orchestrator import columns, schema, trail
 from jupyterhub_gpu_reclaim.orchestrator.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.orchestrator.rows import (
     AuditRow,
@@ -178,13 +178,26 @@ def test_journal_that_cannot_be_opened_is_our_error(tmp_path):
 
 
 def test_prune_audit_deletes_old_lines_in_small_portions(journal):
-    for at in range(PRUNED_LINES + 5):
-        journal.save(ROW, msgspec.structs.replace(AUDIT, at=float(at)))
+    lines = [
+        msgspec.structs.replace(AUDIT, at=float(at)) for at in range(PRUNED_LINES + 5)
+    ]
+    journal.write(*[columns.insert_audit(line) for line in lines])
     assert journal.prune_audit(PRUNED_LINES + 2.0)
     assert not journal.prune_audit(PRUNED_LINES + 2.0)
     assert [line.at - PRUNED_LINES for line in journal.audit()] == [4.0, 3.0, 2.0]
     assert not journal.prune_audit(0.0)
     assert len(journal.audit()) == 3
+
+
+def test_reader_of_the_audit_misses_nothing_when_all_of_it_was_old(journal):
+    reader = trail.Trail(journal, "test")
+    for _ in range(3):
+        journal.save(ROW, AUDIT)
+    reader.done(reader.next()[-1].id)
+    journal.prune_audit(AUDIT.at + 1)
+    assert journal.audit() == [AUDIT]
+    journal.save(ROW, AUDIT)
+    assert len(reader.next()) == 1
 
 
 def test_journal_sessions_and_checkpoints_are_in_order_after_any_change(journal):
