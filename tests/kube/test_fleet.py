@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
+from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -66,6 +67,15 @@ async def test_capture_tells_the_agent_what_the_return_needs(cluster, service, t
     assert identity.node_labels == {MODEL: "NVIDIA-H200"}
     told = node_of(cluster, two[0]).agent.told[I1][-1]
     assert (told.key, told.pod) == (ADA, two[0]["metadata"]["uid"])
+
+
+async def test_labels_of_a_sessions_pod_are_told_and_of_none_are_not_known(
+    service, two
+):
+    labels = service.fleet.labels(BOB)
+    assert labels == two[1]["metadata"]["labels"]
+    assert labels[INCARNATION] == I2
+    assert service.fleet.labels(SessionKey("nobody")) is None
 
 
 async def test_a_session_without_a_gpu_may_return_to_any_node(service, two):
