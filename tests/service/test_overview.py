@@ -184,6 +184,9 @@ async def test_page_of_one_session_tells_reasons_and_log(service):
     assert "Kernel a is busy." in page
     assert "Saving it began." in page
     assert (await ada.get("sessions/bob/train")).code == 404
+    service.control.put("ada", "train", phase=Phase.SUSPENDED)
+    page = (await ada.get("sessions/ada/train")).body.decode()
+    assert "Why it is" not in page
 
 
 async def test_log_is_told_to_its_user_and_to_managers(service, root):
