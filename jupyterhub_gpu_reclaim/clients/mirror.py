@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.clients.pods import Pod, Pods, Watched
     from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.models import SessionKey
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Mirror:
         self._clock = clock
         self._where = (namespace, selector)
         self._pods: dict[str, Pod] = {}
+        self._uids: dict[SessionKey, set[str]] = {}
         self._heard: float | None = None
         self._wait = FIRST_WAIT
         self._error: ReclaimError | None = None
@@ -64,12 +66,24 @@ class Mirror:
         Raises:
             ReclaimError: nothing has been heard for too long; why, is in the error.
         """
+        self._check()
+        return list(self._pods.values())
+
+    def of(self, key: SessionKey) -> list[Pod]:
+        """One session's pods, as of a moment ago; among many, as quick as among few.
+
+        Raises:
+            ReclaimError: nothing has been heard for too long; why, is in the error.
+        """
+        self._check()
+        return [self._pods[uid] for uid in sorted(self._uids.get(key, ()))]
+
+    def _check(self) -> None:
         heard = self._heard
         if heard is None or self._clock.monotonic() - heard > STALE:
             raise self._error or Unreachable(
                 Reason.CLUSTER_UNREACHABLE, detail="not listed yet"
             )
-        return list(self._pods.values())
 
     async def fresh(self, more: str = "") -> list[Pod]:
         """The pods right now, from the server; the watch goes on by itself.
@@ -121,12 +135,28 @@ class Mirror:
                 await self._clock.sleep(FIRST_WAIT)  # a server that ends all at once
 
     def _replace(self, pods: Iterable[Pod]) -> None:
-        self._pods = {pod.uid: pod for pod in pods}
+        self._pods, self._uids = {}, {}
+        for pod in pods:
+            self._put(pod)
         self._heard_now()
 
     def _take(self, event: Watched) -> None:
         if event.type == "DELETED":
-            self._pods.pop(event.object.metadata.uid, None)
+            self._remove(event.object.metadata.uid)
         elif event.type != "BOOKMARK":
-            self._pods[event.pod.uid] = event.pod
+            self._put(event.pod)
         self._heard_now()
+
+    def _put(self, pod: Pod) -> None:
+        self._remove(pod.uid)
+        self._pods[pod.uid] = pod
+        self._uids.setdefault(pod.key, set()).add(pod.uid)
+
+    def _remove(self, uid: str) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        uids = self._uids[pod.key]
+        uids.discard(uid)
+        if not uids:
+            del self._uids[pod.key]

@@ -39,7 +39,7 @@ class Seats:
 
     async def of(self, key: SessionKey) -> list[Pod]:
         """One session's pods."""
-        mine = [pod for pod in self._pods.now() if pod.key == key]
+        mine = self._pods.of(key)
         if mine and all(pod.node for pod in mine):
             return mine
         return [pod for pod in await self._pods.fresh() if pod.key == key]
@@ -66,7 +66,7 @@ class Seats:
     def labels(self, key: SessionKey) -> dict[str, str] | None:
         """Of the pod that a session runs in; None: there is none, or nobody knows."""
         try:
-            pods = [pod for pod in self._pods.now() if pod.key == key and not pod.over]
+            pods = [pod for pod in self._pods.of(key) if not pod.over]
         except ReclaimError:
             return None
         return (pods[0].metadata.labels or {}) if len(pods) == 1 else None

@@ -11,6 +11,7 @@ from jupyterhub_gpu_reclaim.clients.mirror import LONGEST_WAIT, RESYNC, STALE, M
 from jupyterhub_gpu_reclaim.clients.pods import Meta, Pod, Pods, Thing, Watched
 from jupyterhub_gpu_reclaim.clock import ManualClock
 from jupyterhub_gpu_reclaim.errors import Unreachable
+from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 
@@ -146,3 +147,29 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_all_the_time(
     _, script, clock = await run([pods("5")], [[], [], []])
     assert len(script.versions) == 4
     assert clock.waits == [0.5] * 3
+
+
+async def test_pods_of_one_session_follow_every_change():
+    def told(kind, uid, user):
+        notes = {"gpu-reclaim/user": user, "gpu-reclaim/server": "lab"}
+        meta = Meta(uid=uid, resource_version="9", annotations=notes)
+        return Watched(kind, Thing(metadata=meta))
+
+    watch = [
+        told("ADDED", "a", "ada"),
+        told("ADDED", "b", "ada"),
+        told("ADDED", "c", "bob"),
+        told("MODIFIED", "b", "bob"),
+        told("DELETED", "c", "bob"),
+        told("DELETED", "never", "bob"),
+    ]
+    mirror, _, clock = await run([pods("5", "x")], [watch])
+    of = {user: mirror.of(SessionKey(user, "lab")) for user in ("ada", "bob", "eve")}
+    assert {user: [pod.uid for pod in found] for user, found in of.items()} == {
+        "ada": ["a"],
+        "bob": ["b"],
+        "eve": [],
+    }
+    clock.pass_(STALE + 1)
+    with pytest.raises(Unreachable):
+        mirror.of(SessionKey("ada", "lab"))
