@@ -195,8 +195,8 @@ def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
         place = view.facts.get("place")
         if isinstance(place, int):
             since = view.facts.get("waiting_since")
-            is_known = isinstance(since, int | float)
-            waits = words.duration(now - since) if is_known else ""
+            known = isinstance(since, int | float)
+            waits = words.duration(now - float(since or now)) if known else ""
             waiters.append(Waiter(place, view.key, waits))
     return sorted(waiters, key=lambda one: one.place)[:_MOST_SHOWN]
 
