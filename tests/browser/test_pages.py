@@ -31,7 +31,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 KEEP_STEPS = """addEventListener("DOMContentLoaded", () => {
   const page = document.querySelector("#gpu-reclaim-restore");
   if (page) new MutationObserver(() => sessionStorage.setItem(
-    "shown", [...page.querySelectorAll("li")].map((li) => li.innerText).join("\\n"))
+    "shown", [...page.querySelectorAll("li")].map(
+      (li) => li.textContent.replace(/\\s+/g, " ")).join("\\n"))
   ).observe(page, {childList: true, subtree: true, characterData: true});
 })"""
 
@@ -107,7 +108,7 @@ def restoring(page: Page, stack: Stack, user: User) -> Iterator[None]:
     try:
         page.goto(f"{stack.url}/user/{user.name}/lab", wait_until="commit")
         lines = page.locator("#gpu-reclaim-steps li")
-        lines.first.wait_for()
+        page.locator("#gpu-reclaim-restore").wait_for()
         while lines.count() < 2:  # a little at a time: the page is slower than it is
             agent.send_signal(signal.SIGCONT)
             time.sleep(0.05)

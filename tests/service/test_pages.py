@@ -201,6 +201,7 @@ async def test_static_files_are_served_without_a_login(service):
     for name in ("service.css", "overview.css", "live.js", "mine.js", "overview.js"):
         response = await service.call(f"static/{name}", "")
         assert response.code == 200
+        assert response.headers["Cache-Control"] == "no-cache"
 
 
 async def test_address_without_a_page_is_a_page_that_says_so(browser):

@@ -4,7 +4,7 @@ import { NotAllowed } from "./login.js";
 
 const STILL_MS = 60000; // the stream says something every 15 s
 
-/** The service said no, in a sentence for people. */
+/** What was asked is refused, in a sentence for people. */
 export class Refusal extends Error {}
 
 export class Api {
@@ -65,7 +65,7 @@ export class Api {
         credentials: "omit",
       });
       if (answer.status !== 401 || !again) {
-        if (answer.status === 403) throw new NotAllowed("the service: 403");
+        if (answer.status === 403) throw new NotAllowed("you may not see them");
         return answer;
       }
       this.login.end();

@@ -8,7 +8,7 @@ const SCOPES = [
   "custom:gpu-reclaim:manage",
 ];
 
-/** The Hub gives no token: nothing that another attempt would change. */
+/** Not for this person or this Hub, in words: another attempt changes nothing. */
 export class NotAllowed extends Error {}
 
 export class Login {
@@ -50,7 +50,7 @@ export class Login {
       signal: AbortSignal.timeout(20000),
     });
     if (answer.status >= 400 && answer.status < 500) {
-      throw new NotAllowed(`JupyterHub gave no token (${answer.status})`);
+      throw new NotAllowed(`JupyterHub gives this page no token (${answer.status})`);
     }
     if (!answer.ok) throw new Error(`JupyterHub: ${answer.status}`);
     const { id, token } = await answer.json();

@@ -95,10 +95,8 @@ class Panel {
     console.warn(`gpu-reclaim: ${error}`);
     this.up = false;
     this.table.clear();
-    const why =
-      error instanceof NotAllowed
-        ? "you may not see everybody's sessions"
-        : "the service does not answer";
+    const final = error instanceof NotAllowed;
+    const why = final ? error.message : "the service does not answer";
     this.say(`GPU states and buttons are not shown: ${why}.`);
   }
 
