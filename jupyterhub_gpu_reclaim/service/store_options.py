@@ -38,7 +38,8 @@ class StoreOptions(Configurable):
         _DEFAULTS.audit / _DAY,
         min=1,
         help="Days for which the journal keeps who did what to a session, and why it"
-        " was suspended. Older lines are deleted; they hold names of users.",
+        " was suspended. Older lines are deleted, all but the newest of all; they hold"
+        " names of users.",
     ).tag(config=True)
 
     keep_generations = Int(
