@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from playwright.async_api import async_playwright, expect
 
 from tests.service.conftest import checkpoint
+from tests.support import axe
 
 CHROMIUM = "/usr/bin/chromium"
 LOGO = Path(sys.prefix) / "share/jupyterhub/static/images/jupyterhub-80.png"
@@ -241,14 +242,17 @@ async def test_refusal_is_told_beside_the_rows(service, tab):
 
 async def test_pages_fit_a_phone_and_a_desk(service, tab):
     many = fill(service)
-    for name, size in (("phone", (375, 812)), ("desk", (1400, 1000))):
-        page = await tab(viewport=dict(zip(("width", "height"), size, strict=True)))
+    for name, width, scheme in (("phone", 375, "dark"), ("desk", 1400, "light")):
+        size = {"width": width, "height": 1000}
+        page = await tab(viewport=size, color_scheme=scheme)
         for path, rows in (("all", many), ("mine", 2), ("store", 0), ("log", 0)):
             await page.goto(service.url + path)
             await expect(page.locator("[data-session]")).to_have_count(rows)
             overflow = "document.documentElement.scrollWidth - innerWidth"
             assert await page.evaluate(overflow) <= 0, path
+            assert await axe.problems_there(page) == [], path
             await shot(page, f"service-{path}-{name}")
         await page.goto(service.url + "sessions/ada/notes/fresh")
         await expect(page.get_by_role("button", name="Start fresh")).to_be_visible()
+        assert await axe.problems_there(page) == []
         await shot(page, f"service-fresh-{name}")

@@ -36,5 +36,14 @@ def problems(
     """
     # not as an element: a page's policy may forbid scripts that are not its own
     page.evaluate(SCRIPT.read_text())
-    found = page.evaluate(_RUN, [[within], list(without)])
+    return _bad(page.evaluate(_RUN, [[within], list(without)]))
+
+
+async def problems_there(page: Any) -> list[str]:
+    """The same of a whole page of Playwright's asynchronous API."""
+    await page.evaluate(SCRIPT.read_text())
+    return _bad(await page.evaluate(_RUN, [["html"], []]))
+
+
+def _bad(found: list[list[str]]) -> list[str]:
     return [": ".join(each) for each in found if each[0] in BAD]
