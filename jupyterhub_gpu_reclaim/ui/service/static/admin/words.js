@@ -13,8 +13,9 @@ export function size(count) {
 }
 
 export function duration(seconds) {
-  const minutes = Math.round(Math.max(0, seconds) / 60);
-  if (minutes < 1) return `${Math.max(0, Math.round(seconds))} s`;
+  const total = Math.max(0, Math.round(seconds));
+  if (total < 60) return `${total} s`;
+  const minutes = Math.round(total / 60);
   if (minutes < 60) return `${minutes} min`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${hours} h ${minutes % 60} min`.replace(" 0 min", "");
