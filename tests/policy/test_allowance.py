@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.policy.allowance import DAY, Span, possible_at, used
@@ -35,6 +35,7 @@ def test_more_is_possible_as_the_oldest_slides_out():
     assert possible_at([], HOUR + 1, HOUR, NOW) is None
 
 
+@settings(max_examples=50)
 @given(spans, st.floats(1, DAY), st.floats(1, DAY))
 def test_possible_at_is_the_first_such_moment(had, seconds, limit):
     at = possible_at(had, seconds, limit, NOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Application
@@ -134,6 +134,7 @@ ABOUT = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(RULES, max_size=5), ABOUT)
 def test_knowing_more_never_changes_what_was_certain(rules, about):
     before = Rules(rules=rules).terms(about)
