@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +55,7 @@ def reasons() -> str:
     """Every reason code with its sentence and what to do."""
     head = ("code", "sentence", "what to do", "worth trying again")
     rows = [
-        (f"`{r.value}`", r.template, r.hint, "yes" if r.retryable else "")
+        (f"`{r.value}`", sentence(r), r.hint, "yes" if r.retryable else "")
         for r in Reason
     ]
     about = """
@@ -65,6 +66,11 @@ stands in [the how-to of messages](../how-to/messages.md). This page is generate
     return page("Reasons", about, *table(head, *rows))
 
 
+def sentence(reason: Reason) -> str:
+    """Its sentence, with what differs as a name in braces."""
+    return re.sub(r"\{(\w+)(:[^}]*)?\}", r"{\1}", reason.template)
+
+
 def messages() -> str:
     """Each message, its cause and what to do, in the order of ``messages.yaml``."""
     lines: list[str] = []
@@ -72,8 +78,7 @@ def messages() -> str:
         lines += [f"## {part['title']}", "", *part["about"].strip().splitlines(), ""]
         rows: list[tuple[object, ...]] = [("message", "cause", "what to do")]
         for code, (cause, action) in part["messages"].items():
-            sentence = Reason(code).template
-            rows.append((f"{sentence} (`{code}`)", cause, action))
+            rows.append((f"{sentence(Reason(code))} (`{code}`)", cause, action))
         lines += [*table(*rows), ""]
     about = """
 Every message that you can meet, why it comes, and what to do. Words in braces stand for
