@@ -74,10 +74,10 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
     shoot(notebook, "tab-panel-refused")
     assert axe.problems(notebook, within="#gpu-reclaim-panel") == []
     notebook.get_by_role("button", name="Suspend now").click()
+    admin.wait(new_name, phase="suspended")
     dialog_of(notebook).wait_for()
     shoot(notebook, "tab-overlay")
     assert axe.problems(notebook, within="#gpu-reclaim-overlay") == []
-    assert admin.session(new_name)["phase"] == "suspended"
     with slow_agent(stack) as work_a_little:
         notebook.keyboard.press("Enter")  # the focus is on "Resume"
         coming = dialog_of(notebook, "Bringing your session back")

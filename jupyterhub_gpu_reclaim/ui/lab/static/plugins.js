@@ -15,6 +15,7 @@ const NAME = "jupyterhub-gpu-reclaim";
 /** `load` gives a module that the page shares. */
 export async function makePlugins(load) {
   const application = await load("@jupyterlab/application");
+  const { Dialog } = await load("@jupyterlab/apputils");
   const { IStatusBar } = await load("@jupyterlab/statusbar");
   const { ServerConnection } = await load("@jupyterlab/services");
   const { Widget } = await load("@lumino/widgets");
@@ -35,7 +36,8 @@ export async function makePlugins(load) {
       addStyle();
       here.notice = new Notice();
       here.service = new Service(paths.urls);
-      here.watch = new Watch(app, paths.urls, info, { ...here, ServerConnection });
+      const parts = { ...here, Dialog, ServerConnection };
+      here.watch = new Watch(app, paths.urls, info, parts);
       // JupyterLab asks the service that is provided here, Notebook asks nobody
       app.serviceManager.connectionFailure.connect(() => void here.watch.lost());
       return () => here.watch.lost();

@@ -42,6 +42,7 @@ export class Tidings {
   tell(view) {
     this.item.tell(view);
     this.warn(view);
+    this.watch.hold(["suspending", "releasing", "suspended"].includes(view?.phase));
     this.patience = this.next(view);
     if (view?.phase === "suspended") {
       void this.watch.lost(); // sooner than the page finds out by itself

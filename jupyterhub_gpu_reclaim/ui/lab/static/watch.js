@@ -5,6 +5,7 @@
  */
 import { Hub } from "./hub.js";
 import { Overlay } from "./overlay.js";
+import { putAway } from "./quiet.js";
 import { reconnect } from "./reconnect.js";
 import { Rest } from "./rest.js";
 
@@ -19,12 +20,13 @@ const SAVED =
 
 /** The connection of one tab: looks until the server answers, tells, resumes. */
 export class Watch {
-  constructor(app, urls, info, { notice, service, ServerConnection }) {
+  constructor(app, urls, info, { notice, service, Dialog, ServerConnection }) {
     this.app = app;
     this.info = info || {};
     this.hub = new Hub(urls);
     this.notice = notice;
     this.service = service;
+    this.dialogs = Dialog.tracker;
     this.ServerConnection = ServerConnection;
     this.overlay = new Overlay();
     this.rest = new Rest();
@@ -52,6 +54,13 @@ export class Watch {
     }
   }
 
+  /** While the session is being saved, the page's own saves wait. */
+  hold(on) {
+    if (!this.running) {
+      this.info.isConnected = !on;
+    }
+  }
+
   /** Looks and tells until the server answers. */
   async follow() {
     for (let passing = 0; ; ) {
@@ -65,6 +74,7 @@ export class Watch {
       }
       this.info.isConnected = false; // the page's own requests and saves wait
       if (!document.hidden) {
+        putAway(this.dialogs);
         this.tell(this.resuming ? { state: "coming" } : found);
         await this.progress();
       }
@@ -178,6 +188,7 @@ export class Watch {
     this.declined = false;
     this.overlay.hide();
     const same = await reconnect(this.app);
+    putAway(this.dialogs);
     if (told) {
       const message = same
         ? "Your session is back."

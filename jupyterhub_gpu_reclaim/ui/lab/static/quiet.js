@@ -1,0 +1,15 @@
+/* Puts away the page's own dialogs about requests that met a session being saved.
+ *
+ * Called by watch.js while it tells the same more calmly. A save that failed just then
+ * is made again by the page, once the server is back.
+ */
+const AWAY = /\b(424|502|503|504)\b/; // what the Hub and the proxy answer meanwhile
+
+/** `tracker` knows the open dialogs of the page (Dialog.tracker of JupyterLab). */
+export function putAway(tracker) {
+  tracker?.forEach((dialog) => {
+    if (AWAY.test(dialog.node.textContent)) {
+      dialog.reject();
+    }
+  });
+}
