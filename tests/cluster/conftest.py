@@ -79,13 +79,16 @@ class ClusterHub:
     def __init__(self, wanted, kubectl):
         self.wanted = wanted
         self.kubectl = kubectl
-        self.forward = Forward(wanted.hub, "proxy-public", 80)
+        # A line breaks when a user's socket is cut; an order must not break with it.
+        self.pages, self.orders = (
+            Forward(wanted.hub, "proxy-public", 80) for _ in range(2)
+        )
         self._http = _patient(requests.Session())
 
     @property
     def url(self):
-        """The proxy, through the API server."""
-        return self.forward.url
+        """The proxy as users reach it, through the API server."""
+        return self.pages.url
 
     def log(self):
         """What an administrator would look at first."""
@@ -133,7 +136,7 @@ class ClusterHub:
 
     def _asked(self, method, path):
         token = {"Authorization": f"token {deployment.API_TOKEN}"}
-        url = f"{self.url}/{path}"
+        url = f"{self.orders.url}/{path}"
         return self._http.request(method, url, headers=token, timeout=60)
 
     def phase(self, user):
@@ -241,7 +244,8 @@ def hub(wanted, nodes, pytestconfig):
         hub.wait(lambda: hub.reclaim("GET", "sessions").ok)
         yield hub
     finally:
-        hub.forward.close()
+        hub.pages.close()
+        hub.orders.close()
         if not pytestconfig.getoption("--cluster-keep"):
             _remove(wanted, kubectl)
 
