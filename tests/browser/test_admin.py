@@ -180,7 +180,7 @@ def test_page_of_another_version_and_an_absent_service_leave_the_hubs_page(
     page.route("**/static/admin/**", lambda route: route.fulfill(status=503))
     page.reload()
     page.get_by_text(NOTE).wait_for()
-    assert page.get_by_test_id(f"user-row-{amy.name}").is_visible()
+    page.get_by_test_id(f"user-row-{amy.name}").wait_for()
 
 
 def test_panel_is_for_everybody_on_a_phone_and_in_the_dark(

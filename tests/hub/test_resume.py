@@ -48,7 +48,7 @@ def test_progress_of_a_resume_shows_bytes_and_seconds(hub, service, suspended):
     hub.api("POST", f"users/{suspended.name}/server")
     wait_until(lambda: service.called("placed") > 1, 30, hub.log)
     page = suspended.http.get(f"{hub.url}/hub/spawn-pending/{suspended.name}")
-    assert "is being brought back" in page.text
+    assert "Bringing your session back" in page.text
     threading.Timer(1, service.hold_restore.set).start()
     answer = suspended.hub(
         "GET", f"users/{suspended.name}/server/progress", stream=True
