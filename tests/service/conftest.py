@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from jupyterhub.httpclient import JupyterHubHTTPClient
 from jupyterhub.services.auth import HubOAuth
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
@@ -317,6 +318,8 @@ async def service(tmp_path):
         one.stop()
         await one.close_all_connections()
     HubOAuth.clear_instance()
+    # Its resolver watches /etc/resolv.conf: one of the machine's few inotify instances.
+    await JupyterHubHTTPClient.loop_instance().close()
 
 
 @pytest.fixture
