@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
-from jupyter_events import EventLogger
 
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import Value
@@ -97,6 +96,9 @@ class EventLog:
         except OSError as error:
             what = f"The event log {place} cannot be written: {error.strerror}."
             raise Refused(Reason.INVALID, what=what) from error
+        # A second and a half, which a service without an event log need not wait for.
+        from jupyter_events import EventLogger  # noqa: PLC0415 large
+
         self._logger = EventLogger(handlers=[self._handler])
         for schema in sorted(SCHEMAS.glob("*.yaml")):
             self._logger.register_event_schema(schema)
