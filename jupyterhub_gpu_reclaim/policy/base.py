@@ -85,6 +85,19 @@ def snapshot_of(view: SessionView) -> SessionSnapshot:
     )
 
 
+def claim(reason: Reason, now: float, **facts: Any) -> Verdict:
+    """The reason for a suspend, which may begin at once.
+
+    Args:
+        reason: its code and its sentence.
+        now: seconds since the epoch.
+        **facts: for the sentence.
+    """
+    return Verdict(
+        reclaim=True, code=reason.value, message=reason.sentence(**facts), at=now
+    )
+
+
 def veto(reason: Reason, at: float | None = None, **facts: Any) -> Verdict:
     """A reason against a suspend.
 

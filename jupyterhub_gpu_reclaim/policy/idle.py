@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from traitlets import Bool
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.models import Verdict
-from jupyterhub_gpu_reclaim.policy.base import veto
+from jupyterhub_gpu_reclaim.policy.base import claim, veto
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.traits import Percent, Seconds
 from jupyterhub_gpu_reclaim.words import duration
@@ -20,7 +19,7 @@ from jupyterhub_gpu_reclaim.words import duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.models import Usage
+    from jupyterhub_gpu_reclaim.models import Usage, Verdict
     from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
 
 
@@ -94,17 +93,9 @@ class IdlePolicy(Configurable):
         against = self.against(snapshot, now, limit, rule)
         if against:
             return against
-        return [
-            Verdict(
-                reclaim=True,
-                code=Reason.IDLE.value,
-                message=Reason.IDLE.sentence(
-                    idle=duration(idle_for(snapshot, now)),
-                    idle_after=duration(limit) + rule,
-                ),
-                at=now,
-            )
-        ]
+        idle = duration(idle_for(snapshot, now))
+        limits = duration(limit) + rule
+        return [claim(Reason.IDLE, now, idle=idle, idle_after=limits)]
 
     def against(
         self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.models import Phase, Value, Verdict
-from jupyterhub_gpu_reclaim.policy.base import veto
+from jupyterhub_gpu_reclaim.models import Phase, Value
+from jupyterhub_gpu_reclaim.policy.base import claim, veto
 from jupyterhub_gpu_reclaim.policy.idle import idle_for
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.traits import Seconds
@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.words import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from jupyterhub_gpu_reclaim.models import SessionKey, SessionView
+    from jupyterhub_gpu_reclaim.models import SessionKey, SessionView, Verdict
     from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
@@ -74,16 +74,8 @@ class PressurePolicy(Configurable):
         against = self._idle.against(snapshot, now, limit)
         if against:
             return against
-        return [
-            Verdict(
-                reclaim=True,
-                code=Reason.PRESSURE.value,
-                message=Reason.PRESSURE.sentence(
-                    idle=duration(idle_for(snapshot, now)), count=snapshot.wanted
-                ),
-                at=now,
-            )
-        ]
+        idle = duration(idle_for(snapshot, now))
+        return [claim(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
 
 
 class Chooser:
