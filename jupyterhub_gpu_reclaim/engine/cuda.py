@@ -47,8 +47,8 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _THREADS = 32
 #: Seconds in which threads must stand still; one that waits for a disk does not.
 _STILL_SECONDS = 30.0
-#: What the kernel says of a thread that a signal has stopped, or that is no more.
-_STILL = [[], [processes.STOPPED], *([state] for state in processes.DEAD)]
+#: States of a thread that a signal has stopped, or that is no more.
+_STILL = processes.DEAD | {processes.STOPPED}
 
 
 def driver_version() -> str:
@@ -217,11 +217,16 @@ def _wait_still(process: Process, tids: set[int]) -> None:
         ReclaimError: they run on (``gpu_failed``).
     """
     deadline = time.monotonic() + _STILL_SECONDS
-    while any(procfs.stat(process.pid, tid)[:1] not in _STILL for tid in tids):
+    while any(_runs(process.pid, tid) for tid in tids):
         if time.monotonic() > deadline:
             raise _failed(process, "it does not stand still")
         # Nothing tells when a process of somebody else's stops.
         time.sleep(0.0005)
+
+
+def _runs(pid: int, tid: int) -> bool:
+    fields = procfs.stat(pid, tid)
+    return bool(fields) and fields[0] not in _STILL
 
 
 @contextlib.contextmanager
