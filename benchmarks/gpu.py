@@ -1,31 +1,40 @@
 """A session with a card, saved and brought back: ours beside the bare driver and CRIU.
 
-    sudo .venv/bin/python benchmarks/gpu.py --gb 1 4 16 --kinds random zeros --steady
+    sudo .venv/bin/python benchmarks/gpu.py --gb 1 4 16 --kinds random zeros
 
 "bare" is what there is without us: the driver's lock and checkpoint call, ``criu
-dump`` into files in memory, and the way back. "ours" is what the agent does: its helper
-for the driver, its engine, its store (encrypted, authenticated, committed), also in
-memory. Both save the same PyTorch process; each that comes back is asked for a digest
-of its tensors.
+dump`` into files in memory, and the way back. "nowhere" is the least that a capture can
+take: the driver's call and CRIU with its images thrown away. "ours" is what the agent
+does: its helper for the driver, its engine, its store (encrypted, authenticated,
+committed), also in memory; "again" is its next generation, of the session as it came
+back, unchanged. All save the same PyTorch process; each that comes back is asked for a
+digest of its tensors.
+
+Kinds: random floats, zeros, and a "model": a transformer with AdamW, trained for some
+steps on the text of Python's own library; its weights and the optimizer's state are
+about as large as asked for.
 
 "free" is until the card is empty, "durable" until the checkpoint is committed,
 "resumed" until the card is filled again; in brackets what of that is CRIU with the
-memory, and what the driver. ``--steady`` runs a bf16 matrix product with and without
-an agent's sampling, in turns.
+memory, and what the driver.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import math
+import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -34,20 +43,57 @@ import session as tree
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import cuda, gpu_processes, processes
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
-from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.engine.dump import dump
 from jupyterhub_gpu_reclaim.store.pool import Pool
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 LIMIT = 600.0
-SHM = Path("/dev/shm")
+#: Of the model: 50 million numbers, 12 bytes each with what AdamW keeps of them.
+LAYER_GIB = 0.5625
 PROGRAM = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 import torch
+from torch import nn
 torch.set_num_threads(1)
+torch.manual_seed(1)
 folder, gib, kind = pathlib.Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-make = {"random": torch.randn, "zeros": torch.zeros}[kind]
-data = [make(1 << 26, device="cuda") for _ in range(int(gib * 4))]
+
+def trained(layers):
+    width, length = 2048, 512
+    parts = nn.ModuleList([
+        nn.Embedding(256, width), nn.Linear(width, 256),
+        *(nn.TransformerEncoderLayer(width, 16, 4 * width, dropout=0.0, norm_first=True,
+                                     batch_first=True) for _ in range(layers)),
+    ]).cuda()
+    adam = torch.optim.AdamW(parts.parameters(), lr=1e-4)
+    text = b"".join(one.read_bytes() for one in
+                    sorted(pathlib.Path(os.__file__).parent.glob("*.py")))
+    text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().cuda()
+    mask = nn.Transformer.generate_square_subsequent_mask(length, device="cuda")
+    for _ in range(20):
+        at = torch.randint(len(text) - length - 1, (4, 1), device="cuda")
+        rows = text[at + torch.arange(length + 1, device="cuda")]
+        with torch.autocast("cuda", torch.bfloat16):
+            x = parts[0](rows[:, :-1])
+            for layer in parts[2:]: x = layer(x, src_mask=mask, is_causal=True)
+            loss = nn.functional.cross_entropy(
+                parts[1](x).flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward(); adam.step(); adam.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    state = [v for one in adam.state.values() for v in one.values()]
+    return [*parts.parameters(), *state], adam
+
+if kind == "model":
+    data, keep = trained(max(1, round(gib / LAYER_GIB)))
+else:
+    make = {"random": torch.randn, "zeros": torch.zeros}[kind]
+    data = [make(1 << 26, device="cuda") for _ in range(int(gib * 4))]
+
 def tell():
-    text = repr([(float(one.sum()), float(one[::4097].abs().sum())) for one in data])
+    flat = [one.detach().flatten() for one in data]
+    text = repr([(float(one.sum()), float(one[::4097].abs().sum())) for one in flat])
     (folder / "new").write_text(text)
     (folder / "new").rename(folder / "answer")
 tell()
@@ -56,18 +102,7 @@ while True:
     if (folder / "question").exists():
         (folder / "question").unlink()
         tell()
-"""
-STEADY = """
-import sys, time
-import torch
-a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-for line in sys.stdin:
-    begun, count = time.monotonic(), 0
-    while time.monotonic() - begun < float(line):
-        for _ in range(20): a @ b
-        torch.cuda.synchronize(); count += 20
-    print(count / (time.monotonic() - begun), flush=True)
-"""
+""".replace("LAYER_GIB", str(LAYER_GIB))
 
 
 def users(place: tree.Place, driver: Driver) -> list[processes.Process]:
@@ -75,149 +110,157 @@ def users(place: tree.Place, driver: Driver) -> list[processes.Process]:
     return [user.process for user in found.users]
 
 
-def bare(driver: Driver, method: tree.Stock, place: tree.Place) -> list[float]:
-    (one,) = users(place, driver)
+class Nowhere(tree.Ours):
+    """Our engine with CRIU's stream, of which nothing is kept."""
+
+    def save(self, place: tree.Place) -> None:
+        dump(
+            self.criu,
+            place.session,
+            sinks=lambda _: Path(os.devnull).open("wb", buffering=0),  # noqa: SIM115
+            folder=self._folder(),
+            limit=LIMIT,
+        )
+
+
+@dataclass
+class Times:
+    """Of one session, in seconds; what was not done is NaN."""
+
+    free: float
+    durable: float
+    resumed: float = math.nan
+    memory: float = math.nan
+    driver: float = math.nan
+    stored: float = math.nan  #: bytes
+
+    def row(self, gib: float, kind: str, way: str) -> str:
+        return (
+            f"{gib:>4g} {kind:<7} {way:<8} {self.free:>6.2f}s {self.durable:>7.2f}s"
+            f" {self.resumed:>7.2f}s  {self.memory:>7.2f}s {self.driver:>7.2f}s"
+            f" {self.stored / 2**30:>6.2f} GiB"
+        )
+
+
+def save(driver: Driver, method: tree.Stock | tree.Ours, place: tree.Place) -> Times:
+    """Empty the card, as the method does it, then save the rest."""
+    held = users(place, driver)
     begun = time.monotonic()
-    driver.lock(one.pid, seconds=LIMIT)
-    driver.checkpoint(one.pid, seconds=LIMIT)
+    if isinstance(method, tree.Stock | Nowhere):
+        (one,) = held
+        driver.lock(one.pid, seconds=LIMIT)
+        driver.checkpoint(one.pid, seconds=LIMIT)
+    else:
+        cuda.empty(driver, held, lock_seconds=LIMIT, seconds=LIMIT)
     free = time.monotonic() - begun
     method.save(place)
-    return [free, time.monotonic() - begun]
+    if isinstance(method, tree.Ours) and not isinstance(method, Nowhere):
+        # The dump found it stopped, by us.
+        method.result = dataclasses.replace(method.result, stopped=())
+    return Times(free, time.monotonic() - begun)
 
 
-def bare_back(driver: Driver, method: tree.Stock, place: tree.Place) -> list[float]:
-    begun = time.monotonic()
-    method.bring_back(place)
-    criu = time.monotonic() - begun
-    (one,) = users(place, driver)
-    driver.restore(one.pid, seconds=LIMIT)
-    driver.unlock(one.pid)
-    whole = time.monotonic() - begun
-    return [whole, criu, whole - criu]
-
-
-def ours(driver: Driver, method: tree.Ours, place: tree.Place) -> list[float]:
-    begun = time.monotonic()
-    cuda.empty(driver, users(place, driver), lock_seconds=LIMIT, seconds=LIMIT)
-    free = time.monotonic() - begun
-    method.save(place)
-    # The dump found it stopped, by us.
-    method.result = dataclasses.replace(method.result, stopped=())
-    return [free, time.monotonic() - begun]
-
-
-def ours_back(driver: Driver, method: tree.Ours, place: tree.Place) -> list[float]:
-    begun = time.monotonic()
-    method.bring_back(place)
-    criu = time.monotonic() - begun
-    cuda.fill(driver, users(place, driver), seconds=LIMIT)
-    whole = time.monotonic() - begun
-    return [whole, criu, whole - criu]
-
-
-WAYS = {"bare": (bare, bare_back), "ours": (ours, ours_back)}
-
-
-def measure(
-    name: str,
-    criu: criu_module.Criu,
-    driver: Driver,
-    pool: Pool,
-    gib: float,
-    kind: str,
-) -> tuple[list[float], list[float], int]:
-    save, back = WAYS[name]
-    with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(dir=SHM))
-        # The places have a /dev/shm of their own: they talk elsewhere.
-        talk = Path(tempfile.mkdtemp(dir="/tmp"))
-        for one in (folder, talk):
-            stack.callback(shutil.rmtree, one)
-        command = [sys.executable, "-c", PROGRAM, str(talk), str(gib), kind]
-        place = tree.Place.make("start", *command)
-        stack.callback(place.end)
-        tree.wait_for((talk / "answer").exists)
-        before = (talk / "answer").read_text()
-        store = tree.open_store(folder, pool) if name == "ours" else None
-        method = tree.Ours(criu, folder, store) if store else tree.Stock(criu, folder)
-        saved = save(driver, method, place)
-        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-        place.end()
-        (talk / "answer").unlink()
-        holding = tree.Place.make("hold")
-        stack.callback(holding.end)
-        resumed = back(driver, method, holding)
-        (talk / "question").touch()
-        tree.wait_for((talk / "answer").exists)
-        if (talk / "answer").read_text() != before:
-            sys.exit("its tensors came back changed")
-        return saved, resumed, size
-
-
-def table(
-    criu: criu_module.Criu, driver: Driver, pool: Pool, args: argparse.Namespace
+def bring_back(
+    driver: Driver, method: tree.Stock | tree.Ours, place: tree.Place, times: Times
 ) -> None:
-    print(
-        f"{'GiB':>4} {'kind':<7} {'way':<5} {'free':>7} {'durable':>8} {'resumed':>8}"
-        f"  {'(memory':>8} {'driver)':>8} {'stored':>9}"
-    )
-    for gib in args.gb:
-        for kind in args.kinds:
-            rows = {}
-            for name in WAYS:
-                runs = [
-                    measure(name, criu, driver, pool, gib, kind)
-                    for _ in range(args.runs)
-                ]
-                (free, durable), (resumed, memory, moved) = (
-                    [statistics.median(v) for v in zip(*part, strict=True)]
-                    for part in ([r[0] for r in runs], [r[1] for r in runs])
-                )
-                rows[name] = (free, durable, resumed)
-                print(
-                    f"{gib:>4g} {kind:<7} {name:<5} {free:>6.2f}s {durable:>7.2f}s"
-                    f" {resumed:>7.2f}s  {memory:>7.2f}s {moved:>7.2f}s"
-                    f" {runs[-1][2] / 2**30:>5.2f} GiB",
-                    flush=True,
-                )
-            ratios = [o / b for o, b in zip(rows["ours"], rows["bare"], strict=True)]
-            print(f"{'':>12} ratio " + "   ".join(f"{one:>6.2f}" for one in ratios))
+    """The rest first, then the card."""
+    begun = time.monotonic()
+    method.bring_back(place)
+    times.memory = time.monotonic() - begun
+    if isinstance(method, tree.Stock):
+        (one,) = users(place, driver)
+        driver.restore(one.pid, seconds=LIMIT)
+        driver.unlock(one.pid)
+    else:
+        cuda.fill(driver, users(place, driver), seconds=LIMIT)
+    times.resumed = time.monotonic() - begun
+    times.driver = times.resumed - times.memory
 
 
-def steady(rounds: int, seconds: float) -> None:
-    nvml = Nvml()
-    with subprocess.Popen(
-        [sys.executable, "-c", STEADY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
+def files(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
-        def rate(*, sampled: bool) -> float:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            worker.stdin.write(f"{seconds}\n")
-            worker.stdin.flush()
-            begun = time.time()
-            while sampled and time.time() - begun < seconds - 0.5:
-                nvml.look(time.time() - 1)
-                time.sleep(1)
-            return float(worker.stdout.readline())
 
-        rate(sampled=False)
-        ratios = []
-        for number in range(rounds):
-            # Who goes first changes, against a clock that drifts.
-            pair = {
-                one: rate(sampled=one) for one in (bool(number % 2), not number % 2)
-            }
-            ratios.append(pair[True] / pair[False])
-        worker.kill()
-    nvml.close()
-    spread = f"{min(ratios):.4f} to {max(ratios):.4f}"
-    print(f"steady: {statistics.median(ratios):.4f} of its speed ({spread}, {rounds})")
+class Bench:
+    """One session after the other, each saved in one of the ways."""
+
+    WAYS = ("bare", "nowhere", "ours")
+
+    def __init__(
+        self, criu: criu_module.Criu, driver: Driver, pool: Pool, tmpfs: Path
+    ) -> None:
+        self._criu, self._driver, self._pool = criu, driver, pool
+        self._tmpfs = tmpfs
+
+    def measure(
+        self, way: str, gib: float, kind: str, *, again: bool
+    ) -> Iterator[tuple[str, Times]]:
+        """Save a new session and bring it back; with ``again`` once more."""
+        with ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(dir=self._tmpfs))
+            # The places have a /dev/shm of their own: they talk elsewhere.
+            talk = Path(tempfile.mkdtemp(dir="/tmp"))
+            for one in (folder, talk):
+                stack.callback(shutil.rmtree, one)
+            command = [sys.executable, "-c", PROGRAM, str(talk), str(gib), kind]
+            place = tree.Place.make("start", *command)
+            stack.callback(place.end)
+            tree.wait_for((talk / "answer").exists, LIMIT)
+            before = (talk / "answer").read_text()
+            method = self._method(way, folder)
+            for name in (way, "again") if again and way == "ours" else (way,):
+                had = files(folder)
+                times = save(self._driver, method, place)
+                if way == "nowhere":
+                    yield name, times
+                    return
+                times.stored = files(folder) - had
+                place.end()
+                (talk / "answer").unlink()
+                place = tree.Place.make("hold")
+                stack.callback(place.end)
+                bring_back(self._driver, method, place, times)
+                (talk / "question").touch()
+                tree.wait_for((talk / "answer").exists, LIMIT)
+                if (talk / "answer").read_text() != before:
+                    sys.exit("its tensors came back changed")
+                yield name, times
+
+    def _method(self, way: str, folder: Path) -> tree.Stock | tree.Ours:
+        if way == "bare":
+            return tree.Stock(self._criu, folder)
+        if way == "nowhere":
+            return Nowhere(self._criu, folder, None)
+        return tree.Ours(self._criu, folder, tree.open_store(folder, self._pool))
+
+    def table(self, args: argparse.Namespace) -> None:
+        """Every size and kind, and how it compares."""
+        print(
+            f"{'GiB':>4} {'kind':<7} {'way':<8} {'free':>7} {'durable':>8}"
+            f" {'resumed':>8}  {'(memory':>8} {'driver)':>8} {'stored':>10}"
+        )
+        for gib, kind in itertools.product(args.gb, args.kinds):
+            found: dict[str, list[Times]] = {}
+            for _, way in itertools.product(range(args.runs), self.WAYS):
+                for name, one in self.measure(way, gib, kind, again=args.again):
+                    found.setdefault(name, []).append(one)
+                    print(one.row(gib, kind, name), flush=True)
+            medians = {name: _median(runs) for name, runs in found.items()}
+            ours, bare = medians["ours"], medians["bare"]
+            print(
+                f"{'':>12} ours: free {ours.free / bare.free:.2f} x bare,"
+                f" durable {ours.durable / bare.durable:.2f} x bare and"
+                f" {ours.durable / medians['nowhere'].durable:.2f} x nowhere,"
+                f" resumed {ours.resumed / bare.resumed:.2f} x bare"
+                f" ({args.runs} runs, medians)"
+            )
+            if again := medians.get("again"):
+                print(f"{'':>12} again: {again.stored / ours.stored:.2%} of the first")
+
+
+def _median(runs: list[Times]) -> Times:
+    columns = zip(*(dataclasses.astuple(one) for one in runs), strict=True)
+    return Times(*(statistics.median(column) for column in columns))
 
 
 def main() -> None:
@@ -225,8 +268,8 @@ def main() -> None:
     words.add_argument("--gb", type=float, nargs="*", default=[1])
     words.add_argument("--kinds", nargs="+", default=["random", "zeros"])
     words.add_argument("--runs", type=int, default=1)
-    words.add_argument("--steady", action="store_true")
-    words.add_argument("--rounds", type=int, default=10)
+    words.add_argument("--again", action="store_true", help="a second generation, too")
+    words.add_argument("--tmpfs", type=Path, default=tree.WHERE["tmpfs"])
     words.add_argument("--criu", type=Path, default=tree.ROOT / ".cache" / "criu")
     args = words.parse_args()
     driver = Driver()
@@ -234,9 +277,7 @@ def main() -> None:
         sys.exit("there is no GPU here, or its driver is older than 570")
     pool = Pool()
     try:
-        table(criu_module.locate(args.criu), driver, pool, args)
-        if args.steady:
-            steady(args.rounds, 2.0)
+        Bench(criu_module.locate(args.criu), driver, pool, args.tmpfs).table(args)
     finally:
         pool.close()
         driver.close()

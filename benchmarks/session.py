@@ -307,6 +307,7 @@ class Ours:
         self.folder = folder
         self.store = store
         self.work = 0
+        self.generation = 0
 
     def _folder(self) -> Path:
         self.work += 1
@@ -315,14 +316,16 @@ class Ours:
         return folder
 
     def save(self, place: Place) -> None:
+        """Each time one generation more, beside the earlier ones."""
         writer = None
         sinks = Files(self.folder).sink
+        self.generation += 1
         if self.store is not None:
             writer = self.store.begin(
-                id="benchmark",
+                id=f"benchmark-{self.generation}",
                 key=SessionKey(user="ann", server=""),
                 incarnation="benchmark",
-                generation=1,
+                generation=self.generation,
             )
             sinks = lambda name: writer.file(IMAGES + name)  # noqa: E731
         self.result = dump(
@@ -334,7 +337,7 @@ class Ours:
     def bring_back(self, place: Place) -> None:
         source: Files | SavedImages = Files(self.folder)
         if self.store is not None:
-            checkpoint = self.store.open("benchmark")
+            checkpoint = self.store.open(f"benchmark-{self.generation}")
             source = SavedImages(checkpoint, {})
         result = self.result
         begun = time.monotonic()
