@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,9 @@ _log = logging.getLogger(__name__)
 #: Threads for what blocks. Every capture and restore holds one for as long as it takes;
 #: asyncio's own six on two cores would make looking and thawing wait behind them.
 _THREADS = 256
+#: Seconds for closing everything, once nothing is under way. With stop_seconds it stays
+#: below what systemd's unit (120) and the DaemonSet (180) give the agent.
+_CLOSE_SECONDS = 10.0
 
 
 class AgentApp(AgentSettings):
@@ -100,6 +104,7 @@ class AgentApp(AgentSettings):
                 late = await operations.finish(self.stop_seconds)
                 for incarnation in late:
                     _log.warning("- left for the next start: %s", incarnation)
+                _leave_after(_CLOSE_SECONDS)
                 await server.close_all_connections()
                 sampler.close()
                 parts.client.close()
@@ -167,6 +172,24 @@ async def _signalled() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     await ended.wait()
+
+
+def _leave_after(seconds: float) -> None:
+    """End the process by then, whatever still waits for an answer.
+
+    Python joins its threads before it ends, and one that asks a store that is gone
+    waits for minutes. To cut it off is no worse than a kill, which the next start
+    settles; and the kill would come, when the time that the node gives is over.
+    """
+
+    def leave() -> None:
+        _log.warning("- it ends while a call to the store or a program is unanswered")
+        logging.shutdown()
+        os._exit(0)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
 
 
 def main() -> None:

@@ -198,7 +198,9 @@ class AgentSettings(StoreSettings, Application):
         help="""Seconds that the agent waits at its own end for what is under way.
 
         Captures are called off, so their sessions go on; restores are finished. What
-        is not done by then is settled at the next start.
+        is not done by then is settled at the next start. The agent is gone 10 s later
+        at the latest, also where a store does not answer: leave it that much more in
+        TimeoutStopSec or terminationGracePeriodSeconds.
         """,
     ).tag(config=True)
 

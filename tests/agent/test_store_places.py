@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
+import time
 
 import pytest
 
-from tests.support.agent import goes_on, wait_for
-from tests.support.object_store import s3_server
+from tests.support.agent import PATIENCE, goes_on, wait_for
+from tests.support.object_store import LOGIN, s3_server
 
 
 @pytest.fixture
@@ -96,3 +99,19 @@ def test_session_is_saved_and_comes_back_while_the_store_is_away(
     configured(**tiers)
     wait_for(lambda: "manifests/cp-1" in in_bucket(s3))
     wait_for(lambda: "writing/cp-1" not in in_bucket(s3))
+
+
+def test_agent_whose_store_never_answers_ends_in_its_time(agent, folder):
+    """Its sweep hangs in a call that is given up after two minutes only."""
+    agent.kill()
+    login = folder / "login.json"
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        endpoint = f"http://127.0.0.1:{hole.getsockname()[1]}"
+        login.write_text(json.dumps({"endpoint": endpoint, **LOGIN}))
+        login.chmod(0o600)
+        agent.store = "s3://sessions/hub"
+        agent.start(f"--AgentApp.store_options_file={login}")
+        begun = time.monotonic()
+        assert agent.terminate() == 0
+    assert time.monotonic() - begun < PATIENCE
+    assert "it ends while a call to the store" in agent.log.read_text()
