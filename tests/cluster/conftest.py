@@ -79,16 +79,23 @@ class ClusterHub:
     def __init__(self, wanted, kubectl):
         self.wanted = wanted
         self.kubectl = kubectl
-        # A line breaks when a user's socket is cut; an order must not break with it.
-        self.pages, self.orders = (
-            Forward(wanted.hub, "proxy-public", 80) for _ in range(2)
-        )
+        self._lines = []
+        self._orders = self._line()
         self._http = _patient(requests.Session())
 
-    @property
-    def url(self):
-        """The proxy as users reach it, through the API server."""
-        return self.pages.url
+    def _line(self):
+        """To the proxy, through the API server.
+
+        It breaks when a user's socket is cut, and no order may break with it, nor what
+        another user does: each has a line of their own.
+        """
+        self._lines.append(Forward(self.wanted.hub, "proxy-public", 80))
+        return self._lines[-1]
+
+    def close(self):
+        """End the lines."""
+        for line in self._lines:
+            line.close()
 
     def log(self):
         """What an administrator would look at first."""
@@ -121,7 +128,7 @@ class ClusterHub:
     # --- people and programs
     def user(self, name):
         """Somebody who is logged in."""
-        user = User(self.url, name, deployment.PASSWORD)
+        user = User(self._line().url, name, deployment.PASSWORD)
         _patient(user.http)
         user.login()
         return user
@@ -136,7 +143,7 @@ class ClusterHub:
 
     def _asked(self, method, path):
         token = {"Authorization": f"token {deployment.API_TOKEN}"}
-        url = f"{self.orders.url}/{path}"
+        url = f"{self._orders.url}/{path}"
         return self._http.request(method, url, headers=token, timeout=60)
 
     def phase(self, user):
@@ -244,8 +251,7 @@ def hub(wanted, nodes, pytestconfig):
         hub.wait(lambda: hub.reclaim("GET", "sessions").ok)
         yield hub
     finally:
-        hub.pages.close()
-        hub.orders.close()
+        hub.close()
         if not pytestconfig.getoption("--cluster-keep"):
             _remove(wanted, kubectl)
 

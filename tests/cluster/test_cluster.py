@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,7 +43,7 @@ def pids(word):
 
 until = time.monotonic() + 60
 while not any(pids("--manage-cgroups=ignore")):  # CRIU's
-    assert time.monotonic() < until, "nothing is being saved"
+    assert time.monotonic() < until, "no CRIU works"
     time.sleep(0.02)
 time.sleep(0.3)  # in the middle
 for pid in pids("--AgentApp.realm={realm}"):
@@ -178,13 +179,15 @@ def test_an_agent_that_is_killed_in_the_middle_of_a_restore_keeps_what_is_saved(
     hub, nodes, work_of
 ):
     """The attempt fails or comes through; another one brings everything back."""
-    work = work_of("ivy", size=400_000_000)
+    work = work_of("ivy", size=100_000_000)
     node = node_of(hub.pod("ivy"))
     agent = hub.agent(node)
     hub.suspend("ivy")
-    with hub.cordoned(*(name for name in nodes if name != node)):
+    others = [name for name in nodes if name != node]
+    with hub.cordoned(*others), ThreadPoolExecutor(1) as beside:
+        killed = beside.submit(kill_agent, hub, agent)  # waits for the CRIU to come
         assert hub.api("POST", "users/ivy/server").status_code in {201, 202}
-        kill_agent(hub, agent)
+        killed.result()
         hub.agent(node, but=agent)
     hub.wait(lambda: hub.phase("ivy") in {"running", "suspended"}, 300)
     assert len(hub.pods("ivy")) <= 1
@@ -261,10 +264,12 @@ except urllib.error.HTTPError as error:
 
 def kill_agent(hub, agent):
     """While its CRIU works; it takes the line along by which that was ordered."""
-    hub.kubectl.tried(
+    told = hub.kubectl.tried(
         *("-n", hub.wanted.agents, "exec", agent[0], "--", "python3", "-c"),
         KILL.format(realm=hub.wanted.run),
+        seconds=90,
     )
+    assert "AssertionError: no CRIU works" not in told, told
 
 
 def begin_to_suspend(hub, user):
