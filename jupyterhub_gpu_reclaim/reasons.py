@@ -260,6 +260,15 @@ class Reason(Enum):
         ),
         "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
     )
+    FEW_WATCHES = (
+        "few_watches",
+        (
+            "Linux lets all programs of one user id on this machine have {limit} inotify"
+            " instances together; where they are used up, no session that watches a"
+            " folder is saved or brought back."
+        ),
+        "sysctl -w fs.inotify.max_user_instances=8192, and the same in /etc/sysctl.d",
+    )
     GPU_MIG = (
         "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot save.",

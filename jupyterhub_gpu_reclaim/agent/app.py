@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.agent.storing import open_store
 from jupyterhub_gpu_reclaim.agent.tool import Tool
 from jupyterhub_gpu_reclaim.agent.watcher import Watcher
 from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.engine import host
+from jupyterhub_gpu_reclaim.engine import host, watches
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -97,6 +97,8 @@ class AgentApp(AgentSettings):
             await recovery.recover(parts, operations)
             server = listen(self, node)
             _log.info("- listening on %s, version %s", self.listen, __version__)
+            for found in watches.findings():
+                _log.warning("- %s %s", found.message, found.hint)
             try:
                 await _signalled()
             finally:

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.agent import (
 )
 from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.progress import in_thread
-from jupyterhub_gpu_reclaim.engine import capabilities
+from jupyterhub_gpu_reclaim.engine import capabilities, watches
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -69,6 +69,7 @@ class LocalNode:
                 *capabilities.findings(),
                 *parts.tool.findings(),
                 *parts.accelerator.node_findings(),
+                *watches.findings(),
             ]
 
         return await in_thread(look, step="check", limit=parts.limits.check)
