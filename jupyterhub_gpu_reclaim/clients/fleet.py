@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.clients.agents import Agents
+    from jupyterhub_gpu_reclaim.clients.gpu_use import GpuUse
     from jupyterhub_gpu_reclaim.clients.pods import Node, Pod
     from jupyterhub_gpu_reclaim.clients.seats import Seats
     from jupyterhub_gpu_reclaim.models import (
@@ -65,6 +66,7 @@ class Fleet:
         sessions: which session is in which pod.
         agents: the agents by node.
         node_labels: which labels of its node a session with a GPU needs again.
+        gpu_use: knows of the use of GPUs, too; None: only the agents do.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class Fleet:
         sessions: Seats,
         agents: Agents,
         node_labels: Sequence[str] = (),
+        gpu_use: GpuUse | None = None,
     ) -> None:
         self._cluster = cluster
         self._sessions = sessions
         self._agents = agents
         self._node_labels = frozenset(node_labels)
+        self._gpu_use = gpu_use
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -94,6 +98,8 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._agents.close()
+        if self._gpu_use is not None:
+            await self._gpu_use.close()
 
     # --- looking
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
@@ -146,6 +152,8 @@ class Fleet:
         """What every session does; those on a silent node are not in the list."""
         pods = {(p.incarnation, p.uid): p for p in self._sessions.now() if p.node}
         nodes = sorted({pod.node for pod in pods.values() if not pod.over})
+        if self._gpu_use is not None:
+            self._gpu_use.ask()
         told = await asyncio.gather(
             *(self._samples_on(node) for node in nodes), return_exceptions=True
         )
@@ -158,12 +166,15 @@ class Fleet:
         if nodes and not any(isinstance(answer, list) for answer in told):
             raise silent(", ".join(nodes))
         return [
-            msgspec.structs.replace(
-                sample, key=pods[sample.incarnation, sample.pod].key
-            )
+            self._completed(sample, pod)
             for sample in found
-            if (sample.incarnation, sample.pod) in pods
+            if (pod := pods.get((sample.incarnation, sample.pod))) is not None
         ]
+
+    def _completed(self, sample: Sample, pod: Pod) -> Sample:
+        """As the API server and others beside its agent know it."""
+        sample = msgspec.structs.replace(sample, key=pod.key)
+        return sample if self._gpu_use is None else self._gpu_use.complete(sample, pod)
 
     async def _samples_on(self, node: str) -> list[Sample]:
         async with asyncio.timeout(LOOK_SECONDS):

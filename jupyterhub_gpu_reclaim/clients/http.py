@@ -120,6 +120,7 @@ class Connection:
             may appear or change later.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         at: IP address to connect to; empty: that of the host in ``address``.
+        most: longest answer, bytes, where it is not compressed; 0: 100 MiB.
     """
 
     def __init__(
@@ -129,8 +130,11 @@ class Connection:
         *,
         ca_file: str = "",
         at: str = "",
+        most: int = 0,
     ) -> None:
         options: dict[str, Any] = {"max_clients": MAX_CLIENTS}
+        if most:
+            options["max_body_size"] = most
         if address.startswith("unix:"):
             options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
             address = "http://localhost"

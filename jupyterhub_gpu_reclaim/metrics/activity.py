@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.metrics import jupyter, tree
-from jupyterhub_gpu_reclaim.metrics.gpu import NoCards, samples_of
+from jupyterhub_gpu_reclaim.metrics.gpu import NO_ANSWER, NoCards, samples_of
 from jupyterhub_gpu_reclaim.models import (
     KernelSample,
     Sample,
@@ -107,7 +107,7 @@ class Sampler:
         problems: list[str] = []
         gpus = samples_of(cards, watched.pids)
         if gpus is None:
-            problems.append("its GPU: no answer")
+            problems.append(NO_ANSWER)
         measured = asyncio.create_task(self._measure(watched, problems))
         answers = _Answers()
         if watched.address is None:

@@ -1,7 +1,8 @@
 """What a source of samples must be able to do.
 
-Fulfilled by the agent's client, and later by DCGM through Prometheus. Called by the
-orchestrator's sampling loop, which gives what it gets to one window per session.
+Fulfilled by the agent's client, and by the fleet of them, which completes what they
+tell by DCGM through Prometheus. Called by the orchestrator's sampling loop, which gives
+what it gets to one window per session.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Called by ``activity`` with what a source (``nvml``) says of the cards. What cannot be
 known of a session stays ``None``: one card that does not answer may be the one that a
-session works on, so then nothing is known of any (law 5).
+session works on, so then nothing is known of any (law 5). ``dcgm`` tells the same from
+outside of the machine, by pods.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from jupyterhub_gpu_reclaim.models import GpuSample, Value
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+#: What a sample says where the machine's own cards do not answer.
+NO_ANSWER = "its GPU: no answer"
+
 
 class ProcessUse(Value, frozen=True, kw_only=True):
     """One process on one card; the pid is the host's."""
@@ -23,6 +27,7 @@ class ProcessUse(Value, frozen=True, kw_only=True):
     sm_percent: float | None = None  #: of the time its kernels ran
     memory_percent: float | None = None  #: of the time it read or wrote GPU memory
     instance: int | None = None  #: of a divided card (MIG)
+    mps: bool = False  #: it shares its card with others through NVIDIA's MPS
 
 
 class CardUse(Value, frozen=True, kw_only=True):
@@ -81,6 +86,11 @@ def samples_of(
                 )
             )
     return found
+
+
+def digits(uuid: str) -> str:
+    """``GPU-e27adf4b-65b8-…`` as the driver has it: digits alone."""
+    return uuid.removeprefix("GPU-").replace("-", "")
 
 
 def _total(values: Iterable[int | None]) -> int | None:

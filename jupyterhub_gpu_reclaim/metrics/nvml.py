@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pynvml
 
-from jupyterhub_gpu_reclaim.metrics.gpu import CardUse, ProcessUse
+from jupyterhub_gpu_reclaim.metrics.gpu import CardUse, ProcessUse, digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ _NO_GPU: Final = (
     pynvml.NVMLError_LibraryNotFound,
     pynvml.NVMLError_DriverNotLoaded,
 )
+#: The driver's word that it is loaded; seen from every container, too.
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
@@ -39,12 +42,15 @@ class Nvml:
 
     Args:
         library: ``pynvml``, or what a test has recorded of it.
+        driver: is there where the machine's driver is loaded.
     """
 
-    def __init__(self, library: Any = pynvml) -> None:
+    def __init__(self, library: Any = pynvml, *, driver: Path = _DRIVER) -> None:
         self._library = library
+        self._driver = driver
         self._looking = threading.Lock()
         self._open = False
+        self._said = ""
 
     def look(self, since: float) -> list[CardUse] | None:
         """Every card; empty where there is none, None where nobody knows.
@@ -55,13 +61,20 @@ class Nvml:
         if not self._looking.acquire(blocking=False):
             return None
         try:
-            return list(self._cards(since))
-        except _NO_GPU:
+            cards = list(self._cards(since))
+        except _NO_GPU as error:
+            # A container may lack the library of a machine that has cards.
+            if self._driver.exists():
+                self._complain(error)
+                return None
             return []
         except pynvml.NVMLError as error:
-            _log.warning("- the GPUs do not answer: %s", error)
+            self._complain(error)
             self._open = False
             return None
+        else:
+            self._said = ""
+            return cards
         finally:
             self._looking.release()
 
@@ -70,6 +83,12 @@ class Nvml:
         if self._open:
             with contextlib.suppress(pynvml.NVMLError):
                 self._library.nvmlShutdown()
+
+    def _complain(self, error: Exception) -> None:
+        """The log hears of it once per error, not at every look."""
+        if self._said != str(error):
+            self._said = str(error)
+            _log.warning("- the GPUs do not answer: %s", error)
 
     def _cards(self, since: float) -> Iterator[CardUse]:
         if not self._open:
@@ -108,17 +127,13 @@ class Nvml:
         if compute is None:
             return None
         graphics = _asked(lambda: library.nvmlDeviceGetGraphicsRunningProcesses(handle))
+        shared = _asked(lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(handle))
         used = self._used(handle, since, busy)
-        found = {process.pid: process for process in (*(graphics or ()), *compute)}
+        every = (*(graphics or ()), *(shared or ()), *compute)
+        sharing = {process.pid for process in shared or ()}
         return [
-            ProcessUse(
-                pid=pid,
-                memory=process.usedGpuMemory,
-                sm_percent=None if used is None else used.get(pid, _IDLE)[0],
-                memory_percent=None if used is None else used.get(pid, _IDLE)[1],
-                instance=_instance(process.gpuInstanceId),
-            )
-            for pid, process in sorted(found.items())
+            _process(process, used, busy, mps=pid in sharing)
+            for pid, process in sorted({each.pid: each for each in every}.items())
         ]
 
     def _used(
@@ -147,6 +162,27 @@ class Nvml:
 _IDLE: Final = (0.0, 0.0)
 
 
+def _process(
+    process: Any,
+    used: dict[int, tuple[float, float]] | None,
+    busy: int | None,
+    *,
+    mps: bool,
+) -> ProcessUse:
+    """One process; what it works for MPS may be told of MPS's server alone."""
+    pid: int = process.pid
+    known = used is not None and (pid in used or not mps or busy == 0)
+    sm, memory = (used or {}).get(pid, _IDLE) if known else (None, None)
+    return ProcessUse(
+        pid=pid,
+        memory=process.usedGpuMemory,
+        sm_percent=sm,
+        memory_percent=memory,
+        instance=_instance(process.gpuInstanceId),
+        mps=mps,
+    )
+
+
 def _asked(question: Callable[[], T]) -> T | None:
     """The answer; None where the card has none."""
     try:
@@ -156,9 +192,7 @@ def _asked(question: Callable[[], T]) -> T | None:
 
 
 def _uuid(text: str | bytes) -> str:
-    """``GPU-e27adf4b-65b8-…`` as the driver has it: digits alone."""
-    text = text.decode() if isinstance(text, bytes) else text
-    return text.removeprefix("GPU-").replace("-", "")
+    return digits(text.decode() if isinstance(text, bytes) else text)
 
 
 def _instance(number: int | None) -> int | None:

@@ -42,6 +42,7 @@ from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
 from jupyterhub_gpu_reclaim.service.context import Context
+from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.options import Options
 from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
@@ -66,7 +67,15 @@ class ReclaimService(Application, Options):
     description = "Suspends idle sessions of a JupyterHub and brings them back."
     version = __version__
     raise_config_file_errors = True
-    classes = [Guards, IdlePolicy, PressurePolicy, Rules, Notices, HubOAuth]  # noqa: RUF012
+    classes = [  # noqa: RUF012
+        Guards,
+        IdlePolicy,
+        PressurePolicy,
+        Rules,
+        Notices,
+        DcgmSource,
+        HubOAuth,
+    ]
     aliases = {  # noqa: RUF012
         "config": "ReclaimService.config_file",
         "agent": "ReclaimService.agent",

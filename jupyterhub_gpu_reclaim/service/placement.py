@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.clients.seats import Seats
 from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,10 +33,14 @@ async def agent_of(options: Options, token: Path) -> tuple[Agent, LetGo]:
     """The agent, and what closes the connections to it.
 
     Raises:
-        Refused: there is no way to the API server.
+        Refused: there is no way to the API server, or a setting is of no use here.
     """
+    source = DcgmSource(parent=options)
     if options.placement == "kubernetes":
-        return await _fleet(options, token)
+        return await _fleet(options, token, source)
+    if source.url:
+        what = "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
+        raise Refused(Reason.INVALID, what=what)
     agent = AgentClient(options.agent, token, ca_file=options.agent_ca_file)
 
     async def let_go() -> None:
@@ -44,7 +49,9 @@ async def agent_of(options: Options, token: Path) -> tuple[Agent, LetGo]:
     return agent, let_go
 
 
-async def _fleet(options: Options, token: Path) -> tuple[Agent, LetGo]:
+async def _fleet(
+    options: Options, token: Path, source: DcgmSource
+) -> tuple[Agent, LetGo]:
     try:
         from jupyterhub_gpu_reclaim.clients import kubernetes  # noqa: PLC0415 large
     except ImportError as error:
@@ -53,8 +60,9 @@ async def _fleet(options: Options, token: Path) -> tuple[Agent, LetGo]:
             " pip install 'jupyterhub-gpu-reclaim[kubernetes]'."
         )
         raise Refused(Reason.INVALID, what=what) from None
-    api = await kubernetes.Api.open(options.kubeconfig)
     clock = SystemClock()
+    gpu_use = source.open(clock)
+    api = await kubernetes.Api.open(options.kubeconfig)
     namespace = options.namespace or kubernetes.own_namespace()
     fleet = Fleet(
         api,
@@ -69,6 +77,7 @@ async def _fleet(options: Options, token: Path) -> tuple[Agent, LetGo]:
             lambda ip: _connect(options, token, ip),
         ),
         node_labels=options.gpu_node_labels,
+        gpu_use=gpu_use,
     )
     fleet.start()
 

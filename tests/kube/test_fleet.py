@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
+from jupyterhub_gpu_reclaim.clients.agents import Agents
+from jupyterhub_gpu_reclaim.clients.fleet import LOOK_SECONDS, Fleet
+from jupyterhub_gpu_reclaim.clients.gpu_use import GpuUse
 from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.clients.seats import Seats
+from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.metrics.dcgm import Names, Series
 from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
-from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
+from tests.kube.conftest import ADA, MODEL, connect, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
 
 BOB = SessionKey("bob", "lab")
@@ -286,3 +293,52 @@ async def test_long_lists_come_in_pieces(cluster, service, monkeypatch):
     for number in range(5):
         session_pod(cluster, SessionKey(f"user{number}"), incarnation=f"{number}" * 32)
     assert len(await service.sessions.fresh()) == 5
+
+
+class Exporter:
+    """A Prometheus that knows one card of Ada's pod."""
+
+    def __init__(self, *values: str) -> None:
+        labels = {"namespace": NAMESPACE, "pod": "jupyter-ada", "UUID": "ab" * 16}
+        self._series = Series({"__name__": "DCGM_FI_DEV_GPU_UTIL", **labels})
+        self._values = values
+
+    async def query(self, text, at):
+        values = [(at, value) for value in self._values]
+        return [structs.replace(self._series, values=values)]
+
+    def close(self):
+        """Nothing was opened."""
+
+
+class Hanging(Exporter):
+    """A Prometheus that does not answer."""
+
+    async def query(self, text, at):
+        await asyncio.Event().wait()
+
+
+def _with(service, prometheus) -> Fleet:
+    names = [Names("namespace", "pod")]
+    use = GpuUse(prometheus, SystemClock(), first=True, scrape=30, names=names)
+    agents = Agents(service.agents, connect)
+    return Fleet(
+        service.api, sessions=Seats(service.sessions), agents=agents, gpu_use=use
+    )
+
+
+async def test_the_exporter_s_word_is_in_the_samples_of_the_pods_that_it_names(
+    service, two
+):
+    fleet = _with(service, Exporter("40"))
+    gpus = {sample.key: sample.gpus for sample in await fleet.samples()}
+    await fleet.stop()
+    assert [gpu.sm_percent for gpu in gpus[ADA]] == [40]
+    assert gpus[BOB] == []
+
+
+async def test_a_prometheus_that_hangs_costs_no_sample(service, two):
+    fleet = _with(service, Hanging())
+    async with asyncio.timeout(LOOK_SECONDS):
+        assert len(await fleet.samples()) == 2
+    await fleet.stop()

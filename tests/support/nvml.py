@@ -54,6 +54,9 @@ class Recorded:
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: int):  # noqa: N802
         return []
 
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: int):  # noqa: N802
+        return []
+
     def nvmlDeviceGetProcessUtilization(self, handle: int, since: int):  # noqa: N802
         return [measured(BUSY_PID, 86, 21), measured(IDLE_PID, 0, 0)]
 
@@ -126,6 +129,45 @@ class Divided(NotSupported):
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int):  # noqa: N802
         return [process(IDLE_PID, 5, 1), process(BUSY_PID, 7, 2)]
+
+
+class TwoCards(Recorded):
+    """The same two processes on a second card, where the other one works."""
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return super().nvmlDeviceGetUUID(handle)[:-1] + str(6 + handle)
+
+
+class Shared(Recorded):
+    """A card under MPS: one of two clients is not in the list of the others."""
+
+    server = 4711
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int):  # noqa: N802
+        return [process(self.server, 30 << 20), process(IDLE_PID, 910163968)]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: int):  # noqa: N802
+        return [process(IDLE_PID, 910163968), process(BUSY_PID, 1050673152)]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int):  # noqa: N802
+        return [measured(self.server, 86, 21)]
+
+
+class SharedIdle(Shared):
+    """The same, and nobody works."""
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int):  # noqa: N802
+        return SimpleNamespace(gpu=0, memory=0)
+
+
+class NoLibrary(Recorded):
+    """A container without NVIDIA's library."""
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 class NoDriver(Recorded):
