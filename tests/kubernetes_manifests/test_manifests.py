@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubespawner import KubeSpawner
 
 from jupyterhub_gpu_reclaim.agent.app import AgentApp
 from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
@@ -191,6 +192,24 @@ def test_the_service_looks_where_the_agents_are():
     for probe in ("livenessProbe", "readinessProbe"):
         assert container()[probe]["httpGet"]["port"] == port["name"]
         assert container()[probe]["httpGet"]["scheme"] == "HTTPS"
+
+
+def test_the_agents_policy_lets_the_hubs_pod_in_and_no_users():
+    [policy] = [one for one in built() if one["kind"] == "NetworkPolicy"]
+    [rule] = policy["spec"]["ingress"]
+    [source] = rule["from"]  # one: both of its selectors must match
+    wanted = source["podSelector"]["matchLabels"].items()
+    [hub] = [
+        one
+        for one in documents(FOLDER / "hub" / "hub.yaml")
+        if (one["kind"], one["metadata"]["name"]) == ("Deployment", "hub")
+    ]
+    assert wanted <= hub["spec"]["template"]["metadata"]["labels"].items()
+    namespaces = source["namespaceSelector"]["matchLabels"]
+    assert namespaces == {"kubernetes.io/metadata.name": hub["metadata"]["namespace"]}
+    # KubeSpawner's, which z2jh has too: a user's pod is of another component.
+    users = KubeSpawner.component_label.default_value
+    assert ("app.kubernetes.io/component", users) not in wanted
 
 
 def test_no_agent_takes_a_gpu():
