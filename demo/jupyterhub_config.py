@@ -28,8 +28,12 @@ c.Authenticator.allow_all = True
 c.Authenticator.admin_users = {"admin"}
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.cleanup_servers = False  # sessions outlive a restart of the Hub
-c.Spawner.environment = {"GPU_RECLAIM_DEMO": str(folder)}
-c.Spawner.default_url = "/lab"
+c.Spawner.environment = {
+    "GPU_RECLAIM_DEMO": str(folder),
+    **settings.get("environment", {}),
+}
+c.Spawner.default_url = settings.get("default_url", "/lab")
+c.Spawner.cmd = settings.get("server", ["jupyterhub-singleuser"])
 c.Spawner.http_timeout = settings.get("http_timeout", 30)
 # How long a Hub that starts waits for sessions that do not answer, before it serves.
 c.JupyterHub.init_spawners_timeout = settings.get("init_spawners_timeout", 10)

@@ -1,0 +1,281 @@
+"""A real Hub and its proxy beside the card, on which a user's kernel computes.
+
+Sessions are started by the Hub's spawner, judged and saved by the service's own policy,
+and visited over the proxy. Where OUT is set, the managers' page and the API's answers
+of three moments are left in that folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from demo.admin import Admin
+from demo.stack import Stack
+from demo.user import User
+from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from tests.gpu.conftest import ENVIRONMENT
+from tests.support.agent import criu_folder, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Plays it without a card: everything but what only a card can show.
+SWITCH = "GPU_RECLAIM_WITHOUT_CARD"
+#: A second chance would cost minutes of a machine with a card.
+pytestmark = pytest.mark.timeout(240)
+once = pytest.mark.flaky(reruns=0)
+IDLE_AFTER = 10
+PATIENCE = 90
+GIB = 1 << 30
+
+THREAD = """
+import threading
+go = threading.Event()
+def begin():
+    go.set()
+    threading.Thread(target=work, daemon=True).start()
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the kernel holds and computes, and how the service knows of it."""
+
+    setup: str
+    look: str  #: tells the process and what it holds
+    busy: str  #: the reason why it is not suspended
+    on_card: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+#: The processor is not looked at, so that nothing but the card speaks for the session.
+ON_THE_CARD = Work(
+    setup=THREAD
+    + """
+import torch
+torch.manual_seed(0)
+x = torch.randn(1 << 28, device="cuda")
+weights = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+def work():
+    done = torch.cuda.Event(blocking=True)
+    while go.is_set():
+        for _ in range(100):
+            weights @ weights
+        done.record()
+        done.synchronize()
+""",
+    look="import os; print(os.getpid(), repr(x.sum().item()), repr((x @ x).item()))",
+    busy="gpu_busy",
+    on_card=True,
+    settings={"IdlePolicy.busy_cpu_percent": "None"},
+)
+ON_THE_PROCESSOR = Work(
+    setup=THREAD
+    + """
+import hashlib, random
+x = random.Random(0).randbytes(1 << 25)
+def work():
+    while go.is_set():
+        sum(range(100_000))
+""",
+    look="import os; print(os.getpid(), hashlib.sha256(x).hexdigest())",
+    busy="cpu_busy",
+)
+
+
+class Person:
+    """Somebody with a notebook's kernel at a Hub."""
+
+    def __init__(self, stack: Stack, name: str, work: Work) -> None:
+        self.user = User(stack.url, name, stack.password)
+        self.user.login()
+        made = self.user.hub("POST", f"users/{name}/server")
+        assert made.status_code in {201, 202}, made.text
+        self.server = self.user.server()
+        self.visit()
+        self.kernel = self.server.start_kernel()
+        self.run(work.setup, seconds=120)
+        self.first = self.run(work.look)
+        self.work = work
+
+    @property
+    def name(self) -> str:
+        return self.user.name
+
+    def visit(self) -> float:
+        """Open the server's page; the seconds until it is there."""
+        began = time.monotonic()
+        self.user.visit(self.server.prefix, seconds=PATIENCE)
+        return time.monotonic() - began
+
+    def run(self, code: str, seconds: float = 60) -> str:
+        with self.kernel:
+            return self.kernel.run(code, seconds=seconds).text
+
+    def finds_all_as_it_was(self) -> None:
+        kernels = [one["id"] for one in self.server.json("GET", "kernels")]
+        assert kernels == [self.kernel.id]
+        assert self.run(self.work.look) == self.first
+        assert self.user.logins == 1
+
+
+@pytest.fixture(scope="module")
+def work(request: pytest.FixtureRequest) -> Work:
+    if os.environ.get(SWITCH):
+        return ON_THE_PROCESSOR
+    request.getfixturevalue("driver")
+    return ON_THE_CARD
+
+
+def told(stack: Stack) -> str:
+    """How the logs of Hub (with proxy, service and sessions) and agent end."""
+    parts = ("agent", "hub")
+    return "".join(f"--- {part} ---\n{stack.log(part)[-6000:]}\n" for part in parts)
+
+
+@pytest.fixture(scope="module")
+def stack(folder: Path, work: Work) -> Iterator[Stack]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the agent enters namespaces")
+    os.environ.setdefault("GPU_RECLAIM_CRIU", criu_folder())
+    made = Stack(
+        folder / "hub",
+        idle_after=IDLE_AFTER,
+        sample_interval=1,
+        default_url="",
+        environment=ENVIRONMENT,
+        service_options=work.settings,
+    )
+    try:
+        made.start()
+        yield made
+    except Exception:
+        print(told(made))
+        raise
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def admin(stack: Stack) -> Admin:
+    return Admin(stack)
+
+
+@pytest.fixture(scope="module")
+def person(stack: Stack, work: Work) -> Person:
+    try:
+        return Person(stack, "ada", work)
+    except Exception:
+        print(told(stack))
+        raise
+
+
+@pytest.fixture(autouse=True)
+def logs(stack: Stack) -> Iterator[None]:
+    """Shown with a test that fails."""
+    yield
+    print(told(stack))
+
+
+@pytest.fixture(scope="module")
+def nvml() -> Iterator[Nvml]:
+    made = Nvml()
+    yield made
+    made.close()
+
+
+def used(nvml: Nvml) -> int:
+    """Bytes of the cards' memory that are not free; 0 where there is no card."""
+    return sum(card.total - card.free for card in nvml.look(time.time() - 1))
+
+
+def metric(admin: Admin, name: str) -> float:
+    """One of the service's metrics, with its labels."""
+    url = f"{admin.stack.url}/services/gpu-reclaim/metrics"
+    answer = admin.user.http.get(url, headers=admin.headers, timeout=60)
+    assert answer.ok, answer.text
+    lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines())
+    return float(lines[f"jupyterhub_gpu_reclaim_{name}"])
+
+
+def keep(admin: Admin, moment: str) -> None:
+    """Leave the page and the API's answers for whoever wants to look at them."""
+    if not (out := os.environ.get("OUT")):
+        return
+    paths = ("sessions", "lines", "totals?hours=24", "store", "queue")
+    answers = {path: admin.call("GET", path) for path in paths}
+    Path(out, f"{moment}.json").write_text(json.dumps(answers, indent=1))
+    where = f"{admin.stack.url}/services/gpu-reclaim/all"
+    page = admin.user.http.get(where, timeout=60)
+    static = files("jupyterhub_gpu_reclaim") / "ui" / "service" / "static"
+    whole = re.sub(
+        r'<link rel="stylesheet" href="[^"]*/static/([\w.]+)">',
+        lambda found: f"<style>{(static / found[1]).read_text()}</style>",
+        page.text,
+    )
+    Path(out, f"{moment}.html").write_text(whole)
+
+
+def codes(admin: Admin, name: str) -> set[str]:
+    """Why it is suspended, or why not."""
+    return {one["code"] for one in admin.call("GET", f"sessions/{name}/-/why")}
+
+
+def shows_its_card(view: dict[str, Any]) -> None:
+    (card,) = view["gpus"]
+    assert card["name"].startswith("NVIDIA")
+    assert card["memory"] > GIB
+    assert card["sm_percent"] > 50
+    assert view["usage"]["gpu_memory"] == card["memory"]
+    assert view["usage"]["gpu_percent"] > 5
+
+
+@once
+def test_kernel_that_computes_unseen_is_saved_by_itself_once_it_rests(
+    admin: Admin, person: Person, work: Work, nvml: Nvml
+) -> None:
+    person.run("begin()")
+    wait_for(lambda: codes(admin, person.name) == {work.busy}, PATIENCE)
+    view, held = admin.session(person.name), used(nvml)
+    assert view["phase"] == "running"
+    assert view["usage"]["busy_kernel"] is None
+    if work.on_card:
+        shows_its_card(view)
+    keep(admin, "working")
+    person.run("go.clear()")
+    admin.wait(person.name, phase="suspended", seconds=120)
+    assert metric(admin, 'suspends_total{cause="idle"}') == 1
+    assert held - used(nvml) >= work.on_card * GIB
+    keep(admin, "suspended")
+    print(f"visited after an idle time: there in {person.visit():.1f} s")
+    person.finds_all_as_it_was()
+
+
+@once
+def test_card_of_a_session_that_a_manager_suspends_counts_as_reclaimed(
+    admin: Admin, person: Person, work: Work, nvml: Nvml
+) -> None:
+    person.visit()
+    person.finds_all_as_it_was()
+    held = used(nvml)
+    before = metric(admin, "gpu_seconds_reclaimed_total")
+    began = time.monotonic()
+    admin.suspend(person.name, seconds=PATIENCE)
+    print(f"suspended by a manager in {time.monotonic() - began:.1f} s")
+    assert held - used(nvml) >= work.on_card * GIB
+    time.sleep(2)
+    after = metric(admin, "gpu_seconds_reclaimed_total")
+    assert (after > before) == work.on_card
+    admin.resume(person.name)
+    admin.wait(person.name, phase="running", seconds=PATIENCE)
+    person.finds_all_as_it_was()
+    keep(admin, "back")
