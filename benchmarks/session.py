@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import math
 import mmap
 import os
@@ -317,6 +318,7 @@ class Ours:
 
     def save(self, place: Place) -> None:
         """Each time one generation more, beside the earlier ones."""
+        times = [time.monotonic()]
         writer = None
         sinks = Files(self.folder).sink
         self.generation += 1
@@ -328,11 +330,17 @@ class Ours:
                 generation=self.generation,
             )
             sinks = lambda name: writer.file(IMAGES + name)  # noqa: E731
+        times.append(time.monotonic())
         self.result = dump(
             self.criu, place.session, sinks=sinks, folder=self._folder(), limit=LIMIT
         )
+        times.append(time.monotonic())
         if writer is not None:
             writer.commit(steps=[], frozen_seconds=0.0, timeout=LIMIT)
+        times.append(time.monotonic())
+        #: Seconds: the beginning (an agent does it while the session runs on), CRIU
+        #: with the store, the commit.
+        self.save_parts = [b - a for a, b in itertools.pairwise(times)]
 
     def bring_back(self, place: Place) -> None:
         source: Files | SavedImages = Files(self.folder)
