@@ -273,6 +273,20 @@ class Reason(Enum):
         "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot save.",
     )
+    GPU_MPS = (
+        "gpu_mps",
+        (
+            "Process {pid} ({name}) shares its GPU with others through NVIDIA's MPS, which"
+            " the driver cannot save."
+        ),
+        "Start it without MPS: set CUDA_MPS_PIPE_DIRECTORY to an empty folder before.",
+    )
+    GPU_PROFILED = (
+        "gpu_profiled",
+        "Process {pid} ({name}) runs under {tool}, with which its GPU cannot be saved.",
+        "Wait for its report, or start the program without it.",
+        True,
+    )
     ROOT_UNSUPPORTED = (
         "root_unsupported",
         "The root file system of its container ({kind}) is of a kind that cannot be saved.",

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.agent.gpu_world import (
 from jupyterhub_gpu_reclaim.engine import (
     cgroup,
     cuda,
+    gpu_company,
     gpu_processes,
     processes,
     procfs,
@@ -119,10 +120,18 @@ class Accelerator:
         """What keeps its GPUs from being saved now; touches nothing."""
         for process in survey.stopped:
             yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
+        # One that the driver does not know may be so because of such company.
+        concerned = (*(user.process for user in survey.users), *survey.others)
+        cards: list[CardUse] = []
         if survey.users:
-            for card in self._look():
-                if card.divided:
-                    yield finding(Reason.GPU_MIG, card=card.name)
+            cards = self._look()
+        elif concerned:
+            cards = self._nvml.look(time.time()) or []
+        shared = {use.pid for card in cards for use in card.processes or () if use.mps}
+        yield from gpu_company.examine(concerned, shared)
+        for card in cards:
+            if card.divided:
+                yield finding(Reason.GPU_MIG, card=card.name)
 
     def describe(self, survey: Survey) -> Gpus | None:
         """What the session has of GPUs; None where it has nothing.

@@ -67,14 +67,15 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
     survey = parts.accelerator.survey(snapshot)
     gpus = parts.accelerator.describe(survey)
     moved = gpus.bytes() if gpus else 0
-    found = preflight.examine(
+    # First: what they say of a GPU is the cause of what the others see of it.
+    found = list(parts.accelerator.findings(survey))
+    found += preflight.examine(
         session.init_pid,
         snapshot,
         parts.tool.findings(),
         needed_memory=moved,
         gpu_savable=survey.savable,
     )
-    found += parts.accelerator.findings(survey)
     found += surroundings.refuse_root(session)
     found += refuse_beyond_agent(rights_of(snapshot.processes))
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()

@@ -103,8 +103,16 @@ def sleeper():
         popen.kill()
 
 
-def make(driver, free: int = 1000, *, pid: int = 0, divided: bool = False, **more):
-    use = [ProcessUse(pid=pid, memory=100)] if pid else []
+def make(
+    driver,
+    free: int = 1000,
+    *,
+    pid: int = 0,
+    divided: bool = False,
+    mps: bool = False,
+    **more,
+):
+    use = [ProcessUse(pid=pid, memory=100, mps=mps)] if pid else []
     card = CardUse(
         uuid=gpu.CARD.uuid,
         name=gpu.CARD.name,
@@ -315,6 +323,17 @@ def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
         "gpu_stopped",
         "gpu_mig",
     ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_findings_name_a_client_of_mps_also_one_that_the_driver_does_not_know(
+    sleeper, known
+):
+    (process,) = sleeper.processes
+    user = (User(process, State.RUNNING),)
+    survey = Survey(users=user) if known else Survey(others=(process,))
+    accelerator = make(gpu.WellDriver(process.pid), pid=process.pid, mps=True)
+    assert [one.code for one in accelerator.findings(survey)] == ["gpu_mps"]
 
 
 def test_a_silent_driver_refuses_before_anything_is_touched(tmp_path):

@@ -1,5 +1,17 @@
 """What the driver cannot save is refused or taken back, and computes on."""
 
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.gpu_company import clients_of_mps
+from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from tests.gpu.test_frameworks import TORCH
 
 MANAGED = (
@@ -34,3 +46,43 @@ def test_a_card_that_does_not_come_to_an_end_is_taken_back(session):
     assert one.capture()["checkpoint"]
     one.thaw()
     assert one("float(y.sum() / x.sum())") > 2.9
+
+
+@pytest.fixture
+def mps(agent, monkeypatch):
+    """MPS for whoever is started from now on; the agent, which is there, is without."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        pytest.skip("there is no nvidia-cuda-mps-control")
+    folder = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
+    for name in ("pipe", "log"):
+        (folder / name).mkdir()
+        monkeypatch.setenv(f"CUDA_MPS_{name.upper()}_DIRECTORY", str(folder / name))
+    said = folder / "said"
+    with said.open("wb") as file:
+        tell = partial(
+            subprocess.run, stdout=file, stderr=file, timeout=60, check=False
+        )
+        if tell([control, "-d"]).returncode:
+            pytest.skip(f"MPS does not start here: {said.read_text()}")
+        yield folder
+        tell([control], input=b"quit -t 10\n")
+    for log in sorted(folder.glob("log/*")):
+        print(log.name, log.read_text(errors="replace")[-3000:], sep="\n")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_client_of_mps_is_refused_by_name_and_computes_on(mps, session):
+    one = session()
+    before = one(TORCH + "float(x.sum())")
+    if not list(mps.glob("log/server.log")):
+        pytest.skip("the session's program does not come to MPS here")
+    cards = Nvml().look(time.time()) or []
+    listed = [u.pid for card in cards for u in card.processes or () if u.mps]
+    print("NVML calls them clients:", listed, "we know:", clients_of_mps(one.pids))
+    paths = {m.path for pid in one.pids for m in procfs.mappings(pid)}
+    print(*sorted(path for path in paths if "mps" in path or "shm" in path), sep="\n")
+    failure = one.capture()["failure"]
+    assert failure["code"] == "gpu_mps", failure
+    assert one("float(x.sum())") == before
+    assert one("float((x * 2).sum() / x.sum())") == pytest.approx(2)

@@ -69,6 +69,30 @@ def test_instances_of_a_divided_card_are_told_apart():
     assert (second.instance, second.memory) == (2, 7)
 
 
+def test_a_client_of_mps_is_listed_and_its_work_is_not_taken_for_idleness():
+    (card,) = Nvml(nvml.Shared()).look(0)
+    uses = {use.pid: use for use in card.processes}
+    assert uses[nvml.BUSY_PID].mps
+    assert uses[nvml.BUSY_PID].sm_percent is None
+    assert not uses[nvml.Shared.server].mps
+    assert sample(nvml.SharedIdle(), BUSY)[0].sm_percent == 0
+
+
+def test_a_container_without_the_library_does_not_know_the_machines_cards(tmp_path):
+    driver = tmp_path / "version"
+    source = Nvml(nvml.NoLibrary(), driver=driver)
+    assert source.look(0) == []
+    driver.touch()
+    assert source.look(0) is None
+
+
+def test_a_silence_is_logged_once(caplog):
+    source = Nvml(nvml.BrokenDriver())
+    for _ in range(3):
+        assert source.look(0) is None
+    assert len(caplog.records) == 1
+
+
 def test_a_look_that_hangs_makes_the_next_one_unknown_and_no_second_thread():
     asked, go_on = threading.Event(), threading.Event()
 
