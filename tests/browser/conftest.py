@@ -21,6 +21,7 @@ from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
 from demo.stack import Stack
+from tests.support import light_server
 from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def stack(
 ) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     settings = getattr(request.module, "SETTINGS", ON_REQUEST_ONLY)
-    with Stack(folder, **settings) as stack:
+    with Stack(folder, server=light_server.COMMAND, **settings) as stack:
         yield stack
 
 

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from demo.admin import Admin
 from demo.stack import Stack
 from demo.user import User
+from tests.support import light_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,13 @@ _numbers = itertools.count(1)
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Everything on this machine, below a path; suspended on request only."""
     folder = tmp_path_factory.mktemp("stack")
-    with Stack(folder, base_url="/jupyter/", idle_after=0, sample_interval=5) as stack:
+    with Stack(
+        folder,
+        base_url="/jupyter/",
+        idle_after=0,
+        sample_interval=5,
+        server=light_server.COMMAND,
+    ) as stack:
         yield stack
 
 

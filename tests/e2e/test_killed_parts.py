@@ -23,6 +23,7 @@ from websockets.exceptions import WebSocketException
 from demo.admin import Admin
 from demo.stack import Stack, free_port
 from demo.user import User, UserError
+from tests.support import light_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,6 +130,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         idle_after=0,
         service_check=1,
         init_spawners_timeout=1,
+        server=light_server.COMMAND,
         service_options={
             "ReclaimService.tick_interval": 1,
             "ReclaimService.orphan_grace": 5,

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import requests
 
 from demo.user import User
+from tests.support import light_server
 
 BIN = Path(sys.executable).parent
 MARK = "GPU_RECLAIM_TEST"
@@ -50,7 +51,7 @@ c.JupyterHub.load_roles = [{{
     "scopes": ["admin:users", "admin:servers", "tokens", "admin:server_state"],
 }}]
 c.Spawner.environment = {{{mark!r}: "{folder}", "JUPYTER_PLATFORM_DIRS": "1"}}
-c.Spawner.cmd = ["{bin}/jupyterhub-singleuser"]
+c.Spawner.cmd = {server!r}
 c.Spawner.http_timeout = 60
 c.Spawner.start_timeout = 90
 c.SessionProcessSpawner.realm = "{folder}"
@@ -105,7 +106,7 @@ class HubUnderTest:
             password=PASSWORD,
             api_token=API_TOKEN,
             mark=MARK,
-            bin=BIN,
+            server=light_server.COMMAND,
         )
         self.configure(config)
         self.process: subprocess.Popen[bytes] | None = None
