@@ -77,12 +77,16 @@ def merge(
     origins: list[int] = []
     known = codes < 0
     if earlier is not None and known.any():
-        used = np.unique(-codes[known])
+        # By marks in an array: sorting or hashing millions of refs takes seconds, in
+        # which the session stands still.
+        wanted = -codes[known]
+        used = np.zeros(int(earlier.index.bases[-1]) + 1, np.bool_)
+        used[wanted] = True
         table, moved, more, origins = _of_earlier(earlier, used, len(packs))
-        codes[known] = total + moved[np.searchsorted(used, -codes[known])]
+        codes[known] = total + moved[wanted]
         tables.append(table)
         packs += more
-        ids.append(earlier.index.ids[np.searchsorted(earlier.index.live(), used)])
+        ids.append(earlier.index.ids[used[earlier.index.live()]])
     blocks = np.concatenate(tables) if tables else np.empty(0, BLOCKS)
     index = Index(files, blocks, codes.astype(np.uint32), np.concatenate(ids))
     return Merged(index, packs, origins)
@@ -111,25 +115,28 @@ def _gather(
 
 
 def _of_earlier(
-    earlier: Earlier, used: NDArray[np.int64], packs_before: int
+    earlier: Earlier, used: NDArray[np.bool_], packs_before: int
 ) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
     """The blocks of the last generation that are needed still.
 
     Args:
         earlier: that generation.
-        used: its refs that are used again, different and rising.
+        used: for each of its refs whether it is used again.
         packs_before: how many packs stand in the new list already.
 
     Returns:
-        Their table; for each of ``used`` its place among their chunks, from 1; their
-        packs, with new numbers of origins; which old origins these are.
+        Their table; for each ref that is used its place among their chunks, from 1;
+        their packs, with new numbers of origins; which old origins these are.
     """
     index = earlier.index
-    blocks = index.blocks_of(used)
-    kept, back = np.unique(blocks, return_inverse=True)
-    table = index.blocks[kept].copy()
-    starts = np.concatenate([[0], np.cumsum(table["chunks"], dtype=np.int64)])[:-1]
-    moved = starts[back] + used - index.bases[blocks]
+    chunks = index.blocks["chunks"].astype(np.int64)
+    block_of = np.repeat(np.arange(len(chunks)), chunks)
+    kept = np.bincount(block_of, weights=used[1:], minlength=len(chunks)) > 0
+    # What stands before a block that is kept, and is not, is missing in the new table.
+    missing = np.cumsum(np.where(kept, 0, chunks))
+    moved = np.arange(len(used))
+    moved[1:] -= missing[block_of]
+    table = index.blocks[kept]
     places, table["pack"] = np.unique(table["pack"], return_inverse=True)
     table["pack"] += np.uint32(packs_before)
     old = [earlier.body.packs[int(place)] for place in places]
