@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.cluster import options
 from tests.support import network, screenshots
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Lead us, and every program that is started from here, past the slow modules."""
     screenshots.configure(config)
+    # Hypothesis' limit for an example is wall clock, and programs run beside.
+    settings.register_profile("beside programs", deadline=None)
+    settings.load_profile("beside programs")
     sys.path.insert(0, str(LIGHT))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LIGHT) not in paths:

@@ -300,7 +300,7 @@ def laid_out(gaps_and_sizes) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spans,
     st.lists(st.booleans(), min_size=6, max_size=6),

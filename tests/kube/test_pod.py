@@ -183,7 +183,7 @@ names = st.text(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     user=names,
     server=st.one_of(st.just(""), names),

@@ -91,7 +91,7 @@ def test_table_is_cut_into_pages_and_a_page_too_far_is_the_last():
     assert (nobody.pages, nobody.first, nobody.last) == (1, 0, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=60))
 def test_any_address_makes_a_table_and_its_own_address_makes_the_same(query):
     wanted = Wanted.of(query)

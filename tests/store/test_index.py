@@ -2,7 +2,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.errors import StoreError
@@ -53,7 +53,6 @@ def test_index_round_trip_is_equal():
         assert (getattr(found, name) == getattr(small(), name)).all()
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_index_of_any_shape_comes_back(data):
     sizes = data.draw(st.lists(st.integers(1, 64), max_size=20))
@@ -218,7 +217,6 @@ def test_rest_of_is_what_no_range_has(length, skip):
     assert [at for o, n in left for at in range(o, o + n)] == sorted(wanted)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_runs_of_any_range_are_its_bytes(data):
     index = small(

@@ -30,7 +30,7 @@ def cut(parts):
     return out
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, SLOT_BYTES + 5000), max_size=5))
 def test_slots_of_any_parts_are_the_same_bytes_in_full_slots(sizes):
     plain = random.Random(len(sizes)).randbytes(sum(sizes))
