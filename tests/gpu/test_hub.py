@@ -7,6 +7,7 @@ of three moments are left in that folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from demo.stack import Stack
 from demo.user import User
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from tests.gpu.conftest import ENVIRONMENT
-from tests.support.agent import criu_folder, wait_for
+from tests.support.agent import criu_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ once = pytest.mark.flaky(reruns=0)
 IDLE_AFTER = 10
 PATIENCE = 90
 GIB = 1 << 30
+FILE = "notes.txt"
 
 THREAD = """
 import threading
@@ -98,6 +100,9 @@ class Person:
     def __init__(self, stack: Stack, name: str, work: Work) -> None:
         self.user = User(stack.url, name, stack.password)
         self.user.login()
+        home = stack.folder / "homes" / name
+        home.mkdir(parents=True)
+        (home / FILE).write_text("What a browser opens where there is no JupyterLab.")
         made = self.user.hub("POST", f"users/{name}/server")
         assert made.status_code in {201, 202}, made.text
         self.server = self.user.server()
@@ -112,9 +117,9 @@ class Person:
         return self.user.name
 
     def visit(self) -> float:
-        """Open the server's page; the seconds until it is there."""
+        """Open one of the server's pages; the seconds until it is there."""
         began = time.monotonic()
-        self.user.visit(self.server.prefix, seconds=PATIENCE)
+        self.user.visit(f"{self.server.prefix}files/{FILE}", seconds=PATIENCE)
         return time.monotonic() - began
 
     def run(self, code: str, seconds: float = 60) -> str:
@@ -142,6 +147,16 @@ def told(stack: Stack) -> str:
     return "".join(f"--- {part} ---\n{stack.log(part)[-6000:]}\n" for part in parts)
 
 
+@contextlib.contextmanager
+def logs_of(stack: Stack) -> Iterator[None]:
+    """Shown where something fails that tests are prepared with."""
+    try:
+        yield
+    except Exception:
+        print(told(stack))
+        raise
+
+
 @pytest.fixture(scope="module")
 def stack(folder: Path, work: Work) -> Iterator[Stack]:
     if os.geteuid() != 0:
@@ -156,27 +171,23 @@ def stack(folder: Path, work: Work) -> Iterator[Stack]:
         service_options=work.settings,
     )
     try:
-        made.start()
+        with logs_of(made):
+            made.start()
         yield made
-    except Exception:
-        print(told(made))
-        raise
     finally:
         made.stop()
 
 
 @pytest.fixture(scope="module")
 def admin(stack: Stack) -> Admin:
-    return Admin(stack)
+    with logs_of(stack):
+        return Admin(stack)
 
 
 @pytest.fixture(scope="module")
 def person(stack: Stack, work: Work) -> Person:
-    try:
+    with logs_of(stack):
         return Person(stack, "ada", work)
-    except Exception:
-        print(told(stack))
-        raise
 
 
 @pytest.fixture(autouse=True)
@@ -225,9 +236,16 @@ def keep(admin: Admin, moment: str) -> None:
     Path(out, f"{moment}.html").write_text(whole)
 
 
-def codes(admin: Admin, name: str) -> set[str]:
-    """Why it is suspended, or why not."""
-    return {one["code"] for one in admin.call("GET", f"sessions/{name}/-/why")}
+def wait_for_nothing_but(code: str, admin: Admin, name: str) -> None:
+    """Until that is the only reason why it is not suspended."""
+    deadline = time.monotonic() + PATIENCE
+    while {why["code"] for why in reasons(admin, name)} != {code}:
+        assert time.monotonic() < deadline, reasons(admin, name)
+        time.sleep(0.2)
+
+
+def reasons(admin: Admin, name: str) -> list[dict[str, Any]]:
+    return list(admin.call("GET", f"sessions/{name}/-/why"))
 
 
 def shows_its_card(view: dict[str, Any]) -> None:
@@ -244,7 +262,7 @@ def test_kernel_that_computes_unseen_is_saved_by_itself_once_it_rests(
     admin: Admin, person: Person, work: Work, nvml: Nvml
 ) -> None:
     person.run("begin()")
-    wait_for(lambda: codes(admin, person.name) == {work.busy}, PATIENCE)
+    wait_for_nothing_but(work.busy, admin, person.name)
     view, held = admin.session(person.name), used(nvml)
     assert view["phase"] == "running"
     assert view["usage"]["busy_kernel"] is None
