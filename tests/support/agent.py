@@ -34,12 +34,13 @@ CRIU_FOLDERS = (
     str(criu_module.FOLDER),
 )
 AGENT = "from jupyterhub_gpu_reclaim.agent.app import main; main()"
-#: As the launcher does it; Node of Debian 13, which JupyterLab runs, opens io_uring.
+#: As the launcher starts it, without JupyterLab: nobody here looks at a page.
 SERVER = """
 from jupyterhub_gpu_reclaim.spawner.launcher import deny_io_uring
-from jupyter_server.serverapp import main
+from jupyter_server.serverapp import ServerApp
 deny_io_uring()
-main()
+ServerApp.find_server_extensions = lambda self: None
+ServerApp.launch_instance(jpserver_extensions={"jupyter_server_terminals": True})
 """
 #: Long enough for a busy machine; whoever waits longer has failed.
 PATIENCE = 60
