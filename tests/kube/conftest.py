@@ -44,7 +44,7 @@ async def until(condition, seconds: float = 10.0):
     raise AssertionError(f"not within {seconds} s: {condition}")
 
 
-def connect(ip: str) -> AgentClient:
+def _connect(ip: str) -> AgentClient:
     address = f"http://{ip}:{AGENT_PORT}"
     return AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
 
@@ -61,7 +61,7 @@ class Service:
         self.fleet = Fleet(
             api,
             sessions=Seats(self.sessions),
-            agents=Agents(self.agents, connect),
+            agents=Agents(self.agents, _connect),
             node_labels=node_labels,
         )
 

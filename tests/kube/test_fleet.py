@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
 
 import pytest
-from msgspec import structs
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.clients.agents import Agents
-from jupyterhub_gpu_reclaim.clients.fleet import LOOK_SECONDS, Fleet
-from jupyterhub_gpu_reclaim.clients.gpu_use import GpuUse
+from jupyterhub_gpu_reclaim.clients.fleet import LOOK_SECONDS
 from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.clients.seats import Seats
-from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
-from jupyterhub_gpu_reclaim.metrics.dcgm import Names, Series
 from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
-from tests.kube.conftest import ADA, MODEL, connect, service_of, session_pod, until
+from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.placement import agent_of
+from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
+from tests.support.nodes import AGENT_LABELS, AGENT_PORT, TOKEN
 
 BOB = SessionKey("bob", "lab")
 GPU = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
@@ -295,50 +298,94 @@ async def test_long_lists_come_in_pieces(cluster, service, monkeypatch):
     assert len(await service.sessions.fresh()) == 5
 
 
-class Exporter:
-    """A Prometheus that knows one card of Ada's pod."""
+class Prometheus:
+    """Knows one card of Ada's pod, which is busy; or hangs."""
 
-    def __init__(self, *values: str) -> None:
+    def __init__(self, *, hangs: bool = False) -> None:
+        self._hangs = hangs
+        sockets = bind_sockets(0, "127.0.0.1")
+        self._server = HTTPServer(Application([(".*", _Query, {"far": self})]))
+        self._server.add_sockets(sockets)
+        self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+        self.asked = asyncio.Event()
+
+    async def answer(self) -> dict:
+        self.asked.set()
+        if self._hangs:
+            await asyncio.Event().wait()
         labels = {"namespace": NAMESPACE, "pod": "jupyter-ada", "UUID": "ab" * 16}
-        self._series = Series({"__name__": "DCGM_FI_DEV_GPU_UTIL", **labels})
-        self._values = values
+        series = {
+            "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", **labels},
+            "values": [[time.time(), "40"]],
+        }
+        data = {"resultType": "matrix", "result": [series]}
+        return {"status": "success", "data": data}
 
-    async def query(self, text, at):
-        values = [(at, value) for value in self._values]
-        return [structs.replace(self._series, values=values)]
-
-    def close(self):
-        """Nothing was opened."""
-
-
-class Hanging(Exporter):
-    """A Prometheus that does not answer."""
-
-    async def query(self, text, at):
-        await asyncio.Event().wait()
+    async def close(self) -> None:
+        self._server.stop()
+        await self._server.close_all_connections()
 
 
-def _with(service, prometheus) -> Fleet:
-    names = [Names("namespace", "pod")]
-    use = GpuUse(prometheus, SystemClock(), first=True, scrape=30, names=names)
-    agents = Agents(service.agents, connect)
-    return Fleet(
-        service.api, sessions=Seats(service.sessions), agents=agents, gpu_use=use
-    )
+class _Query(RequestHandler):
+    def initialize(self, far: Prometheus) -> None:
+        self.far = far
+
+    async def get(self):
+        self.write(await self.far.answer())
+
+
+@asynccontextmanager
+async def told_by(prometheus: Prometheus, cluster, folder):
+    """The fleet as the service wires it, with that second source first."""
+    file = folder / "kubeconfig"
+    file.write_text(cluster.kubeconfig("service"))
+    labels = ",".join(f"{name}={value}" for name, value in AGENT_LABELS.items())
+    config = {
+        "ReclaimService": {
+            "placement": "kubernetes",
+            "kubeconfig": str(file),
+            "namespace": NAMESPACE,
+            "agent_selector": labels,
+            "agent_port": AGENT_PORT,
+            "agent_tls_name": "",
+        },
+        "DcgmSource": {"url": prometheus.url, "first": "dcgm"},
+    }
+    fleet, let_go = await agent_of(ReclaimService(config=Config(config)), TOKEN)
+    try:
+        await until(lambda: _seen(fleet))
+        yield fleet
+    finally:
+        await let_go()
+        await prometheus.close()
+
+
+async def _seen(fleet):
+    try:
+        return len(await fleet.samples()) == 2
+    except ReclaimError:
+        return False
 
 
 async def test_the_exporter_s_word_is_in_the_samples_of_the_pods_that_it_names(
-    service, two
+    cluster, two, tmp_path
 ):
-    fleet = _with(service, Exporter("40"))
-    gpus = {sample.key: sample.gpus for sample in await fleet.samples()}
-    await fleet.stop()
-    assert [gpu.sm_percent for gpu in gpus[ADA]] == [40]
-    assert gpus[BOB] == []
+    async def told():
+        return {sample.key: sample.gpus for sample in await fleet.samples()}
+
+    async with told_by(Prometheus(), cluster, tmp_path) as fleet:
+
+        async def ada():
+            return (await told())[ADA]
+
+        (card,) = await until(ada)
+        assert card.sm_percent == 40
+        assert (await told())[BOB] == []
 
 
-async def test_a_prometheus_that_hangs_costs_no_sample(service, two):
-    fleet = _with(service, Hanging())
-    async with asyncio.timeout(LOOK_SECONDS):
-        assert len(await fleet.samples()) == 2
-    await fleet.stop()
+async def test_a_prometheus_that_hangs_costs_no_sample(cluster, two, tmp_path):
+    prometheus = Prometheus(hangs=True)
+    async with told_by(prometheus, cluster, tmp_path) as fleet:
+        await prometheus.asked.wait()
+        async with asyncio.timeout(LOOK_SECONDS):
+            assert len(await fleet.samples()) == 2
