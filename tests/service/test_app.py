@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,18 +12,35 @@ import pytest
 
 from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN
 
-PROGRAM = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service")
+
+@pytest.fixture(scope="module")
+def programs():
+    """Makes processes that have imported the program already, which takes a second."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["jupyterhub_gpu_reclaim.service.app"])
+    return context
+
+
+def become_the_program(environment: dict[str, str], words: list[str], told: str):
+    """In a process of its own: what the console script does, its words in a file."""
+    with Path(told).open("wb") as stderr:
+        os.dup2(stderr.fileno(), 2)
+    os.environ.update(environment)
+    sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
+    from jupyterhub_gpu_reclaim.service.app import main
+
+    sys.exit(main())
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, programs):
     """Runs the program until it gives up; its exit status and its last line."""
 
     def started(*arguments: str, **changes: str) -> tuple[int, str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        environment = os.environ | {
+        environment = {
             "JUPYTERHUB_API_TOKEN": "t" * 32,
             "JUPYTERHUB_API_URL": "http://127.0.0.1:1/hub/api",
             "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{port}",
@@ -32,23 +49,24 @@ def run(tmp_path):
             SPAWNER_TOKEN: "s" * 32,
             **changes,
         }
-        done = subprocess.run(
-            [
-                PROGRAM,
-                f"--state-dir={tmp_path / 'state'}",
-                f"--agent-token-file={tmp_path / 'agent.token'}",
-                *arguments,
-            ],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        words = [
+            f"--state-dir={tmp_path / 'state'}",
+            f"--agent-token-file={tmp_path / 'agent.token'}",
+            *arguments,
+        ]
+        told = tmp_path / "told"
+        process = programs.Process(
+            target=become_the_program, args=(environment, words, str(told))
         )
-        assert "Traceback" not in done.stderr
-        assert "t" * 32 not in done.stderr
-        assert "s" * 32 not in done.stderr
-        return done.returncode, done.stderr.strip().splitlines()[-1]
+        process.start()
+        process.join(60)
+        status, text = process.exitcode, told.read_text()
+        assert status is not None
+        process.close()
+        assert "Traceback" not in text
+        assert "t" * 32 not in text
+        assert "s" * 32 not in text
+        return status, text.strip().splitlines()[-1]
 
     return started
 
