@@ -1,4 +1,4 @@
-"""Twenty sessions suspended and resumed in turn, all back."""
+"""Ten sessions suspended and resumed in turn, all back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SESSIONS = 20
+SESSIONS = 10
 
 
-def test_twenty_sessions_suspended_in_turn_all_come_back(
+def test_ten_sessions_suspended_in_turn_all_come_back(
     stack: Stack, admin: Admin, new_user: Callable[[], User]
 ) -> None:
     kernels = []
