@@ -1,10 +1,11 @@
 """Two cards: a session of both, and one that comes back on the other."""
 
+import signal
 import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import cuda, gpu_processes
+from jupyterhub_gpu_reclaim.engine import cuda, gpu_processes, processes
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 
 BOTH = """
@@ -49,6 +50,8 @@ def test_a_session_comes_back_on_the_other_card(session, driver, cards):
     first, second, *rest = cards
     moves = [(first, second), (second, first), *((card, card) for card in rest)]
     cuda.fill(driver, users, seconds=60, moves=moves)
+    for process in users:
+        processes.send(process, signal.SIGCONT)  # emptied, it was stopped
     assert one("float(x.sum())") == before
     assert _cards_of(users[0].pid) == {second}
     # And from there through the agent, like any other.
