@@ -157,23 +157,39 @@ def taken_away(page: Page, stack: Stack, user: User, path: Path) -> None:
     shoot(page, "page-refusal")
 
 
-def test_service_page_suspends_and_resumes_live(
-    stack: Stack, admin: Admin, paige: User, page: Page
+def test_service_pages_of_user_and_manager_suspend_and_resume_live(
+    stack: Stack,
+    admin: Admin,
+    paige: User,
+    page: Page,
+    sign_in: Callable[[str], Page],
 ) -> None:
     page.goto(f"{stack.url}/hub/home")
     page.get_by_text("Services").click()
     page.get_by_role("link", name="gpu-reclaim").click()
     mine = f'[data-session="{paige.name}/"]'
+    running = f'{mine}[data-phase="running"]'
+    suspended = f'{mine}[data-phase="suspended"]'
     card = page.locator(mine)
-    running = page.locator(f'{mine}[data-phase="running"]')
-    suspended = page.locator(f'{mine}[data-phase="suspended"]')
-    running.wait_for()
-    shoot(page, "service-running")
+    page.locator(running).wait_for()
     card.get_by_role("button", name="Suspend now").click()
-    suspended.wait_for()
-    shoot(page, "service-suspended")
+    page.locator(suspended).wait_for()
     assert admin.session(paige.name)["phase"] == "suspended"
+    shoot(page, "service-suspended")
+
+    manager = sign_in("admin")
+    manager.goto(f"{stack.url}/services/gpu-reclaim/all")
+    row = manager.locator(mine)
+    row.get_by_role("button", name="Resume").click()
+    manager.locator(running).wait_for()
+    page.locator(running).wait_for()
+    assert admin.session(paige.name)["phase"] == "running"
+    shoot(manager, "overview-resumed")
+    row.get_by_role("button", name="Suspend now").click()
+    manager.locator(suspended).wait_for()
+    shoot(manager, "overview-suspended")
+
+    page.locator(suspended).wait_for()
     card.get_by_role("button", name="Resume").click()
-    running.wait_for()
-    shoot(page, "service-resumed")
+    page.locator(running).wait_for()
     assert admin.session(paige.name)["phase"] == "running"
