@@ -24,6 +24,7 @@ TITLES = {
     "idle": "Suspended after 15 min",
     "pressure": "The same, after 5 min while somebody waits",
 }
+WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 WORK, HELD, QUEUE = "#0072b2", "#e69f00", "#000000"
 EVERY = 4  #: points of a quarter of an hour
 
@@ -61,11 +62,15 @@ def _use(found: dict, days: int, path: Path) -> None:
         axis.fill_between(at, busy, held, color=HELD, lw=0, label="GPUs held idle")
         axis.plot(at, queue, color=QUEUE, lw=1.4, label="people who wait")
         axis.set_title(TITLES[name], fontsize=9, loc="left")
+        axis.set_xlim(0, 24 * days)
         axis.set_ylim(0, run["gpus"] * 1.3)
     axes[0].legend(ncols=3, frameon=False, fontsize=8, loc="upper right")
-    hours = range(0, 24 * days + 1, 6 if days == 1 else 24)
-    axes[-1].set_xticks(hours, [f"{hour}:00" if days == 1 else "" for hour in hours])
-    axes[-1].set_xlabel("hour of the day" if days == 1 else "days")
+    if days == 1:
+        hours = range(0, 25, 6)
+        axes[-1].set_xticks(hours, [f"{hour}:00" for hour in hours])
+    else:
+        noons = range(12, 24 * days, 24)
+        axes[-1].set_xticks(noons, [WEEK[noon // 24 % 7] for noon in noons])
     _save(figure, path)
 
 
