@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
@@ -83,7 +84,7 @@ def new_name() -> str:
 
 @pytest.fixture
 def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
-    """Opens a browser of a person who signs in; their server is started."""
+    """Opens a browser of a person who signs in; their server is left as it is."""
     contexts = []
 
     def sign_in(name: str) -> Page:
@@ -91,12 +92,11 @@ def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
         contexts.append(context)
         page = context.new_page()
         context.set_default_timeout(60_000)
-        page.goto(f"{stack.url}/hub/login")
+        page.goto(f"{stack.url}/hub/login?next=%2Fhub%2Ftoken")
         page.get_by_label("Username").fill(name)
         page.get_by_label("Password").fill(stack.password)
         page.get_by_role("button", name="Sign in").click()
-        at_last = re.compile(f"^{re.escape(stack.url)}/user/{name}/lab")
-        page.wait_for_url(at_last, timeout=90_000, wait_until="commit")
+        page.wait_for_url("**/hub/token")
         return page
 
     yield sign_in
@@ -132,12 +132,13 @@ def notebook_of(*cells: str) -> str:
 
 
 def open_notebook(stack: Stack, page: Page, user: str, *cells: str) -> None:
-    """Open a notebook of these cells in JupyterLab, and run its first one."""
+    """Start a server, open a notebook of these cells in JupyterLab, run its first."""
     home = stack.folder / "homes" / user
+    home.mkdir(parents=True, exist_ok=True)
     (home / "mine.ipynb").write_text(notebook_of(*cells))
-    url = f"{stack.url}/user/{user}/lab/tree/mine.ipynb?reset"
-    page.goto(url, wait_until="commit")
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+    lab = quote(f"/user/{user}/lab/tree/mine.ipynb?reset")
+    page.goto(f"{stack.url}/hub/spawn/{user}?next={lab}", wait_until="commit")
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=90_000)
     run_cell(page, 0)
     page.keyboard.press("Control+s")
 

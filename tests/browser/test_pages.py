@@ -50,7 +50,10 @@ def paige(stack: Stack, new_name: str) -> User:
 
 @pytest.fixture
 def page(paige: User, sign_in: Callable[[str], Page]) -> Page:
-    return sign_in(paige.name)
+    page = sign_in(paige.name)
+    # JupyterLab is only come to here: what its page loads takes seconds of processor
+    page.context.route("**/static/lab/**", lambda route: route.abort())
+    return page
 
 
 def suspended_with(admin: Admin, user: User, code: str) -> Kernel:
