@@ -44,9 +44,13 @@ PARTS = {
 MOMENTS = ("running", "capturing", "captured", "suspended", "restoring", "resumed")
 #: Several parts at the moments at which they have something in hand together.
 TOGETHER = ("capturing", "captured", "restoring")
-#: What another case below covers as well; it takes two minutes more.
+#: What another case covers as well; it takes three minutes more.
 COVERED = {
     ("hub", "running"),  # a wrong port
+    ("service", "running"),  # the Hub's tests of the service, and of the admin page
+    ("service", "suspended"),  # a Hub takes its service along
+    ("service", "resumed"),  # likewise
+    ("agent", "suspended"),  # everything, which ends in a saved session as well
     ("hub", "restoring"),  # everything
     ("agent", "captured"),  # waits for the Hub
     *[("agent and service", moment) for moment in TOGETHER],
