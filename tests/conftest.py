@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from tests.cluster import options
 from tests.support import network, screenshots
+from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "kube", "service"]
