@@ -39,10 +39,14 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
         driver: the folder of the driver in the host's /proc.
 
     Returns:
-        None where that is not told: no such driver, or no node of a card of its.
+        None where that is not told: no such driver, no node of a card of its, or an
+        agent that may not look at the host's files.
     """
     folder = driver or host.root() / "proc/driver/nvidia"
-    by_minor = dict(_card(path) for path in folder.glob("gpus/*/information"))
+    try:
+        by_minor = dict(_card(path) for path in folder.glob("gpus/*/information"))
+    except OSError:  # pathlib takes a missing folder for empty, not a closed one
+        return None
     found = {by_minor[minor] for minor in _minors(pid) if minor in by_minor}
     return frozenset(found - {""}) or None
 

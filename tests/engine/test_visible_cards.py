@@ -60,3 +60,16 @@ def test_visible_cards_without_a_driver_or_a_node_are_not_told(driver, container
     (driver / "gpus" / "0000:01:00.0" / "information").write_text("Model: damaged")
     assert visible_cards.visible_to(container, driver=driver) is None
     assert visible_cards.visible_to(2**22 + 1, driver=driver) is None
+
+
+def test_visible_cards_are_not_told_to_who_may_not_look_at_the_hosts_files():
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it becomes somebody else")
+    code = (
+        "import os; from jupyterhub_gpu_reclaim.engine import visible_cards as v;"
+        "own = os.getpid(); os.setuid(65534); print(v.visible_to(own))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "None\n", done.stderr
