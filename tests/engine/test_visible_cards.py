@@ -66,8 +66,9 @@ def test_visible_cards_are_not_told_to_who_may_not_look_at_the_hosts_files():
     if os.geteuid() != 0:
         pytest.skip("needs root: it becomes somebody else")
     code = (
-        "import os; from jupyterhub_gpu_reclaim.engine import visible_cards as v;"
-        "own = os.getpid(); os.setuid(65534); print(v.visible_to(own))"
+        "import os, pathlib; from jupyterhub_gpu_reclaim.engine import visible_cards;"
+        "closed = pathlib.Path('/proc/1/root/proc/driver/nvidia'); os.setuid(65534);"
+        "print(visible_cards.visible_to(os.getpid(), driver=closed))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
