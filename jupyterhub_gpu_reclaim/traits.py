@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from urllib.parse import urlsplit
 
-from traitlets import Float, TraitError
+from traitlets import Float, TraitError, Unicode
 
 
 class Seconds(Float[Any, Any]):
@@ -46,6 +47,42 @@ class Percent(Float[Any, Any]):
             TraitError: negative, infinite or no number.
         """
         return _finite(self, obj, super().validate(obj, value))
+
+
+class Address(Unicode[str, Any]):
+    """An ``http`` or ``https`` address; empty: none.
+
+    Args:
+        like: an example, for the error.
+        base: paths are put behind it, so it has no query and no fragment.
+    """
+
+    def __init__(self, *, like: str, base: bool = False, **kwargs: Any) -> None:
+        super().__init__("", **kwargs)
+        self._like = like
+        self._base = base
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        """Refuse what cannot be one.
+
+        Raises:
+            TraitError: it cannot; it is not repeated, since it may hold a secret.
+        """
+        url: str = super().validate(obj, value)
+        if url and not self._is_one(url):
+            name = f"{type(obj).__name__}.{self.name}"
+            raise TraitError(f"{name} must be like {self._like}")
+        return url
+
+    def _is_one(self, url: str) -> bool:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in {"http", "https"} and bool(parts.hostname)
+            good = good and parts.port != 0
+        except ValueError:
+            return False
+        good = good and not (self._base and (parts.query or parts.fragment))
+        return good and url.isprintable() and " " not in url
 
 
 def _finite(trait: Float[Any, Any], obj: Any, value: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from traitlets import Enum, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
@@ -18,7 +17,7 @@ from jupyterhub_gpu_reclaim.notices.mail import Mail, MailServer
 from jupyterhub_gpu_reclaim.notices.notice import SUBJECTS
 from jupyterhub_gpu_reclaim.notices.webhook import Webhook
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.traits import Seconds
+from jupyterhub_gpu_reclaim.traits import Address, Seconds
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.clock import Clock
@@ -43,8 +42,8 @@ class Notices(Configurable):
         """,
     ).tag(config=True)
 
-    link = Unicode(
-        "",
+    link = Address(
+        like="https://host/path",
         help="""Address of the service's page as users see it, for the notices.
 
         Empty: notices have no link. Example:
@@ -52,8 +51,8 @@ class Notices(Configurable):
         """,
     ).tag(config=True)
 
-    webhook_url = Unicode(
-        "",
+    webhook_url = Address(
+        like="https://host/path",
         help="""Address that gets each notice as JSON in a POST request.
 
         It is sent with a time limit, three more times where that may help, and given
@@ -135,17 +134,6 @@ class Notices(Configurable):
         be 0. Example: 30.
         """,
     ).tag(config=True)
-
-    @validate("webhook_url", "link")
-    def _check_url(self, proposal: Any) -> str:
-        url: str = proposal["value"]
-        name = proposal["trait"].name
-        parts = urlsplit(url)
-        good = parts.scheme in {"http", "https"} and parts.hostname
-        if url and (not good or not url.isprintable() or " " in url):
-            # The address is not repeated: it may be a secret.
-            raise TraitError(f"Notices.{name} must be like https://host/path")
-        return url
 
     @validate("mail_server")
     def _check_server(self, proposal: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from traitlets import Enum, List, TraitError, Unicode, validate
 from traitlets.config import Configurable
@@ -18,7 +17,7 @@ from jupyterhub_gpu_reclaim.clients.prometheus import Prometheus
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.metrics.dcgm import Names
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.traits import Seconds
+from jupyterhub_gpu_reclaim.traits import Address, Seconds
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.clock import Clock
@@ -35,8 +34,9 @@ class DcgmSource(Configurable):
     For sessions in pods. It tells how much each card works and which pod has it.
     """
 
-    url = Unicode(
-        "",
+    url = Address(
+        like="http://host:9090",
+        base=True,
         help="""Address of the Prometheus server that scrapes the exporter.
 
         Also of anything with the same API (Thanos, Mimir, VictoriaMetrics), with the
@@ -119,20 +119,6 @@ class DcgmSource(Configurable):
         Empty: those of the system. Example: "/etc/jupyterhub/prometheus-ca.crt".
         """,
     ).tag(config=True)
-
-    @validate("url")
-    def _check_url(self, proposal: Any) -> str:
-        url: str = proposal["value"]
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in {"http", "https"} and bool(parts.hostname)
-            good = good and parts.port != 0 and not (parts.query or parts.fragment)
-        except ValueError:
-            good = False
-        if url and (not good or not url.isprintable() or " " in url):
-            # The address is not repeated: it may hold a password.
-            raise TraitError("DcgmSource.url must be like http://host:9090")
-        return url
 
     @validate("labels")
     def _check_labels(self, proposal: Any) -> list[str]:

@@ -38,6 +38,7 @@ def test_nobody_is_told_unless_it_is_configured(tmp_path):
     [
         ("webhook_url", "ftp://x/secret"),
         ("webhook_url", "https:///secret"),
+        ("webhook_url", "https://[secret"),
         ("webhook_url", "https://x/a secret"),
         ("webhook_url", "https://x/\nsecret"),
         ("mail_server", "smtp.example.org"),
