@@ -110,15 +110,19 @@ def users(place: tree.Place, driver: Driver) -> list[processes.Process]:
     return [user.process for user in found.users]
 
 
-class Nowhere(tree.Ours):
+class Nowhere:
     """Our engine with CRIU's stream, of which nothing is kept."""
+
+    def __init__(self, criu: criu_module.Criu, folder: Path) -> None:
+        self.criu = criu
+        self.folder = folder
 
     def save(self, place: tree.Place) -> None:
         dump(
             self.criu,
             place.session,
             sinks=lambda _: Path(os.devnull).open("wb", buffering=0),  # noqa: SIM115
-            folder=self._folder(),
+            folder=self.folder,
             limit=LIMIT,
         )
 
@@ -145,20 +149,23 @@ class Times:
         )
 
 
-def save(driver: Driver, method: tree.Stock | tree.Ours, place: tree.Place) -> Times:
+Method = tree.Stock | Nowhere | tree.Ours
+
+
+def save(driver: Driver, method: Method, place: tree.Place) -> Times:
     """Empty the card, as the method does it, then save the rest."""
     held = users(place, driver)
     begun = time.monotonic()
-    if isinstance(method, tree.Stock | Nowhere):
+    if isinstance(method, tree.Ours):
+        cuda.empty(driver, held, lock_seconds=LIMIT, seconds=LIMIT)
+    else:
         (one,) = held
         driver.lock(one.pid, seconds=LIMIT)
         driver.checkpoint(one.pid, seconds=LIMIT)
-    else:
-        cuda.empty(driver, held, lock_seconds=LIMIT, seconds=LIMIT)
     free = time.monotonic() - begun
     method.save(place)
     times = Times(free, time.monotonic() - begun)
-    if isinstance(method, tree.Ours) and not isinstance(method, Nowhere):
+    if isinstance(method, tree.Ours):
         # The dump found it stopped, by us.
         method.result = dataclasses.replace(method.result, stopped=())
         times.begin, _, times.commit = method.save_parts
@@ -217,7 +224,7 @@ class Bench:
             for name in (way, "again") if again and way == "ours" else (way,):
                 had = files(folder)
                 times = save(self._driver, method, place)
-                if way == "nowhere":
+                if isinstance(method, Nowhere):
                     yield name, times
                     return
                 times.stored = files(folder) - had
@@ -232,11 +239,11 @@ class Bench:
                     sys.exit("its tensors came back changed")
                 yield name, times
 
-    def _method(self, way: str, folder: Path) -> tree.Stock | tree.Ours:
+    def _method(self, way: str, folder: Path) -> Method:
         if way == "bare":
             return tree.Stock(self._criu, folder)
         if way == "nowhere":
-            return Nowhere(self._criu, folder, None)
+            return Nowhere(self._criu, folder)
         return tree.Ours(self._criu, folder, tree.open_store(folder, self._pool))
 
     def table(self, args: argparse.Namespace) -> None:
