@@ -486,6 +486,12 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    STATE_FULL = (
+        "state_full",
+        "The agent's state folder on the session's machine cannot be written.",
+        "Make room on that disk; until then the session is neither suspended nor lost.",
+        True,
+    )
     CHECKPOINT_BUSY = (
         "checkpoint_busy",
         "The saved session is being brought back already.",

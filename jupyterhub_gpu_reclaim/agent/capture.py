@@ -99,6 +99,7 @@ class Capture:
         self._progress = Progress(operation, parts.clock)
         self._limits = parts.limits
         self._writer: CheckpointWriter | None = None
+        self._committing = False
         self._record = Record(
             operation="capture",
             incarnation=session.incarnation,
@@ -140,9 +141,16 @@ class Capture:
         except Exception as error:
             why = _rolled_back(error)
             yield self._note(Stage.ROLLING_BACK, failure=wire.failure_of(why))
-            if await self._roll_back():
-                yield self._note(Stage.FAILED)
-            raise why from error
+            stage = await self._roll_back()
+            if stage is not Stage.CAPTURED:
+                if stage is Stage.FAILED:
+                    yield self._note(Stage.FAILED)
+                raise why from error
+            # Its programs have ended, and what was committed is all that is left.
+            yield self._note(Stage.CAPTURED, failure=None)
+            info = await self._thread(
+                "commit", lambda: self._parts.store.info(self._checkpoint)
+            )
         yield Event(checkpoint=info)
 
     def _note(self, stage: Stage, **changes: object) -> Record:
@@ -210,6 +218,7 @@ class Capture:
             writer.add(saved.IDENTITY, wire.encode(login.identity))
             writer.add(saved.WORLD, wire.encode(world))
             steps, seconds = self._operation.steps, self._since(frozen)
+            self._committing = True
             info = await in_thread(
                 lambda: writer.commit(
                     steps=steps, frozen_seconds=seconds, timeout=self._limits.commit
@@ -297,68 +306,104 @@ class Capture:
                 cancel=self._cancel,
             )
 
-    async def _roll_back(self) -> bool:
-        """Let the tree go on, remove what was written; whether nothing is left.
+    async def _roll_back(self) -> Stage:
+        """Let the tree go on, then remove what was written.
 
-        In this order: a store that hangs must not keep the tree.
+        In this order: a store that hangs must not keep the tree. What may be committed
+        is removed only once the tree is known to go on; until then it may be all that
+        can come back.
+
+        Returns:
+            FAILED when nothing is left of the capture; CAPTURED when the tree has
+            ended and its checkpoint stands; ROLLING_BACK when some of it is still to
+            be undone (``recovery.settle_after``).
         """
+        committing, limits = self._committing, self._limits
         try:
             await in_thread(
-                lambda: let_go_on(self._parts, self._session, self._record),
+                lambda: let_go_on(
+                    self._parts, self._session, self._record, together=committing
+                ),
                 step="thaw",
-                limit=thaw_limit(self._limits, self._record),
+                limit=thaw_limit(limits, self._record),
             )
         except NotFound:
             _log.warning("%s has ended while it was saved", self._session.key)
+            return await self._keep()
         except ReclaimError as error:
             _log.error("%s is not known to run again: %s", self._session.key, error)
-            await self._discard()
-            return False
+            await self._keep()
+            return Stage.ROLLING_BACK
         return await self._discard()
 
-    async def _discard(self) -> bool:
-        """Remove what was written, even what was committed; whether that worked."""
-        writer, store = self._writer, self._parts.store
-        if writer is None:
-            return True
+    async def _keep(self) -> Stage:
+        """Remove what was written unless it was committed."""
+        if self._writer is None:
+            return Stage.FAILED
         try:
-            if await in_thread(writer.abort, step="abort", limit=_ABORT_SECONDS):
-                return True
+            aborted = await in_thread(
+                self._writer.abort, step="abort", limit=_ABORT_SECONDS
+            )
+        except ReclaimError as error:
+            return self._left(error)
+        return Stage.FAILED if aborted else Stage.CAPTURED
+
+    async def _discard(self) -> Stage:
+        """Remove what was written, even what was committed."""
+        stage = await self._keep()
+        if stage is not Stage.CAPTURED:
+            return stage
+        try:
             await in_thread(
-                lambda: store.delete(self._checkpoint),
+                lambda: self._parts.store.delete(self._checkpoint),
                 step="abort",
                 limit=_ABORT_SECONDS,
             )
         except ReclaimError as error:
-            _log.error(
-                "%s the remains of %s are left for the next start: %s",
-                self._session.key,
-                self._checkpoint,
-                error,
-            )
-            return False
-        return True
+            return self._left(error)
+        return Stage.FAILED
+
+    def _left(self, error: ReclaimError) -> Stage:
+        _log.error(
+            "%s the remains of %s are not removed yet: %s",
+            self._session.key,
+            self._checkpoint,
+            error,
+        )
+        return Stage.ROLLING_BACK
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)
 
 
-def let_go_on(parts: Parts, session: Placed, record: Record) -> None:
+def let_go_on(
+    parts: Parts, session: Placed, record: Record, *, together: bool = False
+) -> None:
     """Thaw the tree, but not those that their user had stopped; fill its GPUs.
+
+    Args:
+        parts: the agent's.
+        session: whose tree.
+        record: of its capture.
+        together: all of it goes on, or nobody: what stands is, or may be, committed.
 
     Raises:
         NotFound: the session has ended.
-        ReclaimError: it goes on, but for those who did not get their GPU memory back
-            (``gpu_memory``, ``gpu_stuck``); without it they must not.
+        ReclaimError: those who did not get their GPU memory back do not go on
+            (``gpu_memory``, ``gpu_stuck``); the others do, unless ``together``.
     """
     stopped = list(record.stopped_before)
+    failure: ReclaimError | None = None
     try:
         parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
-    except ReclaimError:
+    except ReclaimError as error:
+        if together:
+            raise
+        failure = error
         stopped += record.gpus.users if record.gpus else []
-        raise
-    finally:
-        thaw(trees.look(session), stopped)
+    thaw(trees.look(session), stopped)
+    if failure is not None:
+        raise failure
 
 
 def thaw_limit(limits: Limits, record: Record) -> float:

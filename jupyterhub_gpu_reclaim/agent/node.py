@@ -15,6 +15,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.agent import (
     capture,
     outcomes,
+    recovery,
     release,
     restore,
     saved,
@@ -142,7 +143,7 @@ class LocalNode:
             )
         operation = Operation("capture", session.key, checkpoint)
         work = capture.Capture(self._parts, session, operation, generation)
-        return self._operations.begin(incarnation, operation, work.run).follow()
+        return self._begin(session, operation, work.run).follow()
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Bring it back, attach to that, or repeat how it ended."""
@@ -171,7 +172,7 @@ class LocalNode:
         )
         operation = Operation("restore", session.key, checkpoint)
         work = restore.Restore(self._parts, session, operation)
-        return self._operations.begin(incarnation, operation, work.run).follow()
+        return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:
         """Let a captured tree go on; its checkpoint is discarded. Idempotent."""
@@ -200,7 +201,7 @@ class LocalNode:
         running = self._operations.running(incarnation)
         if running is not None and running.kind == "capture":
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
-        if running is not None and running.kind == "restore":
+        if running is not None and running.kind in {"restore", trees.RECOVER}:
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
         try:
@@ -235,6 +236,17 @@ class LocalNode:
 
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self._parts.placements.find, incarnation)
+
+    def _begin(
+        self,
+        session: Session,
+        operation: Operation,
+        work: Callable[[Operation], AsyncIterator[Event]],
+    ) -> Operation:
+        """Start it; what it cannot undo when it fails is undone after it."""
+        begun = self._operations.begin(session.incarnation, operation, work)
+        recovery.settle_after(self._parts, self._operations, session, begun)
+        return begun
 
     async def _do(
         self,

@@ -58,11 +58,7 @@ async def durably(
         except OSError as error:
             _log.error("%s record not written: %s", news.key, error)
             if news.stage not in _UNDOING:
-                failure = StoreError(
-                    Reason.STORE_FAILED,
-                    why="the agent's state folder",
-                    detail=str(error),
-                )
+                failure = StoreError(Reason.STATE_FULL, detail=str(error))
 
 
 async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:

@@ -34,9 +34,9 @@ class Stage(StrEnum):
     """How far an operation has come, as far as undoing it is concerned."""
 
     CAPTURING = "capturing"  #: the tree may be stopped; nothing is committed
-    ROLLING_BACK = "rolling_back"  #: drop the checkpoint, thaw the tree
+    ROLLING_BACK = "rolling_back"  #: the tree is to go on; unless it is committed
     CAPTURED = "captured"  #: committed; the tree is stopped
-    THAWING = "thawing"  #: a captured tree is to go on; drop its checkpoint
+    THAWING = "thawing"  #: not written any more; read like CAPTURED
     RELEASING = "releasing"  #: committed; the tree is being ended
     RESTORING = "restoring"  #: what stands under the init is incomplete
     CONTINUING = "continuing"  #: restored whole; only has to go on

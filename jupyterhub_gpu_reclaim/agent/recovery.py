@@ -1,10 +1,12 @@
-"""Settles, when the agent starts, what a former agent left in the middle.
+"""Settles what a former agent, or a failed operation, left in the middle.
 
-Called once by the app before it answers anybody. Every session ends up running,
-captured or holding; never stopped with nobody who knows it (law 6). The store decides
-whether a capture has happened: a tree whose checkpoint is committed stays stopped for
-the service to release or thaw, any other goes on. It ends only what a restore had not
-completed, and never an init.
+:func:`recover` is called once by the app before it answers anybody, and
+:func:`settle_after` for an operation that could not undo all of its work. Every session
+ends up running, captured or holding; never stopped with nobody who knows it (law 6).
+The store decides whether a capture has happened: a tree whose checkpoint is committed
+stays stopped for the service to release or thaw, any other goes on. It ends only what a
+restore had not completed or a release had begun to end, and never deletes a checkpoint
+whose tree is not known to go on.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,12 +32,13 @@ from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.agent.operations import Operations
     from jupyterhub_gpu_reclaim.agent.parts import Parts
     from jupyterhub_gpu_reclaim.agent.placements import Session
+    from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.models import Event
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _END_SECONDS = 5.0
 #: What only our own CRIU has in its command line (engine/attempt.py, namespaces.py).
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
+
+#: Not now, but later: somebody else's memory, or a driver or disk that is busy.
+_LATER = frozenset({Reason.GPU_MEMORY, Reason.GPU_DRIVER_SILENT})
+#: Whether there is a checkpoint is the store's word alone.
+_UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
+#: What an operation leaves when it could not undo its work.
+_HALF_UNDONE = frozenset({Stage.ROLLING_BACK, Stage.RESTORING})
 
 #: Tasks that outlive :func:`recover`: asyncio alone would forget them.
 _kept: set[asyncio.Task[None]] = set()
@@ -81,18 +91,40 @@ async def recover(
     for session, operation in begun:
         if not operation.done:
             _log.warning("%s is not settled yet; it stays busy", session.key)
-    sweeping = asyncio.create_task(_insist(parts, partial(_sweep, parts), "-"))
-    _kept.add(sweeping)
-    sweeping.add_done_callback(_kept.discard)
+    sweeping = _keep(_insist(parts, partial(_sweep, parts), "-"))
     if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
         _log.warning("- the store is not swept yet: it does not answer")
+
+
+def settle_after(
+    parts: Parts, operations: Operations, session: Session, operation: Operation
+) -> None:
+    """Once that operation has ended, undo what it could not undo itself; at once."""
+
+    async def settle() -> None:
+        await operation.wait()
+        record = await asyncio.to_thread(parts.records.find, session.incarnation)
+        if record is None or not trees.matches(record, session):
+            return
+        if record.stage in _HALF_UNDONE and not operations.running(session.incarnation):
+            _begin(parts, operations, session)
+
+    _keep(settle())
+
+
+def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)
+    return task
 
 
 def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
     async def work(operation: Operation) -> AsyncIterator[Event]:
         # Without the store's word nobody knows whether it may go on; until then it
         # stays stopped, and busy, or the service would take it for a running one.
-        await _insist(parts, partial(_settle, parts, session), operation.key)
+        settle = partial(_settle, parts, session)
+        await _insist(parts, settle, operation.key, operation.cancel)
         told: tuple[Event, ...] = ()  # nothing, but this is how operations run
         for event in told:
             yield event
@@ -117,23 +149,32 @@ def _one_each(sessions: list[Session]) -> list[Session]:
     return list(found.values())
 
 
-async def _insist(parts: Parts, work: Callable[[], object], key: object) -> None:
-    """Do it, again and again until the store answers."""
+async def _insist(
+    parts: Parts,
+    work: Callable[[], object],
+    key: object,
+    cancel: Cancel | None = None,
+) -> None:
+    """Do it, again and again until it can be done or is called off."""
     pause = _FIRST_PAUSE
     while not await asyncio.to_thread(_attempt, work, key):
+        if cancel is not None and cancel.is_set:
+            return
         await parts.clock.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _forget_gone(parts: Parts, sessions: list[Session]) -> None:
-    """Drop the records of inits that have ended, and what they had to take back."""
+    """Drop the records of inits that have ended.
+
+    What they had to take back stays if it is committed: with the tree gone it is the
+    newest state that there is. What is not committed is swept.
+    """
     by_name = {session.incarnation: session for session in sessions}
     for record in parts.records.list():
         session = by_name.get(record.incarnation)
         if session is None or not trees.matches(record, session):
             parts.records.delete(record.incarnation)
-            if record.stage in {Stage.ROLLING_BACK, Stage.THAWING}:
-                _attempt(partial(parts.store.delete, record.checkpoint), record.key)
 
 
 def _sweep(parts: Parts) -> None:
@@ -151,12 +192,17 @@ def _settle(parts: Parts, session: Session) -> None:
         _settle_unknown(parts, session)
         return
     match record.stage:
-        case Stage.CAPTURING | Stage.CAPTURED | Stage.RELEASING:
+        case Stage.RELEASING if parts.store.exists(record.checkpoint):
+            release.finish_release(parts, session, record)
+            _log.info("%s is ended, saved as %s", session.key, record.checkpoint)
+        case (
+            Stage.CAPTURING
+            | Stage.ROLLING_BACK
+            | Stage.CAPTURED
+            | Stage.THAWING
+            | Stage.RELEASING
+        ):
             _settle_capture(parts, session, record)
-        case Stage.ROLLING_BACK | Stage.THAWING:
-            release.undo_capture(parts, session, record)
-            if record.stage is Stage.ROLLING_BACK:
-                _fail(parts, record)
         case Stage.RESTORING:
             processes.kill_tree(
                 session.init_pid, session.init_start, timeout=parts.limits.end
@@ -171,7 +217,7 @@ def _settle(parts: Parts, session: Session) -> None:
 
 def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
     """The store decides: committed, or never been."""
-    capturing, store = record.stage is Stage.CAPTURING, parts.store
+    capturing, store = record.stage in _UNCOMMITTED, parts.store
     # What was captured before may have gone on to the store behind this node's folder.
     if store.saved_here(record.checkpoint) or (
         not capturing and store.exists(record.checkpoint)
@@ -181,8 +227,8 @@ def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
             release.undo_capture(parts, session, record)
             _fail(parts, record)
             return
-        if capturing:
-            parts.records.save(record.at(Stage.CAPTURED, record.steps))
+        if record.stage is not Stage.CAPTURED:
+            parts.records.save(record.at(Stage.CAPTURED, record.steps, failure=None))
         _log.info("%s is saved as %s", session.key, record.checkpoint)
         return
     capture.let_go_on(parts, session, record)
@@ -303,7 +349,7 @@ def _owner(entry: Path) -> int | None:
 
 
 def _attempt(work: Callable[[], object], key: object) -> bool:
-    """Do it, or say in the log why not; False when the store did not answer."""
+    """Do it, or say in the log why not; False when it is to be tried again."""
     try:
         work()
     except NotFound:
@@ -311,6 +357,10 @@ def _attempt(work: Callable[[], object], key: object) -> bool:
     except StoreError as error:
         _log.error("%s not settled yet: %s", key, error)
         return False
-    except (ReclaimError, OSError) as error:
+    except OSError as error:  # the state folder is full, for one
+        _log.error("%s not settled yet: %s", key, error)
+        return False
+    except ReclaimError as error:
         _log.error("%s not settled: %s", key, error)
+        return error.reason not in _LATER
     return True

@@ -1,8 +1,10 @@
 """Ends what may be ended, and takes a capture back: release, kill and thaw.
 
 Begun by the node as operations, one at a time for a session. A tree is ended by
-``release`` only when the store vouches for its checkpoint (law 1); ``thaw`` drops the
-checkpoint first, so that no image of a session exists that runs on without it.
+``release`` only when the store vouches for its checkpoint (law 1). ``thaw`` drops the
+checkpoint before the tree goes on, so that no image of a session exists that runs on
+without it; until the checkpoint is gone the tree stays captured, so that whatever fails
+in between can be tried again, or the tree released.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ async def release(
         Refused: it is not captured, or that checkpoint is not its own
             (``not_captured``); somebody has let it go on (``went_on``): then it goes
             on whole, and its checkpoint is dropped.
-        StoreError: the store does not answer; nothing was ended.
+        StoreError: the store does not answer, or the agent's state folder cannot be
+            written; nothing was ended.
         ReclaimError: it did not end in time (``release_failed``).
     """
     checkpoint = operation.checkpoint
@@ -51,7 +54,7 @@ async def release(
     def work() -> None:
         record = _committed_record(parts, session, checkpoint)
         _refuse_if_it_went_on(parts, session, record)
-        parts.records.save(record.at(Stage.RELEASING, record.steps))
+        _note_release(parts, record)
         if shares_network(session.init_pid):
             reserve_ports(parts, checkpoint)
         _end(parts, session)
@@ -89,8 +92,10 @@ async def thaw(
     """Let a captured tree go on and drop its checkpoint; one that runs is left alone.
 
     Raises:
-        Refused: there is nothing in it to go on (``wrong_phase``).
-        StoreError: the checkpoint could not be dropped; the tree stays stopped.
+        Refused: there is nothing in it to go on, or it is being ended already
+            (``wrong_phase``).
+        StoreError: the checkpoint could not be dropped; the tree stays captured.
+        ReclaimError: its GPU memory could not be put back; likewise.
     """
 
     def work() -> None:
@@ -101,7 +106,9 @@ async def thaw(
             raise Refused(Reason.WRONG_PHASE, phase=state.value, action="go on")
         if record is None or state is not TreeState.CAPTURED:
             return
-        parts.records.save(record.at(Stage.THAWING, record.steps))
+        if record.stage is Stage.RELEASING:
+            # Its connections may be gone already: what would go on is not what stood.
+            raise Refused(Reason.WRONG_PHASE, phase=record.stage.value, action="go on")
         undo_capture(parts, session, record)
 
     progress = Progress(operation, parts.clock)
@@ -114,17 +121,28 @@ async def thaw(
 
 
 def undo_capture(parts: Parts, session: Session, record: Record) -> None:
-    """Drop a captured tree's checkpoint, then let it go on, then forget it.
+    """Let a captured tree go on without its checkpoint, and forget the capture.
+
+    The checkpoint goes only when nothing is left that could fail: before that the tree
+    stands as it was captured, and after it the tree is known to go on, also to a later
+    agent, which finds it stopped and without a checkpoint.
 
     Raises:
         StoreError: the checkpoint could not be dropped; the tree stays stopped.
-        ReclaimError: others use the memory of its GPU now (``gpu_memory``); likewise.
+        ReclaimError: its GPU memory could not be put back (``gpu_memory``,
+            ``gpu_stuck``); likewise.
     """
-    parts.accelerator.await_room(record.gpus)
+    parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
     parts.store.delete(record.checkpoint)
     capture.let_go_on(parts, session, record)
     parts.ports.release(record.checkpoint)
     parts.records.delete(session.incarnation)
+
+
+def finish_release(parts: Parts, session: Session, record: Record) -> None:
+    """End what a former agent had begun to end: its checkpoint was committed then."""
+    _end(parts, session)
+    parts.records.delete(record.incarnation)
 
 
 def reserve_ports(parts: Parts, checkpoint: str) -> None:
@@ -163,22 +181,30 @@ def _refuse_if_it_went_on(parts: Parts, session: Session, record: Record) -> Non
 
     Raises:
         Refused: ``went_on``; all of it goes on then, without its checkpoint.
-        StoreError: the checkpoint could not be dropped; the same again next time.
+        ReclaimError: the checkpoint could not be dropped, or its GPU memory not be put
+            back; the same again next time.
     """
     there = Saved(parts.store.open(record.checkpoint))
     who = standstill.gone_on(trees.look(session), there.world.pids)
     if not who:
         return
     refusal = Refused(Reason.WENT_ON, who=who)
-    parts.records.save(record.at(Stage.THAWING, record.steps))
-    try:
-        undo_capture(parts, session, record)
-    except StoreError:
-        parts.records.save(record)
-        raise
+    undo_capture(parts, session, record)
     failed = record.at(Stage.FAILED, record.steps, failure=wire.failure_of(refusal))
     parts.records.save(failed)
     raise refusal
+
+
+def _note_release(parts: Parts, record: Record) -> None:
+    """Make it durable that the tree is being ended: it can only be ended from now on.
+
+    Raises:
+        StoreError: the state folder cannot be written (``state_full``).
+    """
+    try:
+        parts.records.save(record.at(Stage.RELEASING, record.steps))
+    except OSError as error:
+        raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
 
 
 def _end(parts: Parts, session: Session) -> None:
