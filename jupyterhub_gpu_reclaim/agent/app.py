@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__, observability
-from jupyterhub_gpu_reclaim.agent import recovery
+from jupyterhub_gpu_reclaim.agent import recovery, watchdog
 from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
 from jupyterhub_gpu_reclaim.agent.listening import (
     CannotStartError,
@@ -32,15 +31,15 @@ from jupyterhub_gpu_reclaim.agent.listening import (
 from jupyterhub_gpu_reclaim.agent.node import LocalNode
 from jupyterhub_gpu_reclaim.agent.operations import Operations
 from jupyterhub_gpu_reclaim.agent.parts import Parts
-from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
-from jupyterhub_gpu_reclaim.agent.pods import PodPlacements
 from jupyterhub_gpu_reclaim.agent.records import Records
 from jupyterhub_gpu_reclaim.agent.settings import AgentSettings
 from jupyterhub_gpu_reclaim.agent.storing import open_store
 from jupyterhub_gpu_reclaim.agent.tool import Tool
+from jupyterhub_gpu_reclaim.agent.unattended import make_placements
+from jupyterhub_gpu_reclaim.agent.watchdog import Watched
 from jupyterhub_gpu_reclaim.agent.watcher import Watcher
 from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.engine import host, watches
+from jupyterhub_gpu_reclaim.engine import aside, watches
 from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
 from jupyterhub_gpu_reclaim.engine.ports import Reservations
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -51,7 +50,6 @@ from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.agent.placements import Placements
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -95,6 +93,7 @@ class AgentApp(AgentSettings):
             )
             node = LocalNode(parts, operations, Watcher(parts.placements, sampler))
             await recovery.recover(parts, operations)
+            await asyncio.to_thread(self._watch, state)
             server = listen(self, node)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             for found in watches.findings():
@@ -114,12 +113,23 @@ class AgentApp(AgentSettings):
                 await asyncio.to_thread(store.close)
                 remove_socket(self)
 
-    def _placements(self) -> Placements:
-        if self.placement == "kubernetes":
-            # Control groups are named from here on as the host names them.
-            host.name_groups_as_host()
-            return PodPlacements(self.realm)
-        return LocalPlacements(self.realm)
+    def _watch(self, state: Path) -> None:
+        """Have the sessions that we leave frozen let go on, should we never return."""
+        if not self.thaw_after_seconds:
+            return
+        limits = self.limits()
+        pid = watchdog.start(
+            Watched(
+                state=state,
+                placement=self.placement,
+                realm=self.realm,
+                patience=self.thaw_after_seconds,
+                gpu_lock=limits.gpu_lock,
+                dump=limits.dump,
+                criu=limits.criu,
+            )
+        )
+        aside.move(pid)
 
     def _parts(self, state: Path, clock: Clock, store: Repository) -> Parts:
         limits = self.limits()
@@ -127,8 +137,8 @@ class AgentApp(AgentSettings):
         for rest in work.iterdir():
             _remove(rest)
         return Parts(
-            placements=self._placements(),
-            records=Records(folder(state / "records")),
+            placements=make_placements(self.placement, self.realm),
+            records=Records(folder(state / watchdog.RECORDS)),
             store=store,
             tool=Tool(Path(self.criu_dir), clock),
             ports=Reservations(state),
@@ -156,15 +166,10 @@ def _remove(path: Path) -> None:
 @contextlib.contextmanager
 def _only_one(state: Path) -> Iterator[None]:
     """Hold the state folder's lock: two agents would undo each other's work."""
-    descriptor = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CannotStartError(f"another agent runs on {state}") from None
-    else:
+    with watchdog.lock(state) as free:
+        if not free:
+            raise CannotStartError(f"another agent runs on {state}")
         yield
-    finally:
-        os.close(descriptor)
 
 
 async def _signalled() -> None:

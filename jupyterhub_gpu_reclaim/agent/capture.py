@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.words import size
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
     from jupyterhub_gpu_reclaim.agent.gpu_world import Gpus
     from jupyterhub_gpu_reclaim.agent.operations import Operation
     from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
@@ -322,7 +323,10 @@ class Capture:
         try:
             await in_thread(
                 lambda: let_go_on(
-                    self._parts, self._session, self._record, together=committing
+                    self._parts.accelerator,
+                    self._session,
+                    self._record,
+                    together=committing,
                 ),
                 step="thaw",
                 limit=thaw_limit(limits, self._record),
@@ -377,12 +381,16 @@ class Capture:
 
 
 def let_go_on(
-    parts: Parts, session: Placed, record: Record, *, together: bool = False
+    accelerator: Accelerator,
+    session: Placed,
+    record: Record,
+    *,
+    together: bool = False,
 ) -> None:
     """Thaw the tree, but not those that their user had stopped; fill its GPUs.
 
     Args:
-        parts: the agent's.
+        accelerator: fills its GPUs.
         session: whose tree.
         record: of its capture.
         together: all of it goes on, or nobody: what stands is, or may be, committed.
@@ -395,7 +403,7 @@ def let_go_on(
     stopped = list(record.stopped_before)
     failure: ReclaimError | None = None
     try:
-        parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+        accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
     except ReclaimError as error:
         if together:
             raise

@@ -187,7 +187,7 @@ def _sweep(parts: Parts) -> None:
 
 def _settle(parts: Parts, session: Session) -> None:
     record = parts.records.find(session.incarnation)
-    _end_criu(parts, session)
+    end_criu(session, parts.limits.criu)
     if record is None:
         _settle_unknown(parts, session)
         return
@@ -222,7 +222,7 @@ def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
     if store.saved_here(record.checkpoint) or (
         not capturing and store.exists(record.checkpoint)
     ):
-        if capturing and _goes_on(session):
+        if capturing and goes_on(session):
             # It was rolled back, and neither the store nor the record took note.
             release.undo_capture(parts, session, record)
             _fail(parts, record)
@@ -231,11 +231,11 @@ def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
             parts.records.save(record.at(Stage.CAPTURED, record.steps, failure=None))
         _log.info("%s is saved as %s", session.key, record.checkpoint)
         return
-    capture.let_go_on(parts, session, record)
+    capture.let_go_on(parts.accelerator, session, record)
     _fail(parts, record)
 
 
-def _goes_on(session: Session) -> bool:
+def goes_on(session: Session) -> bool:
     """Whether some of its programs run: what is saved is then older than they are."""
     alive = [p for p in trees.look(session).processes if p.state not in processes.DEAD]
     return not all(process.stopped for process in alive)
@@ -267,7 +267,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
     tree = trees.look(session)
     if not any(p.state not in processes.DEAD for p in tree.processes):
         return
-    if _goes_on(session):
+    if goes_on(session):
         return
     mine = [i for i in parts.store.list() if i.incarnation == session.incarnation]
     record = Record(
@@ -286,7 +286,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
         parts.records.save(record)
         _log.warning("%s was found saved as %s", session.key, record.checkpoint)
         return
-    capture.let_go_on(parts, session, record)
+    capture.let_go_on(parts.accelerator, session, record)
     _log.warning("%s was found stopped and goes on: no checkpoint", session.key)
 
 
@@ -298,14 +298,18 @@ def _fail(parts: Parts, record: Record) -> None:
     _log.warning("%s %s undone: agent restarted", record.key, record.operation)
 
 
-def _end_criu(parts: Parts, session: Session) -> None:
+def end_criu(session: Session, seconds: float) -> None:
     """Wait until a CRIU whose agent has died is gone; end it only when it hangs.
 
     Its stream broke with the agent, so it fails by itself and undoes its work.
+
+    Args:
+        session: whose.
+        seconds: that it may take.
     """
     running = _criu_inside(session)
     for number, patience in (
-        (None, parts.limits.criu),
+        (None, seconds),
         (signal.SIGTERM, _END_SECONDS),
         (signal.SIGKILL, _END_SECONDS),
     ):

@@ -134,7 +134,7 @@ def undo_capture(parts: Parts, session: Session, record: Record) -> None:
     """
     parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
     parts.store.delete(record.checkpoint)
-    capture.let_go_on(parts, session, record)
+    capture.let_go_on(parts.accelerator, session, record)
     parts.ports.release(record.checkpoint)
     parts.records.delete(session.incarnation)
 

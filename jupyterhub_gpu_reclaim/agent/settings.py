@@ -204,6 +204,17 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
+    thaw_after_seconds = Seconds(
+        600.0,
+        help="""Seconds without an agent after which frozen sessions are let go on.
+
+        A captured session stands still until the agent ends or thaws it. Should the
+        agent never come back, a small process that outlives it lets the session go on,
+        as it was; its checkpoint is dropped by the next agent. 0: it stays frozen.
+        Longer leaves more time to repair an agent in the middle of many suspends.
+        """,
+    ).tag(config=True)
+
     max_body_bytes = Integer(
         routes.MAX_BODY_BYTES,
         min=1024,
