@@ -486,6 +486,11 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    SECOND_TREE = (
+        "second_tree",
+        "Programs of this session run where the Hub does not know of them ({incarnation}); nothing of them is saved, so they are left alone.",
+        "Ask the administrator to look at them, and to end them.",
+    )
     STATE_FULL = (
         "state_full",
         "The agent's state folder on the session's machine cannot be written.",

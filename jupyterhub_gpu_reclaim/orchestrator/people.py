@@ -229,6 +229,31 @@ class People:
         await checkpoints.collect(self._sessions, self._agent)
         return self._sessions.view(key)
 
+    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
+        """End programs of a session that run beside it, or where it is stopped.
+
+        Args:
+            key: the session.
+            incarnation: which; never the one that the Hub knows.
+            by: who asks for it.
+
+        Raises:
+            NotFound: no such session, or no such programs.
+            Refused: ``wrong_phase``: they are the session itself.
+        """
+        row = self._known(key)
+        trees = await self._agent.trees(key)
+        if incarnation not in {tree.incarnation for tree in trees}:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        if incarnation == row.incarnation and row.phase is not Phase.STOPPED:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=row.phase.value, action="be ended like this"
+            )
+        await self._agent.kill(incarnation)
+        line = self._sessions.audit_line(key, by, "end second tree", incarnation)
+        self._sessions.update(key, line, failure=None)
+        self._queue.add(key)
+
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
         """Who did what to a session, the newest first."""
         return self._sessions.journal.audit(key, limit)

@@ -8,7 +8,9 @@ was restarted when, nor what was heard before. A view that is missing settles no
 journal      tree (agent)                Hub          act
 ===========  ==========================  ===========  ================================
 RUNNING      running                     any          ready: policy and intents
-(WARNED)     captured                    running      thaw
+(WARNED)     running, and a second one   running      kill³ the second if what it came
+                                                      from is kept, else report it³
+             captured                    running      thaw
              captured                    stopped      found captured (→ RELEASING)
              capturing                   any          cancel
              gone, another one runs      running      adopt that one
@@ -119,12 +121,22 @@ def _without_tree(row: SessionRow, facts: Facts) -> Act:
 
 
 def _leftover(row: SessionRow, facts: Facts) -> Act | None:
-    """An init that holds a place for nobody, beside the session's own tree."""
+    """What stands beside the session's own tree, out of its user's reach.
+
+    An init that holds a place for nobody is ended, and so is a second tree whose
+    checkpoint is kept. Any other second tree may hold what is nowhere else: it is
+    reported, and the session is left alone until somebody ends one of them.
+    """
     if facts.hub is HubState.SPAWNING:
         return None
-    for tree in facts.left():
-        if tree.incarnation != row.incarnation and tree.state is TreeState.HOLDING:
+    others = [tree for tree in facts.left() if tree.incarnation != row.incarnation]
+    for tree in others:
+        if tree.state is TreeState.HOLDING:
             return Act(Do.KILL, tree, patient=True)
+    for tree in others:
+        if tree.state is TreeState.RUNNING and facts.hub is HubState.RUNNING:
+            kept = facts.checkpoint(tree.checkpoint) is not None
+            return Act(Do.KILL if kept else Do.REPORT, tree, patient=True)
     return None
 
 

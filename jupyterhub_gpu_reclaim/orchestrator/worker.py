@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
@@ -218,8 +219,14 @@ class Worker:
         return 0.0
 
     async def _thaw(self, row: SessionRow, act: Act) -> float:
-        del act
-        await self._suspender.thaw(row)
+        try:
+            await self._suspender.thaw(row)
+        except Refused as error:
+            ending = act.tree is not None and error.reason is Reason.WRONG_PHASE
+            if not ending or row.phase is not Phase.RELEASING:
+                raise
+            # The agent has begun to end it, and only that can be finished.
+            await self._suspender.release(row)
         return self._settings.pace
 
     # --- resume
@@ -247,12 +254,15 @@ class Worker:
         return self._settings.pace
 
     async def _report(self, row: SessionRow, act: Act) -> None:
-        _log.warning(
-            "%s: incarnation %s runs, but the Hub does not know of it and nothing of"
-            " it is saved; it is left alone",
-            row.key,
-            act.tree.incarnation if act.tree else "?",
-        )
+        """A tree out of its user's reach, of which nothing is saved: people decide."""
+        if act.tree is None:
+            return
+        failure = failure_of(Reason.SECOND_TREE, incarnation=act.tree.incarnation)
+        if row.failure == failure:
+            return
+        _log.warning("%s: %s", row.key, failure.message)
+        line = self._sessions.audit_line(row.key, SERVICE, "report", failure.message)
+        self._sessions.update(row.key, line, failure=failure)
 
 
 def _may_begin(row: SessionRow, hub: HubState | None) -> bool:

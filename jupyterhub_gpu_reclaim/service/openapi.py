@@ -59,6 +59,7 @@ _FIELDS = {
         " gets one more of them."
     ),
     "checkpoint": "Id of one saved state.",
+    "incarnation": "One start of the session, as the failure `second_tree` names it.",
 }
 
 

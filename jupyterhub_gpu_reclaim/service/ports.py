@@ -79,6 +79,9 @@ class People(Protocol):
     ) -> Any:
         """Delete what is saved of the session, or one of its checkpoints."""
 
+    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
+        """End programs of the session that the Hub does not know of."""
+
 
 class Starter(Protocol):
     """What the spawner in the Hub's process asks; see ``architecture.md``."""

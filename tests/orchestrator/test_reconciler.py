@@ -83,6 +83,10 @@ TABLE = [
     (row("running"), R, [], Do.NOTHING),
     (row("running"), P, [], Do.NOTHING),
     (row("running"), R, [tree("running"), tree("holding", "i2")], Do.KILL),
+    (row("running"), R, [tree("running"), tree("running", "i2", "")], Do.REPORT),
+    (row("running"), R, [tree("running"), tree("running", "i2", "c9")], Do.REPORT),
+    (row("running"), R, [tree("running"), tree("running", "i2")], Do.KILL),
+    (row("running"), S, [tree("running"), tree("running", "i2", "")], Do.READY),
     # SUSPENDING
     (row("suspending"), R, [tree("capturing")], Do.ATTACH),
     (row("suspending"), R, [tree("captured")], Do.COMMITTED),

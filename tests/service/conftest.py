@@ -153,6 +153,9 @@ class SessionsInMemory:
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
 
+    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
+        self.calls.append(("end_second", key, incarnation, by))
+
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         self.calls.append(("opt_out", key, out, by))
         return self.session(key)

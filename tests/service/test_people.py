@@ -254,6 +254,15 @@ async def test_answers_are_not_cached_and_not_framed(service):
     assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
 
 
+async def test_second_tree_is_ended_by_managers_only(service, failure):
+    path = "api/sessions/ada/-/trees/i2"
+    own = await service.call(path, "token-ada", "DELETE")
+    assert (own.code, failure(own).code) == (403, "forbidden")
+    done = await service.call(path, "token-root", "DELETE")
+    assert done.code == 204
+    assert service.control.calls == [("end_second", ADA, "i2", "root")]
+
+
 async def test_opt_out_is_for_managers_and_may_be_taken_back_by_all(service, failure):
     service.control.put("ada")
     path = "api/sessions/ada/-/opt-out"

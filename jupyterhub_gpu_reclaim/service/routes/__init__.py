@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.service.routes import (
     people,
     queue,
     spawner,
+    trees,
     users,
 )
 
@@ -29,6 +30,7 @@ ROUTES: tuple[type[Route], ...] = (
     *operators.ROUTES,
     *history.ROUTES,
     *queue.ROUTES,
+    *trees.ROUTES,
     *users.ROUTES,
 )
 
