@@ -19,7 +19,13 @@ from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.saved import Saved
 from jupyterhub_gpu_reclaim.engine import processes, sockets, standstill
 from jupyterhub_gpu_reclaim.engine.ports import shares_network
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, StoreError
+from jupyterhub_gpu_reclaim.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    RolledBack,
+    StoreError,
+)
 from jupyterhub_gpu_reclaim.models import Event, TreeState
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -110,6 +116,7 @@ async def thaw(
             # Its connections may be gone already: what would go on is not what stood.
             raise Refused(Reason.WRONG_PHASE, phase=record.stage.value, action="go on")
         undo_capture(parts, session, record)
+        _note_thaw(parts, record)
 
     progress = Progress(operation, parts.clock)
     async with progress.step("thaw", "Letting it go on"):
@@ -205,6 +212,16 @@ def _note_release(parts: Parts, record: Record) -> None:
         parts.records.save(record.at(Stage.RELEASING, record.steps))
     except OSError as error:
         raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
+
+
+def _note_thaw(parts: Parts, record: Record) -> None:
+    """An order to capture that comes twice, and late, hears that it was taken back."""
+    failure = wire.failure_of(RolledBack(Reason.CANCELLED))
+    try:
+        parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
+    except OSError as error:
+        # It goes on all the same; such an order would be obeyed once more.
+        _log.warning("%s its thaw is not noted: %s", record.key, error)
 
 
 def _end(parts: Parts, session: Session) -> None:

@@ -179,7 +179,9 @@ def running_agent(folder: Path) -> Agent:
 class Place:
     """An init in namespaces of its own: with programs in it, or holding."""
 
-    def __init__(self, folder: Path, mode: str, *command: str, env=None) -> None:
+    def __init__(
+        self, folder: Path, mode: str, *command: str, env=None, user: str = "ann"
+    ) -> None:
         self.incarnation = uuid.uuid4().hex
         self.output = folder / f"{self.incarnation}.out"
         with self.output.open("wb") as output:
@@ -189,7 +191,7 @@ class Place:
                     *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
                     *(sys.executable, "-I", "-S", str(INIT), mode),
                     *("--incarnation", self.incarnation),
-                    *("--user", "ann", "--server", "", "--relay"),
+                    *("--user", user, "--server", "", "--relay"),
                     *("--realm", folder.name),
                     *(["--", *command] if command else []),
                 ],

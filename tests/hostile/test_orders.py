@@ -1,0 +1,146 @@
+"""Forged claims and replayed orders: neither a process nor the past is believed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.agent import conftest as agent_tests
+from tests.support.agent import Place, goes_on, wait_for
+
+shared_agent = agent_tests.shared_agent
+folder = agent_tests.folder
+agent = agent_tests.agent
+places = agent_tests.places
+counter = agent_tests.counter
+
+pytestmark = pytest.mark.shares_an_agent
+
+STRANGER = 54321
+
+
+def claim(folder, incarnation: str) -> subprocess.Popen:
+    """A user's own program that says it is the init of somebody's session.
+
+    In namespaces that any user can make: there it is pid 1, and calls itself root.
+    """
+    return subprocess.Popen(
+        [
+            *(
+                "unshare",
+                "--user",
+                "--map-root-user",
+                "--pid",
+                "--fork",
+                "--kill-child",
+            ),
+            *("sh", "-c", "while :; do sleep 1; done", "session_init.py", "hold"),
+            *("--incarnation", incarnation, "--user", "victim", "--server", ""),
+            *("--realm", folder.name),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        user=STRANGER,
+        group=STRANGER,
+        cwd="/",
+    )
+
+
+def namespaces_for_users() -> bool:
+    command = ["unshare", "--user", "--map-root-user", "true"]
+    return not subprocess.run(
+        command,
+        check=False,
+        user=STRANGER,
+        group=STRANGER,
+        capture_output=True,
+        cwd="/",
+    ).returncode
+
+
+def test_init_forged_by_a_user_is_no_session(agent, counter):
+    if not namespaces_for_users():
+        pytest.skip("this kernel gives users no namespaces of their own")
+    forged = [claim(agent.folder, counter.incarnation), claim(agent.folder, "f" * 32)]
+    try:
+        inits = [wait_for(lambda one=one: child(one.pid)) for one in forged]
+        assert all(inits)
+
+        listed = agent.get("/v1/sessions").json()
+        unknown = agent.get(f"/v1/sessions/{'f' * 32}").status_code
+
+        found = [one for one in listed if one["incarnation"] == counter.incarnation]
+        assert [one["init_pid"] for one in found] == [counter.init_pid]
+        assert unknown == 404
+        assert "f" * 32 not in {one["incarnation"] for one in listed}
+    finally:
+        for one in forged:
+            one.kill()
+            one.wait()
+
+
+def child(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+    except OSError:
+        return ""
+
+
+def test_release_replayed_after_the_return_ends_nothing(agent, counter, places):
+    agent.capture(counter, "cp")
+    order = f"/v1/sessions/{counter.incarnation}/release"
+    assert agent.post(order, {"checkpoint": "cp"}).json()["state"] == "gone"
+    back = places("hold")
+    agent.restore(back, "cp")
+    assert goes_on(back)
+
+    replayed = agent.post(order, {"checkpoint": "cp"})
+    aimed = agent.post(f"/v1/sessions/{back.incarnation}/release", {"checkpoint": "cp"})
+
+    assert replayed.json()["state"] == "gone"
+    assert (aimed.status_code, aimed.json()["code"]) == (409, "not_captured")
+    assert goes_on(back)
+
+
+def test_capture_replayed_after_the_thaw_freezes_nothing(agent, counter):
+    agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
+    replayed = agent.capture(counter, "cp")[-1]
+
+    assert replayed["failure"]["code"] == "cancelled"
+    assert goes_on(counter)
+
+
+def test_checkpoint_of_another_user_is_not_restored(agent, counter, folder):
+    agent.capture(counter, "cp")
+    order = f"/v1/sessions/{counter.incarnation}/release"
+    agent.post(order, {"checkpoint": "cp"})
+    other = Place(folder, "hold", user="eve")
+    try:
+        refused = agent.restore(other, "cp")[-1]
+        assert refused["code"] == "user_mismatch"
+        assert not other.tree.processes
+        assert [c["id"] for c in agent.get("/v1/checkpoints").json()] == ["cp"]
+    finally:
+        other.kill()
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc", "a/../../b", "a\\..\\b"]
+)
+def test_names_with_a_way_out_reach_no_file(agent, counter, name):
+    before = sorted(agent.folder.iterdir())
+
+    answers = [
+        agent.post(f"/v1/sessions/{name}/thaw").status_code,
+        agent.delete(f"/v1/checkpoints/{name}").status_code,
+        agent.capture(counter, name)[-1].get("status"),
+    ]
+
+    assert set(answers) <= {204, 400, 404}
+    assert answers[-1] == 400
+    assert sorted(agent.folder.iterdir()) == before
+    assert agent.get("/v1/checkpoints").json() == []
+    assert goes_on(counter)
