@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from jupyterhub_gpu_reclaim.agent import recovery, release
+from jupyterhub_gpu_reclaim.agent import capture, recovery, release
 from jupyterhub_gpu_reclaim.agent.gpu_world import GpuCard, Gpus
 from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
@@ -272,3 +272,32 @@ def agent_on_small_disk(folder):
         yield made
         made.kill()
         print(made.log.read_text())
+
+
+class CommitHadWon:
+    """A writer whose checkpoint is committed when it is asked to remove it."""
+
+    def abort(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_left(
+    parts, counter, ended
+):
+    """Its tree has ended meanwhile, or could not be given its GPU memory back."""
+    record = stands_as(parts, counter, Stage.ROLLING_BACK)
+    session = parts.placements.find(record.incarnation)
+    taken_back = capture.Capture(parts, session, Operation("capture", KEY, "cp"), 1)
+    taken_back._writer, taken_back._committing = CommitHadWon(), True
+    taken_back._record = record
+    parts.store.well = True
+    if ended:
+        counter.kill()
+
+    stage = await taken_back._roll_back()
+
+    assert stage is (Stage.CAPTURED if ended else Stage.ROLLING_BACK)
+    assert parts.store.exists("cp")
+    if not ended:
+        assert all(process.stopped for process in counter.tree.processes)
