@@ -169,7 +169,7 @@ class Attempt:
         try:
             # No link: the folder has been open to a process inside the session.
             log = os.open(self._folder / LOG, os.O_RDONLY | os.O_NOFOLLOW)
-            with open(log, errors="replace") as file:
+            with os.fdopen(log, errors="replace") as file:
                 return file.read()
         except OSError:
             return ""

@@ -38,7 +38,7 @@ ALL = (
     | CLONE_NEWNS
     | CLONE_NEWPID
 )
-COUNTER = "/proc/sys/kernel/ns_last_pid"
+COUNTER = "sys/kernel/ns_last_pid"  #: below /proc
 PR_SET_DUMPABLE = 4
 # The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
 FSOPEN, FSCONFIG, FSMOUNT, CLOSE_RANGE = 430, 431, 432, 436
@@ -79,21 +79,18 @@ def open_counter() -> int:
     """A descriptor of ``ns_last_pid``, to be written to inside a pid namespace.
 
     The counter belongs to the writer's pid namespace at the moment of the write,
-    whichever /proc it is reached through; so ours will do. In a container that one may
-    be read-only: then through another /proc, which is attached nowhere.
+    whichever /proc it is reached through. Our own one may be read-only in a container,
+    and a way to it is no business of the session's: so one that is attached nowhere.
     """
+    proc = open_proc()
     try:
-        return os.open(COUNTER, os.O_WRONLY)
-    except OSError:
-        proc = open_proc()
-        try:
-            return os.open(COUNTER.removeprefix("/proc/"), os.O_WRONLY, dir_fd=proc)
-        finally:
-            os.close(proc)
+        return os.open(COUNTER, os.O_WRONLY, dir_fd=proc)
+    finally:
+        os.close(proc)
 
 
 def open_proc() -> int:
-    """A fresh, writable /proc of this process's pid namespace (fsopen(2), Linux 5.2)."""
+    """A fresh, writable /proc of our own pid namespace (fsopen(2), Linux 5.2)."""
     context = checked(libc.syscall(FSOPEN, b"proc", CLOEXEC), "/proc")
     try:
         made = libc.syscall(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
