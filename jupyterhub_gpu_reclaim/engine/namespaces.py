@@ -4,7 +4,8 @@ The program, its loader and its libraries are reached through descriptors, so th
 nothing has to be installed in the session's image. None of these descriptors, nor the
 root or the working folder of a process of ours in the session's pid namespace, leads
 to our own file system (:mod:`~jupyterhub_gpu_reclaim.engine.detached`). The work is
-done by :mod:`~jupyterhub_gpu_reclaim.engine.enter` in a process of its own. Nothing here knows what CRIU is good for.
+done by :mod:`~jupyterhub_gpu_reclaim.engine.enter` in a process of its own. Nothing
+here knows what CRIU is good for.
 """
 
 from __future__ import annotations
