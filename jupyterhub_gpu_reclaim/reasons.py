@@ -308,7 +308,10 @@ class Reason(Enum):
     PORT_IN_USE = (
         "port_in_use",
         "Port {port}, which the saved session needs, is taken by {holder}.",
-        "End that program, then try again.",
+        (
+            "Try again in a minute. If it is a program of your own, end it; the"
+            " administrator finds its name in the agent's log."
+        ),
         True,
     )
 

@@ -59,6 +59,8 @@ T = TypeVar("T")
 
 #: An idle kernel answers its wake-up within milliseconds.
 _WAKE_SECONDS = 3.0
+#: Another program's short connection is over by then, and a page still waits.
+_PORT_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -328,7 +330,13 @@ def _compare(
     found += compared.findings
     image = files.drop_checks(there.checkpoint.read(saved.FILES_IMAGE), compared.drop)
     image = sockets.close_external(image, sockets.own_addresses(init_pid), world.cut)
-    found += ports.check_free(init_pid, sockets.ports_of(image))
+    found += ports.await_free(
+        init_pid,
+        sockets.ports_of(image),
+        sockets.connections_of(image),
+        seconds=0.0 if found else _PORT_SECONDS,
+        uid=world.uid,
+    )
     return found, image
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
+from jupyterhub_gpu_reclaim.engine.detached import open_detached
 from jupyterhub_gpu_reclaim.engine.namespaces import run_inside
 from jupyterhub_gpu_reclaim.engine.ready import readable
 from jupyterhub_gpu_reclaim.errors import ReclaimError
@@ -134,7 +135,7 @@ class Attempt:
         try:
             self._server.start()
             with ExitStack() as stack:
-                images = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+                images = open_detached(self._folder, read_only=False)
                 stack.callback(os.close, images)
 
                 def line(path_of: Callable[[int], str]) -> list[str]:
@@ -166,7 +167,10 @@ class Attempt:
     def log(self) -> str:
         """What CRIU has written; empty when it did not get that far."""
         try:
-            return (self._folder / LOG).read_text(errors="replace")
+            # No link: the folder has been open to a process inside the session.
+            log = os.open(self._folder / LOG, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(log, errors="replace") as file:
+                return file.read()
         except OSError:
             return ""
 

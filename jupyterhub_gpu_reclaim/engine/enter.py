@@ -4,6 +4,10 @@ Run by :mod:`~jupyterhub_gpu_reclaim.engine.namespaces` as ``python3 -I -S enter
 with one JSON object on its input. A process of its own, because the agent has threads,
 and a thread cannot change its mount namespace alone. Standard library only.
 
+It joins every namespace before it forks into the pid namespace. A process of ours that
+the session can see in its /proc therefore never has our own root or working folder, and
+it holds no descriptor but those that the program is meant to have.
+
 It stays outside of the pid namespace, writes what happens as JSON lines to ``report``,
 and outlives an agent that is killed, so that the program inside can end in its own
 time. It never ends the program: a CRIU that is killed in the middle leaves the
@@ -25,18 +29,42 @@ CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-MS_REC, MS_PRIVATE = 0x4000, 1 << 18
-COUNTER = "/proc/sys/kernel/ns_last_pid"
-#: All but the pid namespace, which only children enter.
-AROUND = CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP | CLONE_NEWNS
+#: All of a session's namespaces; only children enter the last one.
+ALL = (
+    CLONE_NEWIPC
+    | CLONE_NEWUTS
+    | CLONE_NEWNET
+    | CLONE_NEWCGROUP
+    | CLONE_NEWNS
+    | CLONE_NEWPID
+)
+COUNTER = "sys/kernel/ns_last_pid"  #: below /proc
+PR_SET_DUMPABLE = 4
+# The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
+FSOPEN, FSCONFIG, FSMOUNT, CLOSE_RANGE = 430, 431, 432, 436
+FSCONFIG_CMD_CREATE = 6
+CLOEXEC = 1  #: FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC
+CLOSE_RANGE_CLOEXEC = 4
+LAST_DESCRIPTOR = 0xFFFFFFFF
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, name: str) -> int:
+    """The result of a call of libc's.
+
+    Raises:
+        OSError: it has failed; with the name of what was called.
+    """
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), name)
+    return result
 
 
 def setns(pidfd: int, kinds: int) -> None:
     """Join those namespaces of the process behind a pidfd (setns(2), Linux 5.8)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(pidfd, kinds) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "setns")
+    checked(libc.setns(pidfd, kinds), "setns")
 
 
 def tell(report: int, **facts: Any) -> None:
@@ -47,22 +75,37 @@ def tell(report: int, **facts: Any) -> None:
         return
 
 
-def set_last_pid(value: int) -> None:
-    """In a child inside the pid namespace: make the next pids start after ``value``.
+def open_counter() -> int:
+    """A descriptor of ``ns_last_pid``, to be written to inside a pid namespace.
 
-    The counter belongs to the writer's pid namespace, whichever /proc it is reached
-    through; so the host's will do. An agent in a container may not write to that one:
-    it makes another, for nobody but the child.
+    The counter belongs to the writer's pid namespace at the moment of the write,
+    whichever /proc it is reached through. Our own one may be read-only in a container,
+    and a way to it is no business of the session's: so one that is attached nowhere.
     """
+    proc = open_proc()
+    try:
+        return os.open(COUNTER, os.O_WRONLY, dir_fd=proc)
+    finally:
+        os.close(proc)
+
+
+def open_proc() -> int:
+    """A fresh, writable /proc of our own pid namespace (fsopen(2), Linux 5.2)."""
+    context = checked(libc.syscall(FSOPEN, b"proc", CLOEXEC), "/proc")
+    try:
+        made = libc.syscall(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+        checked(made, "/proc")
+        return checked(libc.syscall(FSMOUNT, context, CLOEXEC, 0), "/proc")
+    finally:
+        os.close(context)
+
+
+def set_last_pid(counter: int, value: int) -> None:
+    """In a child inside the pid namespace: make the next pids start after ``value``."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            try:
-                counter = os.open(COUNTER, os.O_WRONLY)
-            except OSError:
-                mount_proc()
-                counter = os.open(COUNTER, os.O_WRONLY)
             os.write(counter, str(value).encode())
             code = 0
         finally:
@@ -72,34 +115,51 @@ def set_last_pid(value: int) -> None:
         raise OSError(0, "not writable", COUNTER)
 
 
-def mount_proc() -> None:
-    """A fresh, writable /proc of this process's pid namespace, seen by itself alone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    done = (
-        libc.unshare(CLONE_NEWNS) == 0
-        and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0
-        and libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0
-    )
-    if not done:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "/proc")
+def close_others(keep: list[int]) -> None:
+    """Let no other descriptor reach the program (close_range(2), Linux 5.9)."""
+    first = 3
+    for number in [*sorted(set(keep)), LAST_DESCRIPTOR + 1]:
+        if first < number:
+            result = libc.syscall(
+                CLOSE_RANGE,
+                ctypes.c_uint(first),
+                ctypes.c_uint(number - 1),
+                CLOSE_RANGE_CLOEXEC,
+            )
+            checked(result, "close_range")
+        first = max(first, number + 1)
 
 
 def become(spec: dict[str, Any]) -> NoReturn:
-    """In the child: enter the rest and exec; ends with 127 when that fails."""
+    """In the child, inside of everything: exec; ends with 127 when that fails."""
     report = spec["report"]
     try:
-        setns(spec["pidfd"], AROUND)
         os.setsid()
         # A CRIU that dies of SIGPIPE leaves its parasites in the session.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         tell(report, inner_pid=os.getpid())
-        os.set_inheritable(report, False)
-        os.set_inheritable(spec["pidfd"], False)
+        close_others(spec["close"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606
     except OSError as error:
         tell(report, error=f"{error.filename or 'exec'}: {error.strerror}")
     os._exit(127)
+
+
+def enter(spec: dict[str, Any]) -> int:
+    """Join the namespaces and make the child that becomes the program; its pid."""
+    counter = open_counter() if spec["last_pid"] else -1
+    setns(spec["pidfd"], ALL)
+    # From here on every path is the session's. Nothing may be imported from there.
+    os.chdir("/")
+    if counter >= 0:
+        set_last_pid(counter, spec["last_pid"])
+        os.close(counter)
+    child = os.fork()
+    if child == 0:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        become(spec)
+    return child
 
 
 def main() -> int:
@@ -111,17 +171,14 @@ def main() -> int:
     os.setsid()
     report = spec["report"]
     try:
-        setns(spec["pidfd"], CLONE_NEWPID)
-        if spec["last_pid"]:
-            set_last_pid(spec["last_pid"])
-        child = os.fork()
+        # What this process is made of (/proc/<pid>/exe) is nobody's to look at.
+        checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        # The session's user writes what is found at our own import paths there.
+        sys.meta_path.clear()
+        child = enter(spec)
     except OSError as error:
         tell(report, error=f"{error.filename or 'fork'}: {error.strerror}")
         return 1
-    if child == 0:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        become(spec)
     for number in spec["close"]:
         os.close(number)
     tell(report, pid=child)

@@ -87,6 +87,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "pstree_entry": (
         ("pid", 1, "uint32"),
         ("ppid", 2, "uint32"),
+        ("sid", 4, "uint32"),
         ("threads", 5, "uint32*"),
     ),
     "rseq_entry": (

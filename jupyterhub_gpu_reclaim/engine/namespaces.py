@@ -1,9 +1,11 @@
 """Run a program of ours, from our file system, inside a session's namespaces.
 
-Called by dump and restore. The program, its loader and its libraries are reached
-through descriptors, so that nothing has to be installed in the session's image
-(FACTS §1). The work is done by :mod:`~jupyterhub_gpu_reclaim.engine.enter` in a
-process of its own. Nothing here knows what CRIU is good for.
+The program, its loader and its libraries are reached through descriptors, so that
+nothing has to be installed in the session's image. None of these descriptors, nor the
+root or the working folder of a process of ours in the session's pid namespace, leads
+to our own file system (:mod:`~jupyterhub_gpu_reclaim.engine.detached`). The work is
+done by :mod:`~jupyterhub_gpu_reclaim.engine.enter` in a process of its own. Nothing
+here knows what CRIU is good for.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine.detached import open_detached
 from jupyterhub_gpu_reclaim.engine.ready import readable
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -157,7 +160,7 @@ def run_inside(
             return f"/proc/self/fd/{descriptor}"
 
         def path_at(path: Path) -> str:
-            descriptor = os.open(path, os.O_PATH)
+            descriptor = open_detached(path, read_only=True)
             stack.callback(os.close, descriptor)
             return path_of(descriptor)
 
@@ -197,7 +200,7 @@ def _loader(criu: Criu, stack: ExitStack) -> int:
         Refused: it is not the loader that we know, or may not be run from memory.
     """
     if criu.private:  # made so by ``criu install``
-        descriptor = os.open(criu.loader, os.O_PATH)
+        descriptor = open_detached(criu.loader, read_only=True)
         stack.callback(os.close, descriptor)
         return descriptor
     data = criu.blind_loader()

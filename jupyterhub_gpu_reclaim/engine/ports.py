@@ -1,8 +1,8 @@
 """Keep the ports of saved sessions free, in a network namespace that others share.
 
-Called by the agent before a release (reserve), after a restore or a discard (release),
-at its start (reapply) and before a restore (check_free). It never takes a port that an
-administrator has reserved out of the kernel's list.
+Reserved before a release, given back after a restore or a discard, put right at the
+agent's start, and looked at before a restore (:func:`check_free`). A port that an
+administrator has reserved is never taken out of the kernel's list.
 
 The kernel never hands out a port of ``net.ipv4.ip_local_reserved_ports`` by itself, for
 IPv6 neither, but a program may still bind it explicitly: that is what
@@ -13,19 +13,23 @@ file as well.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
+import logging
 import os
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim import netns, wire
 from jupyterhub_gpu_reclaim.engine import procfs
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.sock_diag import Diag, State
-from jupyterhub_gpu_reclaim.engine.sockets import Port
+from jupyterhub_gpu_reclaim.engine.sockets import Connection, Port
 from jupyterhub_gpu_reclaim.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.models import Finding, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -33,11 +37,17 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from jupyterhub_gpu_reclaim.engine.sock_diag import InetSocket
+
 SYSCTL: Final = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
 LOCK: Final = Path("/run/jupyterhub-gpu-reclaim-ports.lock")
 _LIST_BYTES: Final = 1 << 20  # more than every port, written singly
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PROTOCOLS: Final = {6: "tcp", 17: "udp"}
+_LOOK_AGAIN: Final = 0.1  # seconds
+_SOMEBODY: Final = "another program of that machine"
+
+_log = logging.getLogger(__name__)
 
 
 class _Record(Value, frozen=True, kw_only=True):
@@ -182,32 +192,89 @@ def shares_network(init_pid: int) -> bool:
     return procfs.link(init_pid, "ns/net") == procfs.link(os.getpid(), "ns/net")
 
 
-def check_free(init_pid: int, ports: Iterable[Port]) -> list[Finding]:
-    """Who holds a port that a restore under ``init_pid`` will bind.
+def await_free(
+    init_pid: int,
+    ports: Iterable[Port],
+    connections: Collection[Connection] = (),
+    *,
+    seconds: float,
+    uid: int | None = None,
+) -> list[Finding]:
+    """As :func:`check_free`, once nothing is in the way or the time is up.
 
-    One finding per port, sorted, with the program's name; an empty list is good.
-    TIME_WAIT does not count: CRIU binds over it.
+    What is in the way is most often short-lived: another program's own connection to
+    somewhere, to which the kernel has given the same number.
     """
-    wanted = sorted(set(ports))
+    ports, deadline = list(ports), time.monotonic() + seconds
+    while found := check_free(init_pid, ports, connections, uid=uid):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_AGAIN)  # the kernel tells nobody that a port is free again
+    return found
+
+
+def check_free(
+    init_pid: int,
+    ports: Iterable[Port],
+    connections: Collection[Connection] = (),
+    *,
+    uid: int | None = None,
+) -> list[Finding]:
+    """What is in the way of a restore under ``init_pid``.
+
+    One finding per port, sorted; an empty list is good. A port that must be bound is
+    tried, as CRIU will bind it; a connection is in the way of the very same one only
+    (same addresses and ports), of whatever state.
+
+    Args:
+        init_pid: the holding init.
+        ports: to be bound.
+        connections: to be taken up again.
+        uid: whose programs are named to the session's user; None names all.
+    """
     with Diag(init_pid) as diag:
-        bound = [
-            (
-                Port(_PROTOCOLS[one.protocol], one.local.port, str(one.local.address)),
-                one,
-            )
-            for one in diag.sockets()
-            if one.inode or one.state is State.LISTEN
-        ]
-    findings: dict[int, Finding] = {}
-    for port in wanted:
-        for other, one in bound:
-            if port.port and _conflict(port, other):
-                holder = _holder(one.inode)
-                findings[port.port] = finding(
-                    Reason.PORT_IN_USE, port=port.port, holder=holder
-                )
-                break
-    return list(findings.values())
+        there = diag.sockets()
+    taken = {port.port: _on(port, there) for port in ports if _is_taken(init_pid, port)}
+    taken |= {
+        one.local.port: [one.inode]
+        for one in there
+        if one.protocol == socket.IPPROTO_TCP
+        and Connection(one.local, one.remote) in connections
+    }
+    return [
+        finding(Reason.PORT_IN_USE, port=port, holder=_holder(inodes, uid))
+        for port, inodes in sorted(taken.items())
+    ]
+
+
+def _is_taken(init_pid: int, port: Port) -> bool:
+    """Whether the kernel refuses that port to a program that is as lenient as CRIU."""
+    address = ipaddress.ip_address(port.address)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    kind = socket.SOCK_STREAM if port.protocol == "tcp" else socket.SOCK_DGRAM
+    try:
+        with netns.make_socket(init_pid, family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                only = int(port.only_v6)
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            probe.bind((port.address, port.port))
+    except OSError as error:
+        # Anything else is no matter of another program, and CRIU will say it.
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _on(port: Port, there: Iterable[InetSocket]) -> list[int]:
+    """The inodes of the sockets that may be in that port's way, listeners first."""
+    on = [
+        one
+        for one in there
+        if one.local.port == port.port and _PROTOCOLS[one.protocol] == port.protocol
+    ]
+    on.sort(key=lambda one: one.state is not State.LISTEN)
+    return [one.inode for one in on]
 
 
 def read_sysctl(path: Path = SYSCTL) -> set[int]:
@@ -250,22 +317,19 @@ def format_ranges(ports: Iterable[int]) -> str:
     return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
 
 
-def _conflict(one: Port, other: Port) -> bool:
-    if (one.protocol, one.port) != (other.protocol, other.port):
-        return False
-    wild = any(
-        ipaddress.ip_address(port.address).is_unspecified for port in (one, other)
-    )
-    return wild or one.address == other.address
-
-
-def _holder(inode: int) -> str:
-    for entry in Path("/proc").iterdir():
-        if inode and entry.name.isdigit():
-            pid = int(entry.name)
-            if any(f"socket:[{inode}]" == d.target for d in procfs.descriptors(pid)):
-                return f"{procfs.name(pid)} (process {pid})"
-    return "another program"
+def _holder(inodes: Collection[int], uid: int | None) -> str:
+    """Who holds one of those sockets; named where it is that user's own program."""
+    wanted = {f"socket:[{inode}]" for inode in inodes if inode}
+    for entry in Path("/proc").iterdir() if wanted else ():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        if any(one.target in wanted for one in procfs.descriptors(pid)):
+            name = f"{procfs.name(pid)} (process {pid})"
+            _log.info("- a port that a saved session needs is taken by %s", name)
+            owner = procfs.status(pid).get("Uid", "").split()[:1]
+            return name if uid is None or owner == [str(uid)] else _SOMEBODY
+    return _SOMEBODY
 
 
 def _boot() -> str:

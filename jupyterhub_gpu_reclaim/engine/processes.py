@@ -8,6 +8,7 @@ touched. Nothing here starts a process.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import select
@@ -29,6 +30,8 @@ STOPPED = "T"
 DEAD = frozenset("ZXx")
 #: What session_init.py calls itself when it is set up.
 INIT_NAME = "session-init"
+#: <linux/nsfs.h>
+_NS_GET_PARENT = 0xB702
 _STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
 
 
@@ -148,6 +151,41 @@ def snapshot_init(init_pid: int, start: int | None = None) -> Process:
     if init is None or init.state in DEAD or start not in (None, init.start_time):
         raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {init_pid}")
     return init
+
+
+def inhabitants(init: Process) -> list[Process]:
+    """Every process of the init's pid namespace and of those below it, the init first.
+
+    Also those that were started from outside (``docker exec``, ``nsenter``), and those
+    of another container that shares the namespace.
+    """
+    depth = _depth(init.pid)
+    inside = procfs.link(init.pid, "ns/pid")
+    found = []
+    for entry in procfs.PROC.iterdir():
+        if not entry.name.isdigit() or not inside:
+            continue
+        process = _process(int(entry.name), depth)
+        if process is None or process.ns_pid == 0:
+            continue
+        if inside in namespaces_of(process.pid):
+            found.append(process)
+    return sorted(found, key=lambda process: (process.pid != init.pid, process.ns_pid))
+
+
+def namespaces_of(pid: int) -> list[str]:
+    """The pid namespace of a process and those above it, up to our own."""
+    found = []
+    with contextlib.ExitStack() as stack:
+        try:
+            current = os.open(procfs.PROC / str(pid) / "ns/pid", os.O_RDONLY)
+            stack.callback(os.close, current)
+            while True:
+                found.append(f"pid:[{os.fstat(current).st_ino}]")
+                current = fcntl.ioctl(current, _NS_GET_PARENT)
+                stack.callback(os.close, current)
+        except OSError:  # EPERM: the one above is not ours to see
+            return found
 
 
 def has_children(init_pid: int) -> bool:

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
 from jupyterhub_gpu_reclaim.engine.fill import copy_all
+from jupyterhub_gpu_reclaim.engine.orphans import Adoption
 from jupyterhub_gpu_reclaim.engine.pages import Plan, make_plan
 from jupyterhub_gpu_reclaim.engine.stream import RestoreServer
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from jupyterhub_gpu_reclaim.engine.attempt import Session
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
@@ -98,7 +99,13 @@ def restore(
     """
     begun = time.monotonic()
     plan = make_plan(source, advise=_advice_counts())
-    server = RestoreServer(folder, lambda name: plan.serve(source, name))
+    adoption = Adoption(session, source, root_pid)
+
+    def serve(name: str) -> Iterable[bytes | memoryview] | None:
+        adoption.before(name)
+        return plan.serve(source, name)
+
+    server = RestoreServer(folder, serve)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     try:
         processes.wait_ready(

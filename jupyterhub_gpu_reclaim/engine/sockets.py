@@ -62,6 +62,14 @@ class Port(NamedTuple):
     protocol: str  #: tcp or udp
     port: int
     address: str = "0.0.0.0"  # noqa: S104 - any of the machine's addresses
+    only_v6: bool = False  #: IPV6_V6ONLY: not of IPv4 as well
+
+
+class Connection(NamedTuple):
+    """A TCP connection that a saved session takes up again, from one end."""
+
+    local: Endpoint
+    remote: Endpoint
 
 
 class Cut(NamedTuple):
@@ -191,16 +199,34 @@ def close_external(
 
 
 def ports_of(files_img: bytes) -> frozenset[Port]:
-    """The ports that a restore of that (rewritten) image will bind."""
+    """The ports that a restore of that (rewritten) image must have for itself.
+
+    A TCP connection is not among them (:func:`connections_of`): CRIU takes it up in
+    repair mode, in which others may have sockets on the same port.
+    """
     names = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
     return frozenset(
         Port(
             names[entry.isk.proto],
             entry.isk.src_port,
             str(_link(entry.isk).local.address),
+            bool(entry.isk.v6only),
         )
         for entry in images.file_entries(files_img)
-        if _is_inet(entry) and entry.isk.src_port and entry.isk.proto in names
+        if _is_inet(entry)
+        and entry.isk.src_port
+        and entry.isk.proto in names
+        and not _is_connection(entry.isk)
+    )
+
+
+def connections_of(files_img: bytes) -> frozenset[Connection]:
+    """The connections that a restore of that (rewritten) image takes up again."""
+    return frozenset(
+        Connection(link.local, link.remote)
+        for entry in images.file_entries(files_img)
+        if _is_inet(entry) and _is_connection(entry.isk)
+        for link in [_link(entry.isk)]
     )
 
 
@@ -276,6 +302,11 @@ def _destroy(diag: Diag, sockets: Iterable[InetSocket]) -> Cut:
 
 def _is_inet(entry: Any) -> bool:
     return bool(entry.type == images.TYPE_INETSK and entry.HasField("isk"))
+
+
+def _is_connection(isk: Any) -> bool:
+    tcp = isk.proto == socket.IPPROTO_TCP
+    return bool(tcp and isk.state in _CONNECTED and isk.dst_port)
 
 
 def _width(isk: Any) -> int:

@@ -24,3 +24,32 @@ def test_capture_release_restore_keeps_kernel_and_variables(agent, jupyter, plac
     assert restored[-1]["tree"]["state"] == "running", restored[-1]
     assert [one["id"] for one in server.kernels()] == [kernel]
     assert server.run(kernel, "x, os.getpid()") == f"([1, 2, 3], {pid})"
+
+
+def test_programs_that_a_cell_left_behind_are_saved_each_time(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "import os, subprocess")
+    for line in (
+        "sleep 3001 &",
+        "nohup sleep 3002 >/dev/null 2>&1 &",
+        "(sleep 3003 &)",
+        "setsid sleep 3004 &",
+    ):
+        server.run(kernel, f"_ = os.system({line!r})")
+    asked = "print(subprocess.getoutput(\"pgrep -xfa 'sleep 300.' | sort\"))"
+    had = server.run(kernel, asked)
+    assert had.count("sleep") == 4, had
+
+    for generation in (1, 2, 3):
+        checkpoint = f"cp-{generation}"
+        captured = agent.capture(server.place, checkpoint, generation)
+        assert captured[-1].get("checkpoint"), captured[-1]
+        incarnation = server.place.incarnation
+        body = {"checkpoint": checkpoint}
+        released = agent.post(f"/v1/sessions/{incarnation}/release", body)
+        assert released.json()["state"] == "gone"
+        server.place = places("hold")
+        restored = agent.restore(server.place, checkpoint)
+        assert restored[-1].get("tree"), restored[-1]
+        assert server.run(kernel, asked) == had

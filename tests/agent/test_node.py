@@ -4,12 +4,15 @@ import shutil
 import socket
 import ssl
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from jupyterhub_gpu_reclaim.engine import sockets
 from jupyterhub_gpu_reclaim.engine.ports import SYSCTL, parse_ranges
+from jupyterhub_gpu_reclaim.engine.sock_diag import State
 from tests.support.agent import Agent, criu_folder, wait_for
 
 #: A state of /proc/net/tcp: closed by this side, and not to be used for a minute.
@@ -57,6 +60,40 @@ def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, plac
     assert failed["retryable"]
     again = places("hold")
     assert agent.restore(again, "cp")[-1]["tree"]["state"] == "running"
+
+
+def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
+    agent, jupyter, places
+):
+    """Kernel and server are connected by loopback; the kernel gives their ports away
+    to others for connections that lead elsewhere."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    tree = server.place.tree
+    held = sockets.tree_inodes(process.pid for process in tree.processes)
+    found = sockets.sockets_of(server.place.init_pid, held.keys())
+    links = sockets.links_of(found, held.keys())
+    listening = {one.local.port for one in found if one.state is State.LISTEN}
+    ephemeral = {one.local.port for one in found if one.inode in links} - listening
+    assert ephemeral
+    agent.capture(server.place, "cp")
+    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
+    assert not ephemeral & reserved()
+
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere, ExitStack() as stack:
+        for port in sorted(ephemeral):
+            mine = stack.enter_context(socket.socket())
+            mine.bind(("127.0.0.1", port))
+            mine.connect(elsewhere.getsockname())
+            theirs = stack.enter_context(elsewhere.accept()[0])
+            if port == min(ephemeral):
+                mine.close()  # first, so that this end stays in TIME_WAIT
+                theirs.close()
+        holding = places("hold")
+        restored = agent.restore(holding, "cp")[-1]
+    assert restored.get("tree"), restored
+    assert server.run(kernel, "x") == "5"
 
 
 def test_samples_know_running_and_captured_sessions(agent, jupyter):

@@ -117,6 +117,51 @@ def test_cycle_orphan_comes_back(places, engine, wait_for):
     wait_for(lambda: len(world.place.tree.processes) == 2)
 
 
+#: A program whose parent ends at once, in the session of a leader of its own: what
+#: ``!train &`` in a notebook leaves behind; a kernel leads its session.
+ORPHAN = """
+kernel = subprocess.Popen(
+    [sys.executable, "-c", "import subprocess, time; subprocess.run(['sh', '-c',"
+     " 'sleep 1000 & sleep 1001 & exec 0<&-; echo']); time.sleep(2000)"],
+    start_new_session=True, stdout=subprocess.PIPE)
+kernel.stdout.readline(), 1
+"""
+
+
+def below_root(place, name: str) -> list[tuple]:
+    tree = place.tree
+    return sorted(
+        (process.ns_pid, os.getsid(process.pid), os.getpgid(process.pid))
+        for process in tree.processes
+        if process.name == name and process.ppid == tree.root.pid
+    )
+
+
+@pytest.mark.parametrize("leader", ["lives", "is dead"])
+def test_cycle_orphans_of_another_session_stay_below_the_root(
+    places, engine, wait_for, leader
+):
+    world = places.world()
+    world(ORPHAN)
+    wait_for(lambda: len(below_root(world.place, "sleep")) == 2)
+    if leader == "is dead":
+        world("kernel.kill(); kernel.wait(10); 1")
+    had = world(
+        "[(p, os.getsid(p), os.getpgid(p)) for p in map(int,"
+        "subprocess.check_output(['pgrep', '-x', 'sleep']).split())]"
+    )
+    for _ in range(3):
+        world = engine.cycle(world, places)
+        assert len(below_root(world.place, "sleep")) == 2
+        assert had == world(
+            "[(p, os.getsid(p), os.getpgid(p)) for p in map(int,"
+            "subprocess.check_output(['pgrep', '-x', 'sleep']).split())]"
+        )
+    # Who ends is collected by the root, as before.
+    world("subprocess.run(['pkill', '-x', 'sleep'], check=True); 1")
+    wait_for(lambda: not any(p.name == "sleep" for p in world.place.tree.processes))
+
+
 def test_cycle_terminal_keeps_foreground_and_stopped_job(places, engine):
     world = places.world()
     world(TERMINAL)

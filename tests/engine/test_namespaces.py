@@ -100,8 +100,9 @@ def test_last_pid_is_moved_where_proc_is_read_only():
     shut = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
     work = (
         f"import os, runpy; enter = runpy.run_path({str(HELPER)!r});"
-        "print(os.access(enter['COUNTER'], os.W_OK));"
-        "enter['set_last_pid'](12345); child = os.fork() or os._exit(0); print(child)"
+        "print(os.access('/proc/' + enter['COUNTER'], os.W_OK));"
+        "enter['set_last_pid'](enter['open_counter'](), 12345);"
+        "child = os.fork() or os._exit(0); print(child)"
     )
     inside = f'{shut} && exec "$0" -I -S -c "{work}"'
     done = subprocess.run(

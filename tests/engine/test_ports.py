@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
+import threading
+from ipaddress import ip_address
 
 import msgspec
 import pytest
@@ -19,7 +22,8 @@ from jupyterhub_gpu_reclaim.engine.ports import (
     format_ranges,
     parse_ranges,
 )
-from jupyterhub_gpu_reclaim.engine.sockets import Port
+from jupyterhub_gpu_reclaim.engine.sock_diag import Endpoint
+from jupyterhub_gpu_reclaim.engine.sockets import Connection, Port
 from jupyterhub_gpu_reclaim.errors import Refused
 
 
@@ -184,6 +188,62 @@ def test_check_free_taken_by_udp_and_v6_is_seen():
             Port("tcp", server.getsockname()[1], "::1"),
         ]
         assert len(ports.check_free(os.getpid(), needed)) == 2
+
+
+def test_check_free_own_connection_from_the_port_of_a_connection_is_no_conflict():
+    """The kernel gives one port to many connections, as long as they lead elsewhere."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as mine,
+        listener.accept()[0],
+    ):
+        local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
+        elsewhere = Connection(local, Endpoint(ip_address("127.0.0.1"), 9))
+        assert ports.check_free(os.getpid(), [], [elsewhere]) == []
+        remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
+        both = [Connection(local, remote), Connection(remote, local)]
+        found = ports.check_free(os.getpid(), [], both)
+        assert [one.code for one in found] == ["port_in_use"] * 2
+        assert f"(process {os.getpid()})" in found[0].message
+        # A port that must be bound is another matter: the kernel would refuse it.
+        (found,) = ports.check_free(os.getpid(), [Port("tcp", local.port)], uid=54321)
+        assert "another program of that machine" in found.message
+        assert str(os.getpid()) not in found.message
+        assert "If it is a program of your own" in found.hint
+
+
+def test_await_free_waits_for_a_short_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        mine = socket.create_connection(listener.getsockname())
+        theirs = listener.accept()[0]
+        local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
+        remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
+        needed = [Connection(local, remote)]
+
+        def end() -> None:
+            mine.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            mine.close()
+            theirs.close()
+
+        timer = threading.Timer(0.3, end)
+        timer.start()
+        try:
+            assert ports.check_free(os.getpid(), [], needed)
+            assert ports.await_free(os.getpid(), [], needed, seconds=30) == []
+        finally:
+            timer.join()
+
+
+def test_check_free_time_wait_is_no_conflict_for_a_listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        served = listener.accept()[0]
+        port = listener.getsockname()[1]
+        served.close()  # the first to close keeps the port in TIME_WAIT
+        client.close()
+    assert ports.check_free(os.getpid(), tcp(port)) == []
 
 
 def test_shares_network_only_with_our_own():

@@ -1,0 +1,173 @@
+"""Who looks at CRIU from inside a session finds no way out of it.
+
+A process of root with CAP_SYS_PTRACE can open ``/proc/<criu>/fd/N/../..``, its root and
+its working folder. Looked at here from outside, which sees as much: nothing that a
+process of ours holds, while it is in the session's pid namespace, may lie on a mount
+that the agent sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine.restore import proceed
+from tests.hostile import birth_watch
+
+WATCH = Path(birth_watch.__file__)
+
+
+def strangers(place) -> list[int]:
+    """Every process in the session's pid namespace that is not of its tree."""
+    inside = birth_watch.namespace(place.init_pid)
+    mine = {place.init_pid, *(process.pid for process in place.tree.processes)}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) not in mine:
+            try:
+                if birth_watch.namespace(int(entry.name)) == inside:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+class Looks:
+    """What could be reached, each time that CRIU has asked for a file."""
+
+    def __init__(self, place) -> None:
+        self.place = place
+        self.seen: set[int] = set()
+        self.ways: list[str] = []
+        self.files: list[str] = []
+        self._lock = threading.Lock()
+
+    def look(self, name: str) -> None:
+        with self._lock:
+            self.files.append(name)
+            for pid in strangers(self.place):
+                try:
+                    ways = birth_watch.reachable(pid)
+                except OSError:
+                    continue
+                self.seen.add(pid)
+                self.ways += [f"{name}: {way}" for way in ways]
+
+
+class Watched:
+    """Holds the processes that the helper makes; what could be reached from each."""
+
+    def __init__(self) -> None:
+        self._popen: subprocess.Popen[str] | None = None
+
+    def prepare(self, helper: int) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(WATCH), str(helper)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._popen.stdout.readline() == "ready\n"
+
+    def events(self) -> list[dict]:
+        output, _ = self._popen.communicate(timeout=60)
+        assert self._popen.returncode == 0
+        return [json.loads(line) for line in output.splitlines()]
+
+
+@pytest.fixture
+def world(places):
+    made = places.world()
+    made("child = subprocess.Popen(['sleep', '1000']); data = os.urandom(4 << 20); 1")
+    return made
+
+
+def test_descriptors_while_criu_dumps_and_restores_lead_nowhere(world, places, engine):
+    image = engine.image()
+    looks = Looks(world.place)
+
+    def sink(name):
+        looks.look(name)
+        return image.sink(name)
+
+    result = engine.dump(world.place, sink)
+    assert looks.seen
+    assert "inventory.img" in looks.files
+    assert looks.ways == []
+
+    world.place.kill()
+    place = places.hold()
+    looks = Looks(place)
+
+    class Source(type(image)):
+        def stream(self, name, skip=()):
+            looks.look(name)
+            return super().stream(name, skip)
+
+    restored = engine.restore(place, Source(image), result)
+    assert len(looks.seen) > 1
+    assert any(name.startswith("pagemap-") for name in looks.files)
+    assert looks.ways == []
+    proceed(restored, result.stopped)
+    assert world.at(place)("child.poll()") is None
+
+
+def test_descriptors_of_the_helpers_children_lead_nowhere_from_their_birth(
+    world, places, engine
+):
+    image = engine.image()
+    watched = Watched()
+    result = engine.dump(world.place, image.sink, prepare=watched.prepare)
+    events = watched.events()
+    inside = birth_watch.namespace(world.place.init_pid)
+    assert [one["event"] for one in events] == [
+        birth_watch.EVENT_STOP,
+        birth_watch.EVENT_EXEC,
+    ]
+    assert {one["inside"] for one in events} == {inside}
+    assert [one["ways"] for one in events] == [[], []]
+
+    world.place.kill()
+    place = places.hold()
+    watched = Watched()
+    restored = engine.restore(place, image, result, prepare=watched.prepare)
+    events = watched.events()
+    # The first child moves the counter of process ids and ends.
+    assert [one["event"] for one in events] == [
+        birth_watch.EVENT_STOP,
+        birth_watch.EVENT_EXIT,
+        birth_watch.EVENT_STOP,
+        birth_watch.EVENT_EXEC,
+    ]
+    assert [one["ways"] for one in events] == [[], [], [], []]
+    proceed(restored, result.stopped)
+
+
+def test_program_of_ours_cannot_be_written_to_through_a_descriptor(world, engine):
+    image = engine.image()
+    tried, written = set(), set()
+
+    def sink(name):
+        for pid in strangers(world.place):
+            here = Path(f"/proc/{pid}")
+            for path in (here / "exe", *(here / "fd").iterdir()):
+                target = str(path.readlink())
+                # The session's own /proc, and the folder that CRIU writes to.
+                if target.startswith("/proc/") or target.endswith("criu.log"):
+                    continue
+                if path.is_file():
+                    tried.add(path.name)
+                    with contextlib.suppress(OSError):
+                        os.close(os.open(path, os.O_WRONLY))
+                        written.add(f"{path.name} -> {target}")
+        return image.sink(name)
+
+    engine.dump(world.place, sink)
+    assert len(tried) >= 2
+    assert written == set()
