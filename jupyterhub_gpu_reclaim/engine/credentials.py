@@ -29,6 +29,7 @@ T = TypeVar("T")
 #: setgroups, setresgid, setresuid.
 _NUMBERS: Final = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _CLONE_FS: Final = 0x200
+_CLONE_NEWNET: Final = 0x40000000
 _KEEP: Final = -1
 _CAPABILITY_VERSION: Final = 0x20080522
 #: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
@@ -65,8 +66,20 @@ def credentials_of(core_img: bytes) -> Credentials:
     return Credentials(creds.fsuid, creds.fsgid, tuple(creds.groups), effective)
 
 
-def run_as(who: Credentials, work: Callable[[], T]) -> T:
+class Place(NamedTuple):
+    """Where names are looked up; both are descriptors."""
+
+    root: int
+    network: int
+
+
+def run_as(who: Credentials, work: Callable[[], T], place: Place | None = None) -> T:
     """What ``work`` returns or raises, done with those rights; blocks.
+
+    Args:
+        who: whose rights.
+        work: what is done.
+        place: the root folder and the network namespace for it; by default ours.
 
     Raises:
         OSError: those rights cannot be taken.
@@ -76,7 +89,7 @@ def run_as(who: Credentials, work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            _become(who)
+            _become(who, place)
             answer.append(work())
         except BaseException as error:  # noqa: BLE001 - raised again by the caller
             failure.append(error)
@@ -87,6 +100,11 @@ def run_as(who: Credentials, work: Callable[[], T]) -> T:
     if failure:
         raise failure[0]
     return answer[0]
+
+
+def again(descriptor: int) -> str:
+    """The path by which this thread opens what one of its descriptors leads to."""
+    return f"/proc/thread-self/fd/{descriptor}"
 
 
 @contextlib.contextmanager
@@ -100,10 +118,14 @@ def overriding() -> Iterator[None]:
         _set_effective(had)
 
 
-def _become(who: Credentials) -> None:
+def _become(who: Credentials, place: Place | None) -> None:
     set_groups, set_gid, set_uid = _NUMBERS[platform.machine()]
     _check(_libc.unshare(_CLONE_FS), "unshare")
     os.umask(0)
+    if place is not None:
+        _check(_libc.setns(place.network, _CLONE_NEWNET), "setns")
+        os.fchdir(place.root)
+        os.chroot(".")
     groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
     _check(_libc.syscall(set_groups, len(who.groups), groups), "setgroups")
     _check(_libc.syscall(set_gid, _KEEP, who.gid, _KEEP), "setresgid")

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.engine import images
 from jupyterhub_gpu_reclaim.engine.confined import open_in_root
-from jupyterhub_gpu_reclaim.engine.reopen import again, refused
+from jupyterhub_gpu_reclaim.engine.credentials import again
+from jupyterhub_gpu_reclaim.engine.findings import refused
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ under the name that stands in ``files.img`` (``--inherit-fd``), and takes that o
 path is followed, no flag, size or position is looked at. So every such entry is given a
 name of its own that can stand for nothing else, and where none was passed, CRIU finds
 nothing to open. The same holds for what is mapped, run or a folder of a process. An
-inotify instance is given as a plain file, since CRIU takes no other for it.
+inotify instance, or a socket with a path, is told of as a plain file: CRIU takes any
+descriptor for one.
 
 What is left to CRIU by name is what the kernel alone makes: terminals, and files of
 ``/proc/PID`` (see ``_check_left``).
@@ -16,15 +17,17 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 import stat
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.engine import files, images
+from jupyterhub_gpu_reclaim.engine import files, images, unix_names
 from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
-from jupyterhub_gpu_reclaim.engine.credentials import Credentials, run_as
+from jupyterhub_gpu_reclaim.engine.credentials import Credentials, Place, run_as
+from jupyterhub_gpu_reclaim.engine.findings import refused
 from jupyterhub_gpu_reclaim.engine.ghosts import Ghost
 from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
 from jupyterhub_gpu_reclaim.engine.reopen import (
@@ -32,7 +35,6 @@ from jupyterhub_gpu_reclaim.engine.reopen import (
     Reopener,
     fill_pipe,
     identity,
-    refused,
 )
 from jupyterhub_gpu_reclaim.engine.saved_files import process_of, read_saved
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -162,7 +164,9 @@ def open_all(
     stack.callback(os.close, root)
     known = {one.path: one for one in opened}
     _check_left(saved, init_pid)
-    _Opening(handover, root, known, source, stack).run(read)
+    network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
+    stack.callback(os.close, network)
+    _Opening(handover, Place(root, network), known, source, stack).run(read)
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
@@ -199,14 +203,15 @@ class _Opening:
     def __init__(
         self,
         handover: Handover,
-        root: int,
+        place: Place,
         known: Mapping[bytes, Opened],
         source: Source,
         stack: ExitStack,
     ) -> None:
         self._handover = handover
         self._saved = handover.saved
-        self._root = root
+        self._place = place
+        self._root = place.root
         self._known = known
         self._source = source
         self._stack = stack
@@ -215,6 +220,8 @@ class _Opening:
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:
             ghosts, made = self._make_ghosts(inner)
+            # Before any folder is watched.
+            self._make_sockets()
             for who, wishes in self._by_holder().items():
                 opener = Reopener(who, self._root, self._known, self._pipes)
                 run_as(who, lambda: self._open(opener, wishes, made))  # noqa: B023
@@ -242,6 +249,22 @@ class _Opening:
         for number, (flags, watches) in self._saved.instances.items():
             if self._saved.holder(number) == opener.who:
                 self._keep(number, opener.watch(watches, flags))
+
+    def _make_sockets(self) -> None:
+        """All of them first, then their connections to each other."""
+        wanted = self._saved.sockets
+        if not wanted:
+            return
+        for number, one in wanted.items():
+            who = self._saved.holder(number)
+            end = run_as(who, lambda: unix_names.make(one, self._root), self._place)  # noqa: B023
+            self._keep(number, end.detach())
+        for number, one in wanted.items():
+            copy = os.dup(self._handover.descriptors[number])
+            with socket.socket(fileno=copy) as end:
+                who = self._saved.holder(number)
+                run_as(who, lambda: unix_names.connect(end, one, self._root))  # noqa: B023
+                unix_names.finish(end, one, self._root)
 
     def _keep(self, number: int, descriptor: int) -> None:
         self._stack.callback(os.close, descriptor)
@@ -317,7 +340,7 @@ def _files_image(saved: SavedFiles) -> bytes:
     }
     payloads = []
     for number, entry in saved.entries.items():
-        told = _plain(number, entry) if number in saved.instances else entry
+        told = _plain(number, entry) if number in saved.handed else entry
         if told.HasField("reg"):
             told = type(told).FromString(told.SerializeToString())
             if number not in kept and number not in saved.left:

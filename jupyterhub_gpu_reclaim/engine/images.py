@@ -141,7 +141,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("id", 2, "uint32"),
         ("reg", 3, "reg_file_entry"),
         ("isk", 4, "inet_sk_entry"),
-        ("ify", 12, "inotify_file_entry"),
+        ("ify", 13, "inotify_file_entry"),
         ("usk", 16, "unix_sk_entry"),
         ("fifo", 17, "fifo_entry"),
         ("tty", 19, "tty_file_entry"),

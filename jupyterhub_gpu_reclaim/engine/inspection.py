@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.engine import images, procfs
 from jupyterhub_gpu_reclaim.engine.address_space import TOP
-from jupyterhub_gpu_reclaim.engine.reopen import Identity, refused
+from jupyterhub_gpu_reclaim.engine.findings import refused
+from jupyterhub_gpu_reclaim.engine.reopen import Identity
 from jupyterhub_gpu_reclaim.engine.saved_files import FLAGS, process_of
 from jupyterhub_gpu_reclaim.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -33,6 +34,7 @@ _LINKS: Final = {
     5: re.compile(r"socket:\["),
     6: re.compile(r"anon_inode:\[eventfd\]"),
     7: re.compile(r"anon_inode:\[eventpoll\]"),
+    8: re.compile(r"anon_inode:inotify"),
     9: re.compile(r"anon_inode:\[signalfd\]"),
     10: re.compile(r"socket:\["),
     13: re.compile(r"socket:\["),
@@ -162,21 +164,16 @@ class _Inspector:
         entry = self._saved.entries.get(number)
         if kind == images.TYPE_FIFO and entry is not None:
             number = entry.fifo.regf_id
-        elif kind not in {images.TYPE_REG, images.TYPE_INOTIFY}:
+        elif kind != images.TYPE_REG:
             return False
         self._compare(number, status)
         flags = int(procfs.fdinfo(pid, fd).get("flags", "0"), 8)
-        return flags & _COMPARED == self._flags(number) & _COMPARED
-
-    def _flags(self, number: int) -> int:
-        if number in self._saved.instances:
-            return self._saved.instances[number][0]
-        flags: int = self._saved.entries[number].reg.flags
-        return flags
+        saved: int = self._saved.entries[number].reg.flags
+        return flags & _COMPARED == saved & _COMPARED
 
     def _compare(self, number: int, status: os.stat_result | None) -> None:
         entry = self._saved.entries[number]
-        path: bytes = entry.reg.name if entry.HasField("reg") else b"inotify"
+        path: bytes = entry.reg.name
         expected = self._given.identities.get(number)
         if status is not None and expected is not None:
             if Identity(status.st_dev, status.st_ino) == expected:

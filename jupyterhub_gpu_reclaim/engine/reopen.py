@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.engine import files
 from jupyterhub_gpu_reclaim.engine.confined import open_in_root
-from jupyterhub_gpu_reclaim.engine.credentials import overriding
+from jupyterhub_gpu_reclaim.engine.credentials import again, overriding
 from jupyterhub_gpu_reclaim.engine.devices import is_memory_device
+from jupyterhub_gpu_reclaim.engine.findings import refused
 from jupyterhub_gpu_reclaim.engine.saved_files import FOLDER
-from jupyterhub_gpu_reclaim.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -57,21 +57,10 @@ class Identity(NamedTuple):
     inode: int
 
 
-def again(descriptor: int) -> str:
-    """The path by which this thread opens what one of its descriptors leads to."""
-    return f"/proc/thread-self/fd/{descriptor}"
-
-
 def identity(descriptor: int) -> Identity:
     """Which file that is."""
     status = os.fstat(descriptor)
     return Identity(status.st_dev, status.st_ino)
-
-
-def refused(reason: Reason, path: bytes, why: str = "") -> RestoreFailed:
-    """The error for a file that cannot be given back."""
-    name = path.decode("utf-8", "backslashreplace")
-    return RestoreFailed(reason, path=name, why=why)
 
 
 class Reopener:
@@ -142,6 +131,8 @@ class Reopener:
     def _add(self, instance: int, watch: Watch) -> None:
         name = open_in_root(self._root, watch.path, os.O_PATH | os.O_NOFOLLOW)
         try:
+            if stat.S_ISLNK(os.fstat(name).st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             fcntl.ioctl(instance, _SET_NEXT_WATCH, watch.number)
             path, mask = again(name).encode(), watch.mask & _ALL_EVENTS
             got = _called(_libc.inotify_add_watch(instance, path, mask))

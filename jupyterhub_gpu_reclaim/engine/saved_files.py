@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.engine import images
 from jupyterhub_gpu_reclaim.engine.credentials import Credentials, credentials_of
+from jupyterhub_gpu_reclaim.engine.unix_names import Named, take_named
+from jupyterhub_gpu_reclaim.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +100,7 @@ class SavedFiles:
         rewritten: images that refer to entries by other numbers now.
         left: entries under ``/proc/PID``, which exist only once CRIU runs.
         instances: of inotify: entry → flags and watches.
+        sockets: with a name in the file system, by their entries.
         credentials: of each process, by its pid in the session.
     """
 
@@ -110,7 +114,13 @@ class SavedFiles:
     rewritten: dict[str, bytes] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
     instances: dict[int, tuple[int, list[Watch]]] = field(default_factory=dict)
+    sockets: dict[int, Named] = field(default_factory=dict)
     credentials: dict[int, Credentials] = field(default_factory=dict)
+
+    @property
+    def handed(self) -> set[int]:
+        """Entries of other things that are handed over as if they were files."""
+        return self.instances.keys() | self.sockets.keys()
 
     def holder(self, number: int) -> Credentials:
         """With whose rights an entry is opened: the least powerful who has it.
@@ -169,7 +179,7 @@ class _Reader:
         for number in described:
             flags = saved.entries[number].reg.flags & FLAGS
             self._wish(number, number, flags, pipe=pipes.get(number, -1))
-        self._instances()
+        self._others()
         kept = [
             images.serialize(remap)
             for remap in self._remaps.values()
@@ -255,19 +265,25 @@ class _Reader:
                 self._saved.holders[plain] |= self._saved.holders[number]
         return pipes
 
-    def _instances(self) -> None:
-        """Those of inotify, which are handed over as if they were files."""
+    def _others(self) -> None:
+        """What is no file, and handed over as if it were one."""
         saved = self._saved
         for number, entry in saved.entries.items():
-            if entry.HasField("ify"):
+            if entry.type == images.TYPE_INOTIFY:
                 watches = [
                     Watch(one.wd, one.f_handle.path, one.mask) for one in entry.ify.wd
                 ]
                 saved.instances[number] = (entry.ify.flags, watches)
+            if entry.type == images.TYPE_FANOTIFY:
+                # One that root makes tells more than one that its user makes.
+                why = "it watches files with fanotify"
+                raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
+        saved.sockets = take_named(saved.entries)
+        handed = saved.handed
         for name, table in self._tables.items():
-            if any(entry.id in saved.instances for entry in table):
+            if any(entry.id in handed for entry in table):
                 for entry in table:
-                    if entry.id in saved.instances:
+                    if entry.id in handed:
                         entry.type = images.TYPE_REG
                 payloads = [images.serialize(entry) for entry in table]
                 saved.rewritten[name] = images.join(images.FDINFO_MAGIC, payloads)
