@@ -369,6 +369,24 @@ class Reason(Enum):
         "Put the file back, then try again.",
         True,
     )
+    FILE_DENIED = (
+        "file_denied",
+        (
+            "The file {path}, which the session had open, may not be opened by its user"
+            " now ({why})."
+        ),
+        "Give its user the right to open it, then try again.",
+        True,
+    )
+    FILE_SWAPPED = (
+        "file_swapped",
+        (
+            "In place of {path}, something else came back that was not looked at before;"
+            " the session was ended again."
+        ),
+        "Try again while no other program changes those files.",
+        True,
+    )
     FILE_SHRANK = (
         "file_shrank",
         "The file {path}, which the session had open, has become shorter.",

@@ -190,6 +190,7 @@ class Restore:
                 root_pid=world.root,
                 pids=world.pids,
                 pipes=world.pipes,
+                opened=world.files,
                 prepare=lambda helper: cgroup.join(helper, init_pid),
                 cancel=self._cancel,
             )
@@ -326,9 +327,9 @@ def _compare(
         found.append(
             finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
-    compared = files.compare(world.files, Path(f"/proc/{init_pid}/root"))
-    found += compared.findings
-    image = files.drop_checks(there.checkpoint.read(saved.FILES_IMAGE), compared.drop)
+    # Only a first look: what is opened for the session is judged itself (handover).
+    found += files.compare(world.files, Path(f"/proc/{init_pid}/root"))
+    image = there.checkpoint.read(saved.FILES_IMAGE)
     image = sockets.close_external(image, sockets.own_addresses(init_pid), world.cut)
     found += ports.await_free(
         init_pid,

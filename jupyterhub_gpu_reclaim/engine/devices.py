@@ -49,6 +49,13 @@ def refused_devices(
     return sorted(refused)
 
 
+def is_memory_device(status: os.stat_result) -> bool:
+    """Whether that is one of those that hold no state, such as ``/dev/null``."""
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    is_device = stat.S_ISCHR(status.st_mode)
+    return is_device and major == _MEMORY and minor in _MEMORY_OK
+
+
 def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if stat.S_ISBLK(status.st_mode):

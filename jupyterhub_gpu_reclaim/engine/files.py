@@ -1,14 +1,13 @@
 """Remember the files that a session has open, and say whether they still fit.
 
-Called by the agent at the end of a capture (:func:`fingerprint`) and before a restore
-(:func:`compare`, :func:`drop_checks`). It never changes a file. Deleted files that are
-still open are in CRIU's image, and what lies on a private file system is in the
-archive: neither is this module's business.
+:func:`fingerprint` is taken at the end of a capture. :func:`compare` looks at the paths
+before anything is touched, and :func:`refuse_changed` at the very descriptors that the
+session is given (``handover``): only the latter's word counts. Nothing here changes a
+file. Deleted files that are still open are in CRIU's image, and what lies on a private
+file system is in the archive: neither is this module's business.
 
-CRIU takes a file by its name, and refuses one whose size, build ID or mode differs.
-That is right for a library and wrong for a log that grew. So we judge by how the
-file was open, and take CRIU's own check out of the image where a change is harmless.
-A mode is never checked: what is open stays open, whatever the permissions say now.
+CRIU would refuse a file whose size, build ID or mode differs. That is right for a
+library and wrong for a log that grew. So we judge by how the file was open.
 
 =========================  ===========================  ==========================
 changed file               harmless                     refused
@@ -28,23 +27,19 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.engine import images, procfs
-from jupyterhub_gpu_reclaim.engine.confined import (
-    open_file_in_root,
-    open_in_root,
-    open_root,
-)
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.contents import digest
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
-from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.models import Finding, Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
 #: File systems whose files are windows of the kernel, and made anew.
@@ -71,13 +66,6 @@ class Opened(Value, frozen=True, kw_only=True):
     shared: bool = False  #: mapped so that writes reach the file
     digest: str = ""  #: of the contents, where mapped
     database: bool = False  #: SQLite, and no transaction was under way
-
-
-class Comparison(NamedTuple):
-    """What became of the files."""
-
-    findings: list[Finding]  #: each one refuses the restore
-    drop: frozenset[bytes]  #: paths whose size in files.img must go
 
 
 class _Use:
@@ -130,47 +118,48 @@ def fingerprint(
         return sorted((one for one in found if one), key=lambda one: one.path)
 
 
-def compare(opened: Iterable[Opened], root: Path) -> Comparison:
-    """What became of those files below a root, e.g. ``/proc/<init>/root``.
+def compare(opened: Iterable[Opened], root: Path) -> list[Finding]:
+    """What speaks against those files, as their paths below a root are now.
 
     Raises:
         Refused: there is no such root (``no_tree``).
     """
-    findings: list[Finding] = []
-    drop: set[bytes] = set()
     with ExitStack() as stack:
         try:
             folder = open_root(root)
         except OSError as error:
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
         stack.callback(os.close, folder)
-        for one in opened:
-            reason = _judge(one, folder)
-            if isinstance(reason, Reason):
-                path = one.path.decode("utf-8", "backslashreplace")
-                findings.append(finding(reason, path=path))
-            elif reason:
-                drop.add(one.path)
-    return Comparison(findings, frozenset(drop))
+        reasons = [(one, _judge_path(one, folder)) for one in opened]
+    return [_finding(one, reason) for one, reason in reasons if reason]
 
 
-def drop_checks(files_img: bytes, paths: Collection[bytes]) -> bytes:
-    """``files.img`` in which CRIU takes those files as they are, and any mode.
+def refuse_changed(
+    opened: Iterable[Opened], held: Mapping[bytes, Sequence[int]], root: int
+) -> None:
+    """Judge the files that were opened, each by its descriptor.
+
+    Args:
+        opened: the fingerprints; what is not held has been looked at by its path.
+        held: path → the descriptors that were opened there.
+        root: of the session, as a descriptor.
 
     Raises:
-        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
+        RestoreFailed: one has changed so that its session must not have it back.
     """
+    for one in opened:
+        for descriptor in held.get(one.path, ()):
+            reason = _judge(one, descriptor, root)
+            if reason is not None:
+                raise RestoreFailed(reason, path=_name(one))
 
-    def change(entry: Any) -> bool:
-        if entry.type != images.TYPE_REG or not entry.HasField("reg"):
-            return False
-        entry.reg.ClearField("mode")
-        if entry.reg.name in paths:
-            entry.reg.ClearField("size")
-            entry.reg.ClearField("build_id")
-        return True
 
-    return images.rewrite_files(files_img, change)
+def _name(one: Opened) -> str:
+    return one.path.decode("utf-8", "backslashreplace")
+
+
+def _finding(one: Opened, reason: Reason) -> Finding:
+    return finding(reason, path=_name(one))
 
 
 def _uses(pids: Iterable[int]) -> dict[bytes, _Use]:
@@ -201,6 +190,7 @@ def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened 
         device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
         if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
             return None
+        is_file = stat.S_ISREG(status.st_mode)
         return Opened(
             path=path,
             device=status.st_dev,
@@ -213,47 +203,59 @@ def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened 
             position=use.position,
             mapped=use.mapped,
             shared=use.shared,
-            digest=_digest(root, path) if use.mapped else "",
-            database=use.written and _is_quiet_database(root, path),
+            digest=_digest(name) if use.mapped and is_file else "",
+            database=use.written and is_file and _is_quiet_database(root, path, name),
         )
     finally:
         os.close(name)
 
 
-def _judge(one: Opened, root: int) -> Reason | bool:
-    """A reason to refuse, or whether CRIU's check must be dropped; see the table."""
+def _judge_path(one: Opened, root: int) -> Reason | None:
+    """A reason to refuse what stands at the path; see the table."""
     try:
-        name = open_in_root(root, one.path, os.O_PATH)
+        name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
     except OSError:
         return Reason.FILE_MISSING
     try:
-        status = os.fstat(name)
+        return _judge(one, name, root)
     finally:
         os.close(name)
+
+
+def _judge(one: Opened, found: int, root: int) -> Reason | None:
+    status = os.fstat(found)
     if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):
         return Reason.FILE_MISSING
     same = (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns)
     if same or not stat.S_ISREG(status.st_mode):
-        return False
-    if one.mapped and not _same_contents(one, status, root):
+        return None
+    if one.mapped and not has_contents(one, found):
         return Reason.LIBRARY_CHANGED
     if one.shared:
         return Reason.FILE_CHANGED
     if status.st_size < one.size:
         return Reason.FILE_SHRANK
-    if one.written and not (one.database and _is_quiet_database(root, one.path)):
+    if one.written and not (one.database and _is_quiet_database(root, one.path, found)):
         return Reason.FILE_CHANGED
-    return status.st_size != one.size
+    return None
 
 
-def _same_contents(one: Opened, status: os.stat_result, root: int) -> bool:
-    same = one.digest and status.st_size == one.size
-    return bool(same) and _digest(root, one.path) == one.digest
+def has_contents(one: Opened, found: int) -> bool:
+    """Whether what a descriptor leads to has the contents that were mapped."""
+    status = os.fstat(found)
+    same = one.digest and status.st_size == one.size and stat.S_ISREG(status.st_mode)
+    return bool(same) and _digest(found) == one.digest
 
 
-def _digest(root: int, path: bytes) -> str:
+def _reading(found: int) -> int:
+    """A descriptor for reading that very file, which is a regular one."""
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    return os.open(f"/proc/thread-self/fd/{found}", flags)
+
+
+def _digest(found: int) -> str:
     try:
-        descriptor = open_file_in_root(root, path)
+        descriptor = _reading(found)
     except OSError:
         return ""
     try:
@@ -264,14 +266,14 @@ def _digest(root: int, path: bytes) -> str:
         os.close(descriptor)
 
 
-def _is_quiet_database(root: int, path: bytes) -> bool:
+def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
     """Whether it is an SQLite database without a transaction under way.
 
     Between transactions SQLite keeps nothing of the file that it does not check anew:
     its pages are valid only as long as the change counter is (sqlite.org/fileformat2).
     """
     try:
-        descriptor = open_file_in_root(root, path)
+        descriptor = _reading(found)
     except OSError:
         return False
     try:

@@ -1,12 +1,10 @@
-"""Make a finding out of a reason.
-
-Called by every check of the engine. It judges nothing.
-"""
+"""Make a finding, or the error for a file, out of a reason. It judges nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.models import Finding
 
 if TYPE_CHECKING:
@@ -22,3 +20,9 @@ def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
         fatal=fatal,
         retryable=reason.retryable,
     )
+
+
+def refused(reason: Reason, path: bytes, why: str = "") -> RestoreFailed:
+    """The error for a file that cannot be given back."""
+    name = path.decode("utf-8", "backslashreplace")
+    return RestoreFailed(reason, path=name, why=why)

@@ -26,10 +26,26 @@ PAGEMAP_MAGIC: Final = 0x56084025
 PSTREE_MAGIC: Final = 0x50273030
 CORE_MAGIC: Final = 0x55053847
 MM_MAGIC: Final = 0x57492820
+FDINFO_MAGIC: Final = 0x56213732
+IDS_MAGIC: Final = 0x54432030
+FS_MAGIC: Final = 0x51403912
+REMAP_MAGIC: Final = 0x59133954
+GHOST_MAGIC: Final = 0x52583605
+FIFO_DATA_MAGIC: Final = 0x59333054
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
+TYPE_FIFO: Final = 3
 TYPE_INETSK: Final = 4
+TYPE_UNIXSK: Final = 5
+TYPE_INOTIFY: Final = 8
+TYPE_TTY: Final = 11
+TYPE_FANOTIFY: Final = 12
+
+#: ``remap_type`` of CRIU's remap-file-path.proto.
+REMAP_LINKED: Final = 0
+REMAP_GHOST: Final = 1
+REMAP_PROCFS: Final = 2
 
 #: No message of CRIU comes near this; a larger length is damage.
 MAX_ENTRY_BYTES: Final = 64 << 20
@@ -46,10 +62,15 @@ PRESENT: Final = 4
 # name, number, type. All are optional here, so that a missing one is ours to judge.
 # Paths are bytes on the wire like strings, and need not be UTF-8.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
+    "fown_entry": tuple(
+        (name, number, "uint32")
+        for number, name in enumerate(("uid", "euid", "signum", "pid_type", "pid"), 1)
+    ),
     "reg_file_entry": (
         ("id", 1, "uint32"),
         ("flags", 2, "uint32"),
         ("pos", 3, "uint64"),
+        ("fown", 5, "fown_entry"),
         ("name", 6, "bytes"),
         ("size", 8, "uint64"),
         ("mode", 10, "uint32"),
@@ -70,11 +91,103 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("v6only", 15, "bool"),
         ("ifname", 17, "bytes"),
     ),
+    "fh_entry": (("path", 4, "bytes"),),
+    "inotify_wd_entry": (
+        ("i_ino", 2, "uint64"),
+        ("mask", 3, "uint32"),
+        ("s_dev", 5, "uint32"),
+        ("wd", 6, "uint32"),
+        ("f_handle", 7, "fh_entry"),
+    ),
+    "inotify_file_entry": (
+        ("id", 1, "uint32"),
+        ("flags", 2, "uint32"),
+        ("wd", 5, "inotify_wd_entry*"),
+    ),
+    "file_perms_entry": (("mode", 1, "uint32"),),
+    "sk_opts_entry": (
+        ("so_sndbuf", 1, "uint32"),
+        ("so_rcvbuf", 2, "uint32"),
+        ("so_passcred", 11, "bool"),
+        ("so_passsec", 12, "bool"),
+    ),
+    "unix_sk_entry": (
+        ("id", 1, "uint32"),
+        ("ino", 2, "uint32"),
+        ("type", 3, "uint32"),
+        ("state", 4, "uint32"),
+        ("flags", 5, "uint32"),
+        ("uflags", 6, "uint32"),
+        ("backlog", 7, "uint32"),
+        ("peer", 8, "uint32"),
+        ("opts", 10, "sk_opts_entry"),
+        ("name", 11, "bytes"),
+        ("shutdown", 12, "int32"),
+        ("file_perms", 13, "file_perms_entry"),
+        ("name_dir", 14, "bytes"),
+        ("deleted", 15, "bool"),
+    ),
+    "fifo_entry": (
+        ("id", 1, "uint32"),
+        ("pipe_id", 2, "uint32"),
+        ("regf_id", 3, "uint32"),
+    ),
+    "tty_file_entry": (
+        ("id", 1, "uint32"),
+        ("regf_id", 6, "uint32"),
+    ),
     "file_entry": (
         ("type", 1, "int32"),
         ("id", 2, "uint32"),
         ("reg", 3, "reg_file_entry"),
         ("isk", 4, "inet_sk_entry"),
+        ("ify", 13, "inotify_file_entry"),
+        ("usk", 16, "unix_sk_entry"),
+        ("fifo", 17, "fifo_entry"),
+        ("tty", 19, "tty_file_entry"),
+    ),
+    "fdinfo_entry": (
+        ("id", 1, "uint32"),
+        ("flags", 2, "uint32"),
+        ("type", 3, "int32"),
+        ("fd", 4, "uint32"),
+    ),
+    "fs_entry": (
+        ("cwd_id", 1, "uint32"),
+        ("root_id", 2, "uint32"),
+    ),
+    "remap_file_path_entry": (
+        ("orig_id", 1, "uint32"),
+        ("remap_id", 2, "uint32"),
+        ("remap_type", 3, "int32"),
+    ),
+    "timeval": (
+        ("tv_sec", 1, "uint64"),
+        ("tv_usec", 2, "uint64"),
+    ),
+    "ghost_file_entry": (
+        ("uid", 1, "uint32"),
+        ("gid", 2, "uint32"),
+        ("mode", 3, "uint32"),
+        ("atim", 7, "timeval"),
+        ("mtim", 8, "timeval"),
+        ("chunks", 9, "bool"),
+        ("size", 10, "uint64"),
+    ),
+    "ghost_chunk_entry": (
+        ("len", 1, "uint64"),
+        ("off", 2, "uint64"),
+    ),
+    "pipe_data_entry": (
+        ("pipe_id", 1, "uint32"),
+        ("bytes", 2, "uint32"),
+    ),
+    "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
+    "creds_entry": (
+        ("fsuid", 7, "uint32"),
+        ("fsgid", 8, "uint32"),
+        ("cap_eff", 11, "uint32*"),
+        ("groups", 14, "uint32*"),
     ),
     "pagemap_head": (("pages_id", 1, "uint32"),),
     "pagemap_entry": (
@@ -94,7 +207,10 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("rseq_abi_pointer", 1, "uint64"),
         ("rseq_abi_size", 2, "uint32"),
     ),
-    "thread_core_entry": (("rseq_entry", 15, "rseq_entry"),),
+    "thread_core_entry": (
+        ("creds", 10, "creds_entry"),
+        ("rseq_entry", 15, "rseq_entry"),
+    ),
     "user_x86_regs_entry": (
         ("ax", 11, "uint64"),
         ("orig_ax", 16, "uint64"),
@@ -109,10 +225,12 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "vma_entry": (
         ("start", 1, "uint64"),
         ("end", 2, "uint64"),
+        ("shmid", 4, "uint64"),
         ("prot", 5, "uint32"),
         ("flags", 6, "uint32"),
         ("status", 7, "uint32"),
         ("madv", 9, "uint64"),
+        ("fdflags", 10, "uint32"),
     ),
     "mm_entry": (
         ("exe_file_id", 12, "uint32"),
@@ -162,7 +280,8 @@ class Area(NamedTuple):
     flags: int
 
 
-def _damaged(why: str) -> RestoreFailed:
+def damaged(why: str) -> RestoreFailed:
+    """The error for images that are off."""
     return RestoreFailed(Reason.CHECKPOINT_DAMAGED, why=why)
 
 
@@ -176,7 +295,7 @@ def parse(kind: str, payload: bytes) -> Any:
     try:
         entry.ParseFromString(payload)
     except message.DecodeError as error:
-        raise _damaged(f"a {kind} cannot be read ({error})") from None
+        raise damaged(f"a {kind} cannot be read ({error})") from None
     return entry
 
 
@@ -195,15 +314,15 @@ def split(data: bytes, magic: int) -> Iterator[bytes]:
     """
     head = _U32.pack(COMMON_MAGIC) + _U32.pack(magic)
     if data[: len(head)] != head:
-        raise _damaged(f"an image does not begin with {magic:#x}")
+        raise damaged(f"an image does not begin with {magic:#x}")
     view, at = memoryview(data), len(head)
     while at < len(view):
         if at + _U32.size > len(view):
-            raise _damaged("an image ends in the middle of a length")
+            raise damaged("an image ends in the middle of a length")
         (size,) = _U32.unpack_from(view, at)
         at += _U32.size
         if size > MAX_ENTRY_BYTES or at + size > len(view):
-            raise _damaged(f"an image holds an entry of {size} bytes that is not there")
+            raise damaged(f"an image holds an entry of {size} bytes that is not there")
         yield bytes(view[at : at + size])
         at += size
 
@@ -225,7 +344,7 @@ def only(image: bytes, magic: int) -> bytes:
     """
     payloads = list(split(image, magic))
     if len(payloads) != 1:
-        raise _damaged(f"an image holds {len(payloads)} entries, not one")
+        raise damaged(f"an image holds {len(payloads)} entries, not one")
     return payloads[0]
 
 
@@ -261,7 +380,7 @@ def read_pagemap(pagemap_img: bytes) -> tuple[int, list[Area]]:
     payloads = split(pagemap_img, PAGEMAP_MAGIC)
     first = next(payloads, None)
     if first is None:
-        raise _damaged("a pagemap has no head")
+        raise damaged("a pagemap has no head")
     areas = []
     for payload in payloads:
         entry = parse("pagemap_entry", payload)

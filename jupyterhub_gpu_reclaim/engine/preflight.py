@@ -24,7 +24,7 @@ another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
 too little free memory                           ``not_enough_memory``
 ===============================================  =======================
 
-Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify, fanotify,
+Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify,
 memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes.
 """
 
@@ -59,10 +59,12 @@ if TYPE_CHECKING:
 
 #: Kernel objects behind descriptors that CRIU saves.
 _ANONYMOUS_OK: Final = frozenset(
-    {"eventfd", "eventpoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"}
+    {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd"}
 )
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
 _ANONYMOUS_WORDS: Final = {
+    # Made again by root, it would be told of files that its user may not open.
+    "fanotify": "a fanotify group",
     "perf_event": "a performance counter",
     "bpf-prog": "a BPF program",
     "bpf-map": "a BPF map",

@@ -19,7 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
+from jupyterhub_gpu_reclaim.engine import (
+    handover,
+    inspection,
+    outputs,
+    processes,
+    standstill,
+)
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
 from jupyterhub_gpu_reclaim.engine.fill import copy_all
 from jupyterhub_gpu_reclaim.engine.orphans import Adoption
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.attempt import Session
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.criu import Criu
+    from jupyterhub_gpu_reclaim.engine.files import Opened
     from jupyterhub_gpu_reclaim.engine.pages import Source
     from jupyterhub_gpu_reclaim.engine.processes import Snapshot
 
@@ -57,12 +64,14 @@ class RestoreResult:
         seconds: how long it took.
         log: CRIU's.
         missing: what of its memory is still to be filled.
+        links: names of deleted files that the capture has made, which are to go.
     """
 
     tree: Snapshot
     seconds: float
     log: str
     missing: Plan = field(default_factory=Plan)
+    links: tuple[handover.Link, ...] = ()
 
 
 def restore(
@@ -75,6 +84,7 @@ def restore(
     root_pid: int,
     pids: Sequence[int],
     pipes: Sequence[str] = (),
+    opened: Sequence[Opened] = (),
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
@@ -89,29 +99,28 @@ def restore(
         root_pid: as in ``DumpResult``; likewise the next two.
         pids: every id that must be free.
         pipes: to be replaced by the new init's output.
+        opened: the fingerprints of its files.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: calls it off.
 
     Raises:
-        RestoreFailed: CRIU could not, time was up, or it was called off.
+        RestoreFailed: a file may not be opened, has changed, or is not the one that
+            came back; CRIU could not; time was up, or it was called off.
         Exception: what the source has raised.
     """
     begun = time.monotonic()
-    plan = make_plan(source, advise=_advice_counts())
-    adoption = Adoption(session, source, root_pid)
-
-    def serve(name: str) -> Iterable[bytes | memoryview] | None:
-        adoption.before(name)
-        return plan.serve(source, name)
-
-    server = RestoreServer(folder, serve)
-    attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     try:
         processes.wait_ready(
             session.init_pid, session.init_start, timeout=READY_PATIENCE
         )
         with ExitStack() as stack:
+            given = handover.open_all(source, session.init_pid, opened, stack)
+            images = handover.Rewritten(source, given.files)
+            plan = make_plan(images, advise=_advice_counts())
+            adoption = Adoption(session, source, root_pid)
+            server = RestoreServer(folder, _serving(plan, images, adoption))
+            attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
             ends = outputs.open_ends(session.init_pid, tuple(pipes))
             for descriptor in ends.values():
                 stack.callback(os.close, descriptor)
@@ -119,17 +128,19 @@ def restore(
                 "restore",
                 ["--leave-stopped", "--restore-detached"],
                 reason=Reason.RESTORE_FAILED,
-                inherit=ends,
+                inherit={**ends, **given.inherit()},
                 last_pid=free_pid(pids, _pid_max()),
                 prepare=prepare,
             )
-        tree = _tree(session, root_pid, attempt)
+            tree = _tree(session, root_pid, attempt)
+            inspection.refuse_others(given, tree)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):
             raise _failed(error) from error
         raise
-    return RestoreResult(tree, time.monotonic() - begun, attempt.log(), plan)
+    seconds = time.monotonic() - begun
+    return RestoreResult(tree, seconds, attempt.log(), plan, given.links())
 
 
 def fill(
@@ -190,6 +201,7 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
             raise NotFound(
                 Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
             )
+    handover.remove_links(tree.init.pid, restored.links)
     processes.resume(tree.processes, keep_stopped)
 
 
@@ -204,6 +216,18 @@ def free_pid(pids: Sequence[int], pid_max: int) -> int:
     gaps = [(high - low, low) for low, high in itertools.pairwise(taken)]
     last_gap, last = gaps[-1]
     return last if last_gap > HELPER_PIDS else max(gaps)[1]
+
+
+def _serving(
+    plan: Plan, images: Source, adoption: Adoption
+) -> Callable[[str], Iterable[bytes | memoryview] | None]:
+    """How CRIU is given its images, with orphans adopted before it makes them."""
+
+    def serve(name: str) -> Iterable[bytes | memoryview] | None:
+        adoption.before(name)
+        return plan.serve(images, name)
+
+    return serve
 
 
 def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:

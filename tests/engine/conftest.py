@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.dump import DumpResult, dump
+from jupyterhub_gpu_reclaim.engine.files import Opened, fingerprint
 from jupyterhub_gpu_reclaim.engine.restore import (
     RestoreResult,
     fill,
@@ -312,6 +313,12 @@ class Image(dict):
         self.copied += len(data)
 
 
+def fingerprints(place: Place) -> list[Opened]:
+    """Of the files that a stopped tree has open, as an agent takes them."""
+    pids = [process.pid for process in place.tree.processes]
+    return fingerprint(place.init_pid, pids)
+
+
 @dataclass
 class Engine:
     """Dump and restore with the test's folders and limits."""
@@ -341,7 +348,8 @@ class Engine:
     ) -> RestoreResult:
         """All of it: CRIU, then the memory that did not go through it."""
         restored = self.run_criu(place, source, result, **options)
-        options.pop("prepare", None)
+        for only in ("prepare", "opened"):
+            options.pop(only, None)
         options = {"limit": 60, **options}
         return fill(place.session, restored, source=source, **options)
 
@@ -364,9 +372,10 @@ class Engine:
         """Dump, end, restore in a new place, go on."""
         image = Image()
         result = self.dump(world.place, image.sink)
+        opened = fingerprints(world.place)
         world.place.kill()
         place = places.hold()
-        restored = self.restore(place, image, result)
+        restored = self.restore(place, image, result, opened=opened)
         proceed(restored, result.stopped)
         return world.at(place)
 

@@ -1,0 +1,156 @@
+"""A session of another user than root, saved once and attacked many times.
+
+Its program holds files in every way that CRIU knows. A test resets the user's folder,
+changes something in it as that user could, and brings the session back: in a place of
+its own each time, from the same image.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.engine import criu as criu_module
+from jupyterhub_gpu_reclaim.engine.restore import proceed
+from tests.engine.conftest import (
+    REPL,
+    Engine,
+    Image,
+    Places,
+    World,
+    fingerprints,
+)
+from tests.engine.test_other_user import GID, SHIM, UID
+
+SECRET = "the secret of another user"
+
+#: Every way to have a file. What is written is flushed, so that sizes are known.
+HOLD = """
+import fcntl, mmap
+os.chdir("work")
+reads = open("../docs/read")
+appends = open("../docs/append", "a")
+writes = open("../docs/write", "r+")
+maps = open("../docs/map", "r+b")
+mapped = mmap.mmap(maps.fileno(), 0)
+maps.close()
+deleted = open("../gone/deleted", "w+")
+deleted.write("what was deleted"); deleted.flush(); os.unlink(deleted.name)
+linked = open("../linked/one", "w+")
+linked.write("what has another name"); linked.flush()
+os.link(linked.name, "../other"); os.unlink(linked.name)
+os.mkfifo("../fifo")
+fifo = os.open("../fifo", os.O_RDWR)
+os.write(fifo, b"in the fifo")
+two = [open("../docs/read"), open("../docs/read")]
+two[0].seek(4)
+import ctypes
+server = socket.socket(socket.AF_UNIX)
+server.bind(os.path.abspath("../run/server")); server.listen()
+talker = socket.socket(socket.AF_UNIX); talker.connect(server.getsockname())
+accepted, _ = server.accept()
+mail = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+mail.bind(os.path.abspath("../run/mail"))
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+sender.connect(mail.getsockname())
+libc = ctypes.CDLL(None)
+watcher = libc.inotify_init1(os.O_NONBLOCK)
+watch = libc.inotify_add_watch(watcher, b"../watched", 0x100)
+"""
+
+
+@dataclass
+class Victim:
+    """A saved session, and the folder of its user as it was then."""
+
+    engine: Engine
+    home: Path
+    copy: Path
+    image: Image
+    result: object
+    opened: list
+    port: int
+    places: Places
+
+    def reset(self) -> None:
+        """The user's folder as it was at the capture."""
+        if self.home.is_symlink():
+            self.home.unlink()
+        shutil.rmtree(self.home, ignore_errors=True)
+        subprocess.run(["cp", "-a", "--", self.copy, self.home], check=True)
+
+    def restore(self, *, image=None, fingerprinted=True, **options):
+        """Bring it back in a new place; its program and the place."""
+        place = self.places.hold()
+        home = bytes(self.home)
+        known = [
+            one for one in self.opened if fingerprinted or not one.path.startswith(home)
+        ]
+        options.setdefault("opened", known)
+        restored = self.engine.restore(
+            place, image or self.image, self.result, **options
+        )
+        proceed(restored, self.result.stopped)
+        return World(place, self.port)
+
+
+def criu_for_any_user(criu: criu_module.Criu, folder: Path) -> criu_module.Criu:
+    """CRIU, with a shim where root lacks CAP_SYS_RESOURCE (see ``test_other_user``)."""
+    if criu_module.has_capability(criu_module.CAP_SYS_RESOURCE):
+        return criu
+    if shutil.which("gcc") is None:
+        pytest.skip("root lacks CAP_SYS_RESOURCE here, and its shim needs gcc")
+    source, shim = folder / "shim.c", folder / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", shim, source], check=True)
+    loader = folder / "loader"
+    loader.write_text(f'#!/bin/sh\nexec {criu.loader} --preload {shim} "$@"\n')
+    loader.chmod(0o755)
+    return dataclasses.replace(criu, loader=loader)
+
+
+def make_home(folder: Path) -> Path:
+    """The user's folder, with files that its program may open."""
+    home = folder / "home"
+    for name in ("work", "gone", "linked", "watched", "docs", "run"):
+        (home / name).mkdir(parents=True)
+    for name in ("read", "append", "write", "map"):
+        (home / "docs" / name).write_text(f"own {name}".ljust(len(SECRET)))
+    for path in (home, *home.rglob("*")):
+        os.chown(path, UID, GID)
+    return home
+
+
+def save_session(criu, folder: Path, places: Places, told: str = HOLD) -> Victim:
+    """Start that user's session, let it run ``told``, save and end it."""
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
+    if python is None:
+        pytest.skip("needs a python3 of the system, which every user may run")
+    folder.chmod(0o755)
+    home = make_home(folder)
+    become = ("--uid", str(UID), "--gid", str(GID), "--groups", "")
+    options = (*become[:4], "--chdir", str(home))
+    place = places.start(python, "-c", REPL, options=options)
+    place.read_until("port ")
+    world = World(place, int(place.read_until("\n")))
+    world(told)
+    engine = Engine(criu, folder)
+    image = engine.image()
+    result = engine.dump(place, image.sink)
+    opened = fingerprints(place)
+    copy = folder / "as it was"
+    place.kill()
+    subprocess.run(["cp", "-a", "--", home, copy], check=True)
+    return Victim(engine, home, copy, image, result, opened, world.port, places)
+
+
+def make_folder() -> Path:
+    """A folder that every user may walk; the caller removes it."""
+    return Path(tempfile.mkdtemp(prefix="gpu-reclaim-hostile-", dir="/tmp"))
