@@ -15,6 +15,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.host_memory import Need
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
@@ -68,14 +69,14 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
     gpus = parts.accelerator.describe(survey)
     moved = gpus.bytes() if gpus else 0
     # First: what they say of a GPU is the cause of what the others see of it.
-    found = list(parts.accelerator.findings(survey))
+    found = list(parts.accelerator.findings(survey, snapshot))
     found += preflight.examine(
         session.init_pid,
         snapshot,
         parts.tool.findings(),
-        needed_memory=moved,
         gpu_savable=survey.savable,
     )
+    found += parts.memory.findings(Need(moved, session.init_pid))
     found += surroundings.refuse_root(session)
     found += refuse_beyond_agent(rights_of(snapshot.processes))
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
@@ -170,8 +171,23 @@ class Capture:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look
+
+    def _promise(self, snapshot: Snapshot, look: Look) -> None:
+        """Keep the memory that its GPUs' is moved into, until it is there.
+
+        Raises:
+            Refused: others were promised it meanwhile (``not_enough_memory``).
+        """
+        before = trees.resident_bytes(snapshot)
+        need = Need(
+            look.gpus.bytes() if look.gpus else 0,
+            self._session.init_pid,
+            taken=lambda: trees.resident_bytes(self._tree()) - before,
+        )
+        self._parts.memory.promise(self._operation, need)
 
     async def _save(
         self, snapshot: Snapshot, login: Login, survey: Survey
@@ -182,7 +198,7 @@ class Capture:
             "store", lambda: self._begin(snapshot)
         )
         frozen = self._parts.clock.monotonic()
-        await self._empty(snapshot, survey)
+        await self._empty(survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
@@ -236,7 +252,7 @@ class Capture:
             expected_bytes=trees.resident_bytes(snapshot) + moved,
         )
 
-    async def _empty(self, snapshot: Snapshot, survey: Survey) -> None:
+    async def _empty(self, survey: Survey) -> None:
         """Empty its GPUs; its processes must still run, and are stopped from now on."""
         gpus = self._record.gpus
         if gpus is None:
@@ -247,11 +263,12 @@ class Capture:
         ):
             await in_thread(
                 lambda: self._parts.accelerator.empty(
-                    snapshot, survey, self._record.memory_limit, self._cancel
+                    self._tree, survey, self._record.memory_limit, self._cancel
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
+        self._parts.memory.release(self._operation)  # it is in use from here on
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.
@@ -285,6 +302,9 @@ class Capture:
     def _run_criu(
         self, writer: CheckpointWriter, snapshot: Snapshot
     ) -> dump.DumpResult:
+        if self._record.gpus is not None:
+            # CRIU cannot save a device; it would say so in its own words.
+            self._parts.accelerator.refuse_holders(self._tree())
         with self._parts.work_folder() as folder:
             return dump.dump(
                 self._parts.tool.criu(),
@@ -296,6 +316,9 @@ class Capture:
                 prepare=aside.move,
                 cancel=self._cancel,
             )
+
+    def _tree(self) -> Snapshot:
+        return trees.look(self._session)
 
     async def _roll_back(self) -> bool:
         """Let the tree go on, remove what was written; whether nothing is left.

@@ -49,6 +49,21 @@ class _Root(NamedTuple):
     group: str
 
 
+class _UsageNames(NamedTuple):
+    """What the kernel calls a group's usage, and the files' part of it."""
+
+    used: str
+    files: tuple[str, str]
+
+
+_USAGE_NAMES: Final = {
+    1: _UsageNames(
+        "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+    ),
+    2: _UsageNames("memory.current", ("inactive_file", "active_file")),
+}
+
+
 class LimitRecord(Value, frozen=True, kw_only=True):
     """What it takes to put a memory limit back, also after a crash."""
 
@@ -92,6 +107,31 @@ def memory_limit(pid: int) -> int | None:
         return None
     limits = [_limit(folder, group.version) for folder in _upwards(group)]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def headroom_above(pid: int) -> dict[str, int]:
+    """What is left below the memory limits that a process shares with other groups.
+
+    Its own group's limit is left out: it concerns nobody else, and is lifted while a
+    GPU's memory is moved. Files that the kernel keeps in memory count as free.
+
+    Returns:
+        Bytes by the folder of each group above that has a limit.
+    """
+    group = _with(pid, "memory")
+    if group is None:
+        return {}
+    found = {}
+    for folder in _upwards(group):
+        limit = _limit(folder, group.version)
+        if folder == group.folder or limit is None:
+            continue
+        names = _USAGE_NAMES[group.version]
+        used = _number(folder / names.used) or 0
+        stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+        kept = sum(int(stat.get(name, 0)) for name in names.files)
+        found[str(folder)] = max(0, limit - max(0, used - kept))
+    return found
 
 
 def join(pid: int, other: int) -> None:
