@@ -315,6 +315,8 @@ class Capture:
                 stopped=snapshot.stopped,
                 prepare=aside.move,
                 cancel=self._cancel,
+                # Nobody may run before his GPU is filled.
+                undo=self._record.gpus is None,
             )
 
     def _tree(self) -> Snapshot:
