@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.agent.gpu_world import (
@@ -92,6 +94,8 @@ class Accelerator:
         self._room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
+        self._filling: dict[object, Counter[str]] = {}
+        self._promising = threading.Lock()
 
     @property
     def cards(self) -> CardSource:
@@ -197,7 +201,7 @@ class Accelerator:
             users,
             lock_seconds=self._lock_seconds,
             seconds=self._seconds,
-            settle=lambda: self._settle(look, users, shells),
+            settle=lambda: self._settle(look, users, shells, cancel),
             cancel=cancel,
         )
         self.refuse_holders(look())
@@ -217,6 +221,7 @@ class Accelerator:
         look: Callable[[], Snapshot],
         users: Sequence[Process],
         shells: Sequence[Process],
+        cancel: Cancel | None,
     ) -> None:
         """Judge the tree by what is so now: its users stand, and hold their devices.
 
@@ -224,8 +229,8 @@ class Accelerator:
         child or open anybody's memory any more.
 
         Raises:
-            ReclaimError: somebody has begun to use a GPU or was stopped, or memory of
-                others is open.
+            ReclaimError: somebody has begun to use a GPU or was stopped, memory of
+                others is open, or it was called off.
         """
         for _ in range(_ROUNDS):
             snapshot = look()
@@ -235,6 +240,8 @@ class Accelerator:
                 break
             # One that forks meanwhile hands on what it still had: hence the next look.
             for child in now.stale:
+                if cancel is not None and cancel.is_set:
+                    raise ReclaimError(Reason.CANCELLED)
                 stale_mappings.give_up(child.process)
         else:
             raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
@@ -274,8 +281,12 @@ class Accelerator:
         emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
         here = self._cards(snapshot.init.pid)
         moves = plan_moves(gpus.cards, here, self._room()) or {}
-        self._await_room(gpus, {process.ns_pid for process in emptied}, moves)
-        cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+        fill = object()
+        try:
+            self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
+            cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+        finally:
+            self._filling.pop(fill, None)
         if not cgroup.restore_memory_limit(limit):
             _log.warning("- %s stays lifted: more is in use", limit.file)
 
@@ -293,34 +304,59 @@ class Accelerator:
         self._driver.close()
         self._nvml.close()
 
-    def _await_room(self, gpus: Gpus, emptied: set[int], moves: dict[str, str]) -> None:
+    def _await_room(
+        self,
+        gpus: Gpus,
+        emptied: set[int],
+        moves: dict[str, str],
+        fill: object | None = None,
+    ) -> None:
         """A driver that runs out of memory in the middle loses the process for good.
+
+        Args:
+            gpus: what is needed.
+            emptied: the processes that need it.
+            moves: the cards that take the place of others.
+            fill: for whom the room is kept, until he is taken off the list.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait.
         """
-        needed = gpus.needed(emptied)
+        needed: Counter[str] = Counter()
+        for uuid, count in gpus.needed(emptied).items():
+            needed[moves.get(uuid, uuid)] += count
         deadline = time.monotonic() + self._room_seconds
-        while True:
-            free = self._room()
-            short = [
-                (uuid, room, count)
-                for uuid, count in needed.items()
-                if (room := free.get(moves.get(uuid, uuid))) is not None
-                and room < count
-            ]
-            if not short:
-                return
+        while short := self._take_room(needed, fill):
             if time.monotonic() > deadline:
-                uuid, room, count = short[0]
-                names = {card.uuid: card.name for card in gpus.cards}
+                card, room = short
+                back = {new: old for old, new in moves.items()}
+                names = {one.uuid: one.name for one in gpus.cards}
                 raise ReclaimError(
                     Reason.GPU_MEMORY,
-                    card=names.get(uuid, uuid),
-                    needed=size(count),
+                    card=names.get(back.get(card, card), card),
+                    needed=size(needed[card]),
                     free=size(room),
                 )
             time.sleep(_ROOM_PAUSE)  # memory comes free without a word
+
+    def _take_room(
+        self, needed: Counter[str], fill: object | None
+    ) -> tuple[str, int] | None:
+        """Keep room for a fill, or say on which card it is short, and what is free.
+
+        What others are about to fill is not free, and some of it counts twice while
+        they do: they are done in seconds.
+        """
+        free = self._room()
+        with self._promising:
+            kept = sum(self._filling.values(), Counter[str]())
+            for card, count in needed.items():
+                room = free.get(card)
+                if room is not None and room - kept[card] < count:
+                    return card, max(0, room - kept[card])
+            if fill is not None:
+                self._filling[fill] = needed
+        return None
 
     def _room(self) -> dict[str, int | None]:
         return {card.uuid: card.free for card in self._look()}

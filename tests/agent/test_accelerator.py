@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import termios
+import threading
+import time
 
 import pytest
 
@@ -199,6 +201,60 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
     assert driver.states == {process.pid: State.RUNNING}
+
+
+class SlowDriver(gpu.WellDriver):
+    """Fills when it is told to."""
+
+    def __init__(self, *pids: int) -> None:
+        super().__init__(*pids)
+        self.filling: list[int] = []
+        self.go_on = threading.Event()
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        self.filling.append(pid)
+        assert self.go_on.wait(60)
+        super().restore(pid, seconds=seconds, moves=moves)
+
+
+def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
+    """The driver would run out of it in the middle, and lose the second."""
+    popens = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    try:
+        whole = processes.snapshot(os.getpid())
+        pids = [popen.pid for popen in popens]
+        both = [p for p in whole.processes if p.pid in pids]
+        driver = SlowDriver(*pids)
+        driver.states = dict.fromkeys(pids, State.CHECKPOINTED)
+        card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=150, processes=[])
+        accelerator = Accelerator(
+            driver, Cards(card), lock_seconds=1, seconds=60, room_seconds=60
+        )
+
+        def fill(process) -> None:
+            there = Gpus(
+                driver="580.1",
+                cards=[GpuCard(uuid=gpu.CARD.uuid, name=gpu.CARD.name)],
+                users=[process.ns_pid],
+                uses=[GpuUse(pid=process.ns_pid, uuid=gpu.CARD.uuid, bytes=100)],
+            )
+            tree = processes.Snapshot(whole.init, (process,))
+            accelerator.fill(there, NO_LIMIT, tree)
+
+        threads = [threading.Thread(target=fill, args=(p,)) for p in both]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: driver.filling)
+        time.sleep(0.2)  # as long as the other one would need
+        assert len(driver.filling) == 1
+        driver.go_on.set()
+        for thread in threads:
+            thread.join()
+        assert set(driver.states.values()) == {State.RUNNING}
+    finally:
+        for popen in popens:
+            popen.kill()
+            popen.wait()
 
 
 def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(

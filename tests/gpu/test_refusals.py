@@ -145,3 +145,25 @@ def test_children_that_are_forked_all_along_do_not_hinder_a_capture(session):
     one("end()")
     one.cycle()
     assert one("float(x.sum())") == before
+
+
+JAX = """
+import jax, jax.numpy as jnp
+v = jax.random.normal(jax.random.key(0), (1 << 24,))
+g = jax.jit(lambda v: jnp.tanh(v) @ jnp.cos(v))
+"""
+
+
+@pytest.mark.parametrize("step", ["gpu", "connections", "dump", "commit"])
+def test_a_capture_that_is_called_off_gives_the_memory_back_before_anybody_runs(
+    session, step
+):
+    """JAX has threads of its own that look at memory, and crash where it is not."""
+    pytest.importorskip("jax")
+    one = session()
+    before = one(JAX + "float(g(v))")
+    told = one.call_off(step)
+    assert told == "cancelled" or step == "commit", told
+    for _ in range(5):
+        assert one("float(g(v))") == before
+        time.sleep(0.2)
