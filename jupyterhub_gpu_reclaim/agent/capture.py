@@ -8,6 +8,7 @@ It never ends a process of the session.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -76,7 +77,7 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
         parts.tool.findings(),
         gpu_savable=survey.savable,
     )
-    found += parts.memory.findings(Need(moved, session.init_pid))
+    found += parts.memory.findings(_need(session, gpus))
     found += surroundings.refuse_root(session)
     found += refuse_beyond_agent(rights_of(snapshot.processes))
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
@@ -182,9 +183,8 @@ class Capture:
             Refused: others were promised it meanwhile (``not_enough_memory``).
         """
         before = trees.resident_bytes(snapshot)
-        need = Need(
-            look.gpus.bytes() if look.gpus else 0,
-            self._session.init_pid,
+        need = dataclasses.replace(
+            _need(self._session, look.gpus),
             taken=lambda: trees.resident_bytes(self._tree()) - before,
         )
         self._parts.memory.promise(self._operation, need)
@@ -366,6 +366,14 @@ class Capture:
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)
+
+
+def _need(session: Placed, gpus: Gpus | None) -> Need:
+    """The memory that its GPUs' is moved into, with its own limit off."""
+    if gpus is None:
+        return Need(0, session.init_pid)
+    lifted = cgroup.find_memory_limit(session.init_pid, session.told.pod)
+    return Need(gpus.bytes(), session.init_pid, lifted)
 
 
 def let_go_on(parts: Parts, session: Placed, record: Record) -> None:

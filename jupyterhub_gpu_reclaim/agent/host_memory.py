@@ -7,10 +7,11 @@ missing; what was promised and is not used yet counts for everybody else as gone
 that two operations never count on the same free memory.
 
 Free is what the machine has (``MemAvailable``) and what is left below every memory
-limit that a session shares with others, a slice's for example. Promises live as long
-as their operation: one that has ended, in whatever way, holds none, and an agent that
-starts has none, since what a former one left under way is undone, not gone on with.
-It knows of memory only what the kernel says, and neither waits nor frees any.
+limit above a session, a slice's for example, but for those that are lifted for it.
+Promises live as long as their operation: one that has ended, in whatever way, holds
+none, and an agent that starts has none, since what a former one left under way is
+undone, not gone on with. It knows of memory only what the kernel says, and neither
+waits nor frees any.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jupyterhub_gpu_reclaim.agent.operations import Operation
+    from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
     from jupyterhub_gpu_reclaim.models import Finding
 
 MEMINFO = Path("/proc/meminfo")
 #: Left free beside all promises: the agent's own buffers, and whoever grows meanwhile.
 RESERVE_BYTES: Final = 256 << 20
 _MACHINE: Final = "on the machine"
-_SHARED: Final = "below a memory limit that it shares with others"
+_LIMITED: Final = "below its memory limit, or one that it shares"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,19 @@ class Need:
 
     Attributes:
         bytes: at most, beside what is in use when it begins.
-        init_pid: of the session; what is above its own control group limits it.
+        init_pid: of the session, whose control groups limit it.
+        lifted: limits of theirs that are taken off meanwhile.
         taken: how much of it is in use by now.
     """
 
     bytes: int
     init_pid: int
+    lifted: LimitRecord | None = None
     taken: Callable[[], int] = int
+
+    def headroom(self) -> dict[str, int]:
+        """See ``cgroup.headroom``."""
+        return cgroup.headroom(self.init_pid, self.lifted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class HostMemory:
             if short:
                 raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
             if need.bytes:
-                places = frozenset(cgroup.headroom_above(need.init_pid))
+                places = frozenset(need.headroom())
                 self._promises[operation] = _Promise(need, places)
 
     def release(self, operation: Operation) -> None:
@@ -110,7 +118,7 @@ class HostMemory:
         others = [(p.left(), p.places) for p in self._promises.values()]
         machine = _available()
         free = {} if machine is None else {"": machine - RESERVE_BYTES}
-        free |= cgroup.headroom_above(need.init_pid)
+        free |= need.headroom()
         for place, count in free.items():
             left = count - sum(
                 bytes_left
@@ -119,7 +127,7 @@ class HostMemory:
             )
             if left < need.bytes:
                 return {
-                    "where": _SHARED if place else _MACHINE,
+                    "where": _LIMITED if place else _MACHINE,
                     "needed": size(need.bytes),
                     "free": size(max(0, left)),
                     "missing": size(need.bytes - max(0, left)),

@@ -150,10 +150,15 @@ class Restore:
         Raises:
             RestoreFailed: it is not there (``not_enough_memory``).
         """
+        session, world = self._session, there.world
+        lifted = None
+        if world.gpus:
+            lifted = cgroup.find_memory_limit(session.init_pid, session.told.pod)
         need = Need(
-            surroundings.memory_needed(self._session, there.checkpoint, there.world),
-            self._session.init_pid,
-            taken=lambda: trees.resident_bytes(trees.look(self._session)),
+            surroundings.memory_needed(session, there.checkpoint, world),
+            session.init_pid,
+            lifted,
+            taken=lambda: trees.resident_bytes(trees.look(session)),
         )
         try:
             self._parts.memory.promise(self._operation, need)

@@ -109,24 +109,30 @@ def memory_limit(pid: int) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def headroom_above(pid: int) -> dict[str, int]:
-    """What is left below the memory limits that a process shares with other groups.
+def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
+    """What is left below the memory limits above a process, that of its group included.
 
-    Its own group's limit is left out: it concerns nobody else, and is lifted while a
-    GPU's memory is moved. Files that the kernel keeps in memory count as free.
+    Files that the kernel keeps in memory count as free.
+
+    Args:
+        pid: whose.
+        lifted: limits that do not count, since they are taken off.
 
     Returns:
-        Bytes by the folder of each group above that has a limit.
+        Bytes by the folder of each group that has a limit.
     """
     group = _with(pid, "memory")
     if group is None:
         return {}
-    found = {}
+    off = set()
+    while lifted is not None:
+        off.add(lifted.file)
+        lifted = lifted.above
+    names, found = _USAGE_NAMES[group.version], {}
     for folder in _upwards(group):
         limit = _limit(folder, group.version)
-        if folder == group.folder or limit is None:
+        if limit is None or str(folder / _limit_name(group.version)) in off:
             continue
-        names = _USAGE_NAMES[group.version]
         used = _number(folder / names.used) or 0
         stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
         kept = sum(int(stat.get(name, 0)) for name in names.files)
