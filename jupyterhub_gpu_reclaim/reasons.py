@@ -283,8 +283,26 @@ class Reason(Enum):
     )
     GPU_PROFILED = (
         "gpu_profiled",
-        "Process {pid} ({name}) runs under {tool}, with which its GPU cannot be saved.",
-        "Wait for its report, or start the program without it.",
+        "Process {pid} ({name}) was profiled with {tool}, so its GPU cannot be saved.",
+        "Start the program, or restart the kernel, without it.",
+    )
+    GPU_IPC = (
+        "gpu_ipc",
+        (
+            "Process {pid} ({name}) has opened GPU memory that was shared with it (CUDA"
+            " IPC), which the driver could not bring back."
+        ),
+        "End that process, or let it close the memory while the other one lives.",
+        True,
+    )
+    GPU_IPC_UNKNOWN = (
+        "gpu_ipc_unknown",
+        (
+            "Process {pid} ({name}) and {others} more use a GPU, and this machine's driver"
+            " does not tell whether they share its memory (CUDA IPC), which it could not"
+            " bring back."
+        ),
+        "Let one process alone use a GPU, or ask the administrator for another driver.",
         True,
     )
     ROOT_UNSUPPORTED = (
@@ -295,8 +313,11 @@ class Reason(Enum):
     NO_TREE = ("no_tree", "There is no running program to save in this session.")
     NOT_ENOUGH_MEMORY = (
         "not_enough_memory",
-        "Not enough free memory on the machine: {needed} needed, {free} free.",
-        "",
+        (
+            "Not enough free memory {where}: {needed} needed, {free} free, {missing}"
+            " missing."
+        ),
+        "Wait until other sessions have ended or been suspended.",
         True,
     )
     STORE_FULL = (

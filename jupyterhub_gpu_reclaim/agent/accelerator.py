@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.agent.gpu_world import (
     GpuCard,
@@ -26,6 +28,7 @@ from jupyterhub_gpu_reclaim.engine import (
     cuda,
     gpu_company,
     gpu_processes,
+    gpu_sharing,
     processes,
     procfs,
     stale_mappings,
@@ -38,7 +41,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
@@ -56,6 +59,8 @@ _ROOM_SECONDS = 60.0
 _ROOM_PAUSE = 0.5
 _LOOK_SECONDS = 10.0
 _LOOK_PAUSE = 0.01
+#: Looks for stale children until there are none: one that forks on and on is refused.
+_ROUNDS = 20
 
 
 class Accelerator:
@@ -89,6 +94,8 @@ class Accelerator:
         self._room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
+        self._filling: dict[object, Counter[str]] = {}
+        self._promising = threading.Lock()
 
     @property
     def cards(self) -> CardSource:
@@ -116,7 +123,7 @@ class Accelerator:
         except DriverError as error:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
-    def findings(self, survey: Survey) -> Iterator[Finding]:
+    def findings(self, survey: Survey, snapshot: Snapshot) -> Iterator[Finding]:
         """What keeps its GPUs from being saved now; touches nothing."""
         for process in survey.stopped:
             yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
@@ -132,6 +139,9 @@ class Accelerator:
         for card in cards:
             if card.divided:
                 yield finding(Reason.GPU_MIG, card=card.name)
+        users = [user.process for user in survey.users]
+        for one in gpu_sharing.examine(self._driver, users, snapshot):
+            yield finding(one.reason, **one.facts)
 
     def describe(self, survey: Survey) -> Gpus | None:
         """What the session has of GPUs; None where it has nothing.
@@ -161,7 +171,7 @@ class Accelerator:
 
     def empty(
         self,
-        snapshot: Snapshot,
+        look: Callable[[], Snapshot],
         survey: Survey,
         limit: LimitRecord,
         cancel: Cancel | None = None,
@@ -169,10 +179,11 @@ class Accelerator:
         """Move its GPU memory into its processes', so that nothing holds a GPU.
 
         They are stopped afterwards, as is a shell that one of them was started from: it
-        would take its terminal away from a program that stops.
+        would take its terminal away from a program that stops. Their forked children
+        have given up what they inherited, also those that were forked after the survey.
 
         Args:
-            snapshot: the session's tree.
+            look: tells the session's tree as it is.
             survey: of it.
             limit: on its memory, which is lifted for that.
             cancel: calls it off.
@@ -182,22 +193,60 @@ class Accelerator:
         """
         cgroup.lift_memory_limit(limit)
         users = [user.process for user in survey.users]
-        for shell in _shells(snapshot, users):
+        shells = _shells(look(), users)
+        for shell in shells:
             processes.send(shell, signal.SIGSTOP)
         cuda.empty(
             self._driver,
             users,
             lock_seconds=self._lock_seconds,
             seconds=self._seconds,
+            settle=lambda: self._settle(look, users, shells, cancel),
             cancel=cancel,
         )
-        for child in survey.stale:
-            try:
+        self.refuse_holders(look())
+
+    def refuse_holders(self, snapshot: Snapshot) -> None:
+        """Make sure that nobody in an emptied session holds a GPU.
+
+        Raises:
+            RolledBack: somebody has begun to (``capture_failed``).
+        """
+        for process in snapshot.processes:
+            if gpu_processes.held_by(process.pid):
+                raise _began(process)
+
+    def _settle(
+        self,
+        look: Callable[[], Snapshot],
+        users: Sequence[Process],
+        shells: Sequence[Process],
+        cancel: Cancel | None,
+    ) -> None:
+        """Judge the tree by what is so now: its users stand, and hold their devices.
+
+        Whatever happened since the survey shows here, and none of the users can fork a
+        child or open anybody's memory any more.
+
+        Raises:
+            ReclaimError: somebody has begun to use a GPU or was stopped, memory of
+                others is open, or it was called off.
+        """
+        for _ in range(_ROUNDS):
+            snapshot = look()
+            now = gpu_processes.survey(self._driver, snapshot)
+            _refuse_new(now, users, shells)
+            if not now.stale:
+                break
+            # One that forks meanwhile hands on what it still had: hence the next look.
+            for child in now.stale:
+                if cancel is not None and cancel.is_set:
+                    raise ReclaimError(Reason.CANCELLED)
                 stale_mappings.give_up(child.process)
-            except ReclaimError as error:
-                raise RolledBack(
-                    error.reason, detail=error.detail, **error.facts
-                ) from error
+        else:
+            raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
+        for shared in gpu_sharing.examine(self._driver, users, snapshot):
+            raise ReclaimError(shared.reason, **shared.facts)
 
     def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
         """Why a saved session's GPUs cannot be filled under that init; touches nothing.
@@ -232,8 +281,12 @@ class Accelerator:
         emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
         here = self._cards(snapshot.init.pid)
         moves = plan_moves(gpus.cards, here, self._room()) or {}
-        self._await_room(gpus, {process.ns_pid for process in emptied}, moves)
-        cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+        fill = object()
+        try:
+            self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
+            cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+        finally:
+            self._filling.pop(fill, None)
         if not cgroup.restore_memory_limit(limit):
             _log.warning("- %s stays lifted: more is in use", limit.file)
 
@@ -251,34 +304,59 @@ class Accelerator:
         self._driver.close()
         self._nvml.close()
 
-    def _await_room(self, gpus: Gpus, emptied: set[int], moves: dict[str, str]) -> None:
+    def _await_room(
+        self,
+        gpus: Gpus,
+        emptied: set[int],
+        moves: dict[str, str],
+        fill: object | None = None,
+    ) -> None:
         """A driver that runs out of memory in the middle loses the process for good.
+
+        Args:
+            gpus: what is needed.
+            emptied: the processes that need it.
+            moves: the cards that take the place of others.
+            fill: for whom the room is kept, until he is taken off the list.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait.
         """
-        needed = gpus.needed(emptied)
+        needed: Counter[str] = Counter()
+        for uuid, count in gpus.needed(emptied).items():
+            needed[moves.get(uuid, uuid)] += count
         deadline = time.monotonic() + self._room_seconds
-        while True:
-            free = self._room()
-            short = [
-                (uuid, room, count)
-                for uuid, count in needed.items()
-                if (room := free.get(moves.get(uuid, uuid))) is not None
-                and room < count
-            ]
-            if not short:
-                return
+        while short := self._take_room(needed, fill):
             if time.monotonic() > deadline:
-                uuid, room, count = short[0]
-                names = {card.uuid: card.name for card in gpus.cards}
+                card, room = short
+                back = {new: old for old, new in moves.items()}
+                names = {one.uuid: one.name for one in gpus.cards}
                 raise ReclaimError(
                     Reason.GPU_MEMORY,
-                    card=names.get(uuid, uuid),
-                    needed=size(count),
+                    card=names.get(back.get(card, card), card),
+                    needed=size(needed[card]),
                     free=size(room),
                 )
             time.sleep(_ROOM_PAUSE)  # memory comes free without a word
+
+    def _take_room(
+        self, needed: Counter[str], fill: object | None
+    ) -> tuple[str, int] | None:
+        """Keep room for a fill, or say on which card it is short, and what is free.
+
+        What others are about to fill is not free, and some of it counts twice while
+        they do: they are done in seconds.
+        """
+        free = self._room()
+        with self._promising:
+            kept = sum(self._filling.values(), Counter[str]())
+            for card, count in needed.items():
+                room = free.get(card)
+                if room is not None and room - kept[card] < count:
+                    return card, max(0, room - kept[card])
+            if fill is not None:
+                self._filling[fill] = needed
+        return None
 
     def _room(self) -> dict[str, int | None]:
         return {card.uuid: card.free for card in self._look()}
@@ -321,6 +399,38 @@ def _at_most(use: ProcessUse, card: CardUse) -> int:
     if card.total is None:
         raise Refused(Reason.GPU_DRIVER_SILENT)
     return card.total - (card.free or 0)
+
+
+def _refuse_new(
+    now: Survey, users: Sequence[Process], shells: Sequence[Process]
+) -> None:
+    """Nobody else may hold a GPU than those that stand and their stale children.
+
+    Args:
+        now: the tree.
+        users: those that stand.
+        shells: those that we have stopped.
+
+    Raises:
+        ReclaimError: somebody does (``capture_failed``, ``gpu_stopped``).
+    """
+    known = {process.pid for process in users}
+    new = [user.process for user in now.users if user.process.pid not in known]
+    for process in (*new, *now.others):
+        raise _began(process)
+    ours = {process.pid for process in shells}
+    for process in now.stopped:
+        if process.pid not in ours or gpu_processes.held_by(process.pid):
+            raise ReclaimError(Reason.GPU_STOPPED, **_name(process))
+
+
+def _began(process: Process) -> RolledBack:
+    why = f"process {process.ns_pid} ({process.name}) has just begun to use a GPU"
+    return RolledBack(Reason.CAPTURE_FAILED, why=why)
+
+
+def _name(process: Process) -> dict[str, Any]:
+    return {"pid": process.ns_pid, "name": process.name}
 
 
 def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:

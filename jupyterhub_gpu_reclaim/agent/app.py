@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.agent import recovery, watchdog
 from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
+from jupyterhub_gpu_reclaim.agent.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.agent.listening import (
     CannotStartError,
     folder,
@@ -152,6 +153,7 @@ class AgentApp(AgentSettings):
                 lock_seconds=limits.gpu_lock,
                 seconds=limits.dump,
             ),
+            memory=HostMemory(),
         )
 
 

@@ -8,6 +8,7 @@ It never ends a process of the session.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.host_memory import Need
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
@@ -69,14 +71,14 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
     gpus = parts.accelerator.describe(survey)
     moved = gpus.bytes() if gpus else 0
     # First: what they say of a GPU is the cause of what the others see of it.
-    found = list(parts.accelerator.findings(survey))
+    found = list(parts.accelerator.findings(survey, snapshot))
     found += preflight.examine(
         session.init_pid,
         snapshot,
         parts.tool.findings(),
-        needed_memory=moved,
         gpu_savable=survey.savable,
     )
+    found += parts.memory.findings(_need(session, gpus))
     found += surroundings.refuse_root(session)
     found += refuse_beyond_agent(rights_of(snapshot.processes))
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
@@ -179,8 +181,22 @@ class Capture:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look
+
+    def _promise(self, snapshot: Snapshot, look: Look) -> None:
+        """Keep the memory that its GPUs' is moved into, until it is there.
+
+        Raises:
+            Refused: others were promised it meanwhile (``not_enough_memory``).
+        """
+        before = trees.resident_bytes(snapshot)
+        need = dataclasses.replace(
+            _need(self._session, look.gpus),
+            taken=lambda: trees.resident_bytes(self._tree()) - before,
+        )
+        self._parts.memory.promise(self._operation, need)
 
     async def _save(
         self, snapshot: Snapshot, login: Login, survey: Survey
@@ -191,7 +207,7 @@ class Capture:
             "store", lambda: self._begin(snapshot)
         )
         frozen = self._parts.clock.monotonic()
-        await self._empty(snapshot, survey)
+        await self._empty(survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
@@ -246,7 +262,7 @@ class Capture:
             expected_bytes=trees.resident_bytes(snapshot) + moved,
         )
 
-    async def _empty(self, snapshot: Snapshot, survey: Survey) -> None:
+    async def _empty(self, survey: Survey) -> None:
         """Empty its GPUs; its processes must still run, and are stopped from now on."""
         gpus = self._record.gpus
         if gpus is None:
@@ -257,11 +273,12 @@ class Capture:
         ):
             await in_thread(
                 lambda: self._parts.accelerator.empty(
-                    snapshot, survey, self._record.memory_limit, self._cancel
+                    self._tree, survey, self._record.memory_limit, self._cancel
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
+        self._parts.memory.release(self._operation)  # it is in use from here on
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.
@@ -295,6 +312,9 @@ class Capture:
     def _run_criu(
         self, writer: CheckpointWriter, snapshot: Snapshot
     ) -> dump.DumpResult:
+        if self._record.gpus is not None:
+            # CRIU cannot save a device; it would say so in its own words.
+            self._parts.accelerator.refuse_holders(self._tree())
         with self._parts.work_folder() as folder:
             return dump.dump(
                 self._parts.tool.criu(),
@@ -305,7 +325,12 @@ class Capture:
                 stopped=snapshot.stopped,
                 prepare=aside.move,
                 cancel=self._cancel,
+                # Nobody may run before his GPU is filled.
+                undo=self._record.gpus is None,
             )
+
+    def _tree(self) -> Snapshot:
+        return trees.look(self._session)
 
     async def _roll_back(self) -> Stage:
         """Let the tree go on, then remove what was written.
@@ -378,6 +403,14 @@ class Capture:
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)
+
+
+def _need(session: Placed, gpus: Gpus | None) -> Need:
+    """The memory that its GPUs' is moved into, with its own limit off."""
+    if gpus is None:
+        return Need(0, session.init_pid)
+    lifted = cgroup.find_memory_limit(session.init_pid, session.told.pod)
+    return Need(gpus.bytes(), session.init_pid, lifted)
 
 
 def let_go_on(

@@ -151,6 +151,8 @@ class Operations:
     def attach(self, incarnation: str, kind: str, checkpoint: str) -> Operation | None:
         """That very operation, under way or ended; None if it must be begun.
 
+        A restore that failed is begun anew by the same call.
+
         Raises:
             Refused: another operation is under way (``operation_in_flight``).
         """
@@ -158,7 +160,7 @@ class Operations:
         if operation is None:
             return None
         if (operation.kind, operation.checkpoint) == (kind, checkpoint):
-            return None if _found_no_room(operation) else operation
+            return None if _may_go_better(operation) else operation
         if not operation.done:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=operation.kind)
         return None
@@ -202,10 +204,14 @@ class Operations:
             del self._current[name]
 
 
-def _found_no_room(operation: Operation) -> bool:
-    """Whether it ended for want of a GPU's memory: the same call tries anew."""
-    error = operation.error if operation.done else None
-    return error is not None and error.reason is Reason.GPU_MEMORY
+def _may_go_better(operation: Operation) -> bool:
+    """Whether the same call tries anew: a restore that failed has left nothing.
+
+    What hindered it may have been mended: memory came free, a file was put back.
+    """
+    return (
+        operation.kind == "restore" and operation.done and operation.error is not None
+    )
 
 
 async def _run(

@@ -44,8 +44,9 @@ def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
     tree = trees.tree_of(session, record, None)
     if record is not None and record.checkpoint == checkpoint:
         failure = record.failure if record.stage is Stage.FAILED else None
-        # For want of a GPU's memory it may be tried anew: others give it up.
-        if failure is not None and failure.code != Reason.GPU_MEMORY.value:
+        # Told of any other, the caller asks again when it may go better. Of this one
+        # nobody was told: it may be the restore that has ended the agent.
+        if failure is not None and failure.code == Reason.AGENT_RESTARTED.value:
             return Event(failure=failure)
         if record.stage is Stage.RESTORED:
             return Event(tree=tree)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
+    from jupyterhub_gpu_reclaim.agent.host_memory import HostMemory
     from jupyterhub_gpu_reclaim.agent.placements import Placements
     from jupyterhub_gpu_reclaim.agent.records import Records
     from jupyterhub_gpu_reclaim.agent.tool import Tool
@@ -55,6 +56,7 @@ class Parts:
     limits: Limits
     work: Path
     accelerator: Accelerator
+    memory: HostMemory
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, server_last, surroundings, trees
+from jupyterhub_gpu_reclaim.agent.host_memory import Need
 from jupyterhub_gpu_reclaim.agent.memory import SavedImages
 from jupyterhub_gpu_reclaim.agent.nudge import find_connection
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
@@ -40,6 +41,7 @@ from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.errors import (
     NotFound,
     ReclaimError,
+    Refused,
     RestoreFailed,
 )
 from jupyterhub_gpu_reclaim.metrics import jupyter
@@ -112,6 +114,7 @@ class Restore:
             # What its GPUs held comes back as memory of its processes first.
             cgroup.lift_memory_limit(self._record.memory_limit)
             result = await self._restore(there, rewritten)
+            self._parts.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
             yield self._note(Stage.CONTINUING)
             await self._go_on(there, result)
@@ -139,8 +142,30 @@ class Restore:
             "check", lambda: _compare(self._parts, self._session, there)
         )
         saved.refuse_fatal(found, RestoreFailed)
+        await self._thread("check", lambda: self._promise(there))
         anew = await self._thread("check", lambda: server_last.rewrite(there))
         return there, {**anew, saved.FILES: image}
+
+    def _promise(self, there: saved.Saved) -> None:
+        """Keep the memory that it will hold, until it is there.
+
+        Raises:
+            RestoreFailed: it is not there (``not_enough_memory``).
+        """
+        session, world = self._session, there.world
+        lifted = None
+        if world.gpus:
+            lifted = cgroup.find_memory_limit(session.init_pid, session.told.pod)
+        need = Need(
+            surroundings.memory_needed(session, there.checkpoint, world),
+            session.init_pid,
+            lifted,
+            taken=lambda: trees.resident_bytes(trees.look(session)),
+        )
+        try:
+            self._parts.memory.promise(self._operation, need)
+        except Refused as error:
+            raise RestoreFailed(error.reason, **error.facts) from None
 
     async def _restore(
         self, there: saved.Saved, rewritten: dict[str, bytes]

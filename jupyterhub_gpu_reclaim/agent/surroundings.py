@@ -196,3 +196,23 @@ def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[sockets.Port]
     """The ports that the saved session will bind again."""
     image = checkpoint.read(saved.FILES_IMAGE)
     return sockets.ports_of(sockets.close_external(image, (), world.cut))
+
+
+def memory_needed(session: Session, checkpoint: Checkpoint, world: World) -> int:
+    """Bytes of host memory that it takes while it is brought back under that init.
+
+    What its GPUs held is memory of its processes first. Shared memory, which no
+    process is charged with, stands in CRIU's pages; files in memory in the archives.
+    """
+    pages = sum(
+        checkpoint.size(name)
+        for name in checkpoint.names()
+        if name.startswith(saved.IMAGES + "pages-")
+    )
+    on_disk = {str(m.target) for m in _private(session) if m.kind == "overlay"}
+    files = sum(
+        checkpoint.size(saved.ARCHIVE.format(number=number))
+        for number, target in enumerate(world.archives)
+        if target not in on_disk
+    )
+    return max(world.memory, pages) + files

@@ -49,6 +49,21 @@ class _Root(NamedTuple):
     group: str
 
 
+class _UsageNames(NamedTuple):
+    """What the kernel calls a group's usage, and the files' part of it."""
+
+    used: str
+    files: tuple[str, str]
+
+
+_USAGE_NAMES: Final = {
+    1: _UsageNames(
+        "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+    ),
+    2: _UsageNames("memory.current", ("inactive_file", "active_file")),
+}
+
+
 class LimitRecord(Value, frozen=True, kw_only=True):
     """What it takes to put a memory limit back, also after a crash."""
 
@@ -92,6 +107,37 @@ def memory_limit(pid: int) -> int | None:
         return None
     limits = [_limit(folder, group.version) for folder in _upwards(group)]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
+    """What is left below the memory limits above a process, that of its group included.
+
+    Files that the kernel keeps in memory count as free.
+
+    Args:
+        pid: whose.
+        lifted: limits that do not count, since they are taken off.
+
+    Returns:
+        Bytes by the folder of each group that has a limit.
+    """
+    group = _with(pid, "memory")
+    if group is None:
+        return {}
+    off = set()
+    while lifted is not None:
+        off.add(lifted.file)
+        lifted = lifted.above
+    names, found = _USAGE_NAMES[group.version], {}
+    for folder in _upwards(group):
+        limit = _limit(folder, group.version)
+        if limit is None or str(folder / _limit_name(group.version)) in off:
+            continue
+        used = _number(folder / names.used) or 0
+        stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+        kept = sum(int(stat.get(name, 0)) for name in names.files)
+        found[str(folder)] = max(0, limit - max(0, used - kept))
+    return found
 
 
 def join(pid: int, other: int) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
@@ -44,9 +46,9 @@ if TYPE_CHECKING:
 
 _VERSION = Path("/sys/module/nvidia/version")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_THREADS = 32
 #: Seconds in which threads must stand still; one that waits for a disk does not.
 _STILL_SECONDS = 30.0
+_CUPTI = "torch.profiler or another that uses CUPTI"
 #: States of a thread that a signal has stopped, or that is no more.
 _STILL = processes.DEAD | {processes.STOPPED}
 
@@ -78,6 +80,7 @@ def empty(
     *,
     lock_seconds: float,
     seconds: float,
+    settle: Callable[[], None] = lambda: None,
     cancel: Cancel | None = None,
 ) -> None:
     """Move the GPU memory of those processes into their own; all or nothing.
@@ -89,22 +92,34 @@ def empty(
         tasks: the users of a survey; they must run.
         lock_seconds: for the work that the GPU has in hand.
         seconds: for moving the memory.
+        settle: called when all are locked and stand, before any memory moves: nobody
+            forks any more, and each has its devices still. What it raises ends it.
         cancel: calls it off.
 
     Raises:
-        RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_unsupported``,
-            ``gpu_failed``), or it was called off; all have their memory, and those
-            that were stopped already are stopped.
+        RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_profiled``,
+            ``gpu_unsupported``, ``gpu_failed``), ``settle`` has raised, or it was
+            called off; all have their memory, and those that were stopped already are
+            stopped.
         ReclaimError: likewise, but one could not be brought back (``gpu_stuck``).
     """
+    if not tasks:
+        return
+    # Each is held by the thread that moves its memory; the last to hold one settles.
+    standing = threading.Barrier(len(tasks), settle)
     try:
         _each(tasks, lambda p: _lock(driver, p, lock_seconds))
         _refuse_cancelled(cancel)
-        _each(tasks, lambda p: _checkpoint(driver, p, seconds))
+        _each(tasks, lambda p: _checkpoint(driver, p, seconds, standing))
         _refuse_cancelled(cancel)
     except ReclaimError as error:
         fill(driver, tasks, seconds=seconds)
-        raise RolledBack(error.reason, detail=error.detail, **error.facts) from error
+        raise RolledBack(
+            error.reason,
+            detail=error.detail,
+            retryable=error.retryable,
+            **error.facts,
+        ) from error
 
 
 def fill(
@@ -148,13 +163,32 @@ def _lock(driver: Driver, process: Process, seconds: float) -> None:
                 raise ReclaimError(
                     Reason.GPU_BUSY_TOO_LONG, **_name(process), seconds=seconds
                 ) from None
+            if error.code == cuda_driver.NOT_SUPPORTED:
+                # Seen with CUPTI alone, for the rest of the process's life.
+                raise ReclaimError(
+                    Reason.GPU_PROFILED, **_name(process), tool=_CUPTI
+                ) from None
             raise _failed(process, error) from error
 
 
-def _checkpoint(driver: Driver, process: Process, seconds: float) -> None:
+def _checkpoint(
+    driver: Driver, process: Process, seconds: float, standing: threading.Barrier
+) -> None:
+    try:
+        _move_out(driver, process, seconds, standing)
+    except BaseException:
+        standing.abort()  # the others would wait for ever
+        raise
+
+
+def _move_out(
+    driver: Driver, process: Process, seconds: float, standing: threading.Barrier
+) -> None:
     if _state(driver, process) is not State.LOCKED:
+        standing.wait()
         return
     with _held(driver, process) as running:
+        standing.wait()
         try:
             driver.checkpoint(process.pid, seconds=seconds)
         except DriverError as error:
@@ -275,11 +309,12 @@ def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
     Raises:
         ReclaimError: the first failure.
     """
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="cuda") as pool:
-        futures = [pool.submit(work, process) for process in tasks]
+    futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):
         try:
             future.result()
+        except threading.BrokenBarrierError:
+            continue  # somebody else has failed: his is the failure
         except DriverError as error:
             raise _failed(process, error) from error
 
@@ -289,8 +324,7 @@ def _try_each(
 ) -> list[ReclaimError]:
     """Do it for all at once; the failures of those that still live."""
     failures = []
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="cuda") as pool:
-        futures = [pool.submit(work, process) for process in tasks]
+    futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):
         error = future.exception()
         if error is None or _has_ended(process):
@@ -300,6 +334,14 @@ def _try_each(
         facts = {**_name(process), "detail": str(error)}
         failures.append(ReclaimError(Reason.GPU_STUCK, **facts))
     return failures
+
+
+def _all_at_once(
+    tasks: Sequence[Process], work: Callable[[Process], None]
+) -> list[Future[None]]:
+    """One thread for each, since they may wait for each other; all have ended."""
+    with ThreadPoolExecutor(max(1, len(tasks)), thread_name_prefix="cuda") as pool:
+        return [pool.submit(work, process) for process in tasks]
 
 
 def _has_ended(process: Process) -> bool:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.engine import cuda_helper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,15 @@ class Card:
     uuid: str  #: 32 hexadecimal digits
     name: str
     memory: int  #: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process has of the GPUs' memory, in bytes."""
+
+    own: int
+    #: Of others, open through CUDA IPC; also its own that it has imported again.
+    borrowed: int
 
 
 class Driver:
@@ -125,6 +134,15 @@ class Driver:
             if error.code is None:
                 raise
             return None
+
+    def memory(self, pids: Iterable[int]) -> dict[int, Memory]:
+        """What those processes have, by host pid.
+
+        Raises:
+            DriverError: the kernel's driver does not tell, or not as we know it.
+        """
+        answer = self._ask("memory", QUICK_SECONDS, pids=list(pids))
+        return {int(pid): Memory(*pair) for pid, pair in answer["memory"].items()}
 
     def lock(self, pid: int, *, seconds: float) -> None:
         """Wait until the process's GPU work is done and let no more begin."""

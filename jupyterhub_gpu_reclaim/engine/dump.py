@@ -62,6 +62,7 @@ def dump(
     stopped: Collection[int] | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
+    undo: bool = True,
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
 
@@ -76,11 +77,14 @@ def dump(
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             out of control groups that somebody may end.
         cancel: calls it off.
+        undo: whether the tree goes on after a failure. Not where something has to be
+            given back to it before; then the caller lets it go on.
 
     Raises:
         Refused: there is nothing to save.
-        RolledBack: CRIU could not, time was up, or it was called off; the tree runs.
-        Exception: what a sink has raised; the tree runs.
+        RolledBack: CRIU could not, time was up, or it was called off; the tree runs,
+            if it is to go on.
+        Exception: what a sink has raised; likewise.
     """
     begun = time.monotonic()
     before = processes.snapshot(session.init_pid, session.init_start)
@@ -97,7 +101,8 @@ def dump(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
     except BaseException as error:
-        _roll_back(session, stopped)
+        if undo:
+            _roll_back(session, stopped)
         if isinstance(error, OSError) or type(error) is ReclaimError:
             raise _rolled_back(error) from error
         raise

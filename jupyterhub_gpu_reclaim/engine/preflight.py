@@ -21,7 +21,6 @@ a deleted file over the ghost limit              ``ghost_too_large``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a UNIX connection to a program outside           ``socket_unsupported``
 another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
-too little free memory                           ``not_enough_memory``
 ===============================================  =======================
 
 Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify,
@@ -34,7 +33,6 @@ import os
 import pwd
 import re
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim import words
@@ -101,7 +99,6 @@ def examine(
     snapshot: Snapshot,
     criu_findings: Iterable[Finding] = (),
     *,
-    needed_memory: int = 0,
     gpu_savable: Collection[int] = (),
     ghost_limit: int = GHOST_LIMIT_BYTES,
 ) -> list[Finding]:
@@ -111,7 +108,6 @@ def examine(
         init_pid: of the session.
         snapshot: its tree.
         criu_findings: what the check of CRIU on this machine found.
-        needed_memory: bytes that the capture will need beside what is in use.
         gpu_savable: host pids of processes whose GPU is emptied before.
         ghost_limit: bytes that CRIU may copy of one deleted file.
     """
@@ -135,7 +131,6 @@ def examine(
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _unix_outside(init_pid, alive)
-    findings += _memory(needed_memory)
     return list(dict.fromkeys(findings))  # each process of a user says the same
 
 
@@ -260,18 +255,3 @@ def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
             name=process.name,
             kind=f"UNIX connection to a program outside ({where})",
         )
-
-
-def _memory(needed: int) -> Iterator[Finding]:
-    free = _available_memory()
-    if free is not None and free < needed:
-        yield finding(
-            Reason.NOT_ENOUGH_MEMORY, needed=words.size(needed), free=words.size(free)
-        )
-
-
-def _available_memory() -> int | None:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import termios
+import threading
+import time
 
 import pytest
 
@@ -136,7 +138,7 @@ def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed
     assert described.bytes() == 100
     assert described.users == [process.ns_pid]
 
-    accelerator.empty(sleeper, survey, NO_LIMIT)
+    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
     assert driver.states == {process.pid: State.CHECKPOINTED}
     wait_for(lambda: processes.is_stopped(process))
     accelerator.fill(described, NO_LIMIT, sleeper)
@@ -185,7 +187,7 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     accelerator = make(driver, pid=process.pid)
     survey = Survey(users=(User(process, State.RUNNING),))
     described = accelerator.describe(survey)
-    accelerator.empty(sleeper, survey, NO_LIMIT)
+    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
     crowded = make(driver, free=99)
 
     for call in (
@@ -199,6 +201,60 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
     assert driver.states == {process.pid: State.RUNNING}
+
+
+class SlowDriver(gpu.WellDriver):
+    """Fills when it is told to."""
+
+    def __init__(self, *pids: int) -> None:
+        super().__init__(*pids)
+        self.filling: list[int] = []
+        self.go_on = threading.Event()
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        self.filling.append(pid)
+        assert self.go_on.wait(60)
+        super().restore(pid, seconds=seconds, moves=moves)
+
+
+def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
+    """The driver would run out of it in the middle, and lose the second."""
+    popens = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    try:
+        whole = processes.snapshot(os.getpid())
+        pids = [popen.pid for popen in popens]
+        both = [p for p in whole.processes if p.pid in pids]
+        driver = SlowDriver(*pids)
+        driver.states = dict.fromkeys(pids, State.CHECKPOINTED)
+        card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=150, processes=[])
+        accelerator = Accelerator(
+            driver, Cards(card), lock_seconds=1, seconds=60, room_seconds=60
+        )
+
+        def fill(process) -> None:
+            there = Gpus(
+                driver="580.1",
+                cards=[GpuCard(uuid=gpu.CARD.uuid, name=gpu.CARD.name)],
+                users=[process.ns_pid],
+                uses=[GpuUse(pid=process.ns_pid, uuid=gpu.CARD.uuid, bytes=100)],
+            )
+            tree = processes.Snapshot(whole.init, (process,))
+            accelerator.fill(there, NO_LIMIT, tree)
+
+        threads = [threading.Thread(target=fill, args=(p,)) for p in both]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: driver.filling)
+        time.sleep(0.2)  # as long as the other one would need
+        assert len(driver.filling) == 1
+        driver.go_on.set()
+        for thread in threads:
+            thread.join()
+        assert set(driver.states.values()) == {State.RUNNING}
+    finally:
+        for popen in popens:
+            popen.kill()
+            popen.wait()
 
 
 def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
@@ -217,7 +273,7 @@ def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
     never = Accelerator(driver, BusyCards(card, times=10**6), **options)
     for call in (
         lambda: never.describe(survey),
-        lambda: list(never.findings(survey)),
+        lambda: list(never.findings(survey, sleeper)),
         lambda: never.await_room(soon.describe(survey)),
     ):
         with pytest.raises(Refused) as caught:
@@ -258,7 +314,7 @@ def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
             *above, shell, program = tree.processes
             driver = gpu.WellDriver(program.pid)
             survey = Survey(users=(User(program, State.RUNNING),))
-            make(driver).empty(tree, survey, NO_LIMIT)
+            make(driver).empty(lambda: tree, survey, NO_LIMIT)
             wait_for(lambda: processes.is_stopped(shell))
             wait_for(lambda: processes.is_stopped(program))
             assert not any(processes.is_stopped(one) for one in above)
@@ -291,7 +347,7 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     before = make(driver, visible={process.pid: {first}}.get)
     described = before.describe(survey)
     assert [card.uuid for card in described.cards] == [first]
-    before.empty(sleeper, survey, NO_LIMIT)
+    before.empty(lambda: sleeper, survey, NO_LIMIT)
 
     (found,) = make(driver, visible={init: set()}.get).compare(described, init)
     assert found.code == "gpu_mismatch"
@@ -319,7 +375,7 @@ def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
     (process,) = sleeper.processes
     accelerator = make(gpu.WellDriver(process.pid), divided=True)
     survey = Survey(users=(User(process, State.RUNNING),), stopped=(process,))
-    assert [one.code for one in accelerator.findings(survey)] == [
+    assert [one.code for one in accelerator.findings(survey, sleeper)] == [
         "gpu_stopped",
         "gpu_mig",
     ]
@@ -333,7 +389,7 @@ def test_findings_name_a_client_of_mps_also_one_that_the_driver_does_not_know(
     user = (User(process, State.RUNNING),)
     survey = Survey(users=user) if known else Survey(others=(process,))
     accelerator = make(gpu.WellDriver(process.pid), pid=process.pid, mps=True)
-    assert [one.code for one in accelerator.findings(survey)] == ["gpu_mps"]
+    assert [one.code for one in accelerator.findings(survey, sleeper)] == ["gpu_mps"]
 
 
 def test_a_silent_driver_refuses_before_anything_is_touched(tmp_path):

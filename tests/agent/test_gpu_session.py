@@ -51,23 +51,33 @@ def device():
 
 
 @pytest.fixture
-def session(driver, device, agent, places):
-    command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
-    place = places("start", *command, str(driver), str(device), env={})
+def start(driver, device, agent, places):
+    """A program with a false card; what else it does is told by words."""
+
+    def begin(*words: str):
+        command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
+        return places("start", *command, str(driver), str(device), *words, env={})
+
+    return begin
+
+
+@pytest.fixture
+def session(start):
+    place = start()
     computes(place)
     return place
 
 
-def computes(place) -> None:
-    """Both the program and its child go on from here."""
+def computes(place, who: str = "pc") -> None:
+    """The program and its child go on from here, or whoever writes those letters."""
     seen = len(place.output.read_text())
 
-    def both() -> bool:
+    def all_of_them() -> bool:
         new = place.output.read_text()[seen:]
         assert "CRASHED" not in new
-        return "p" in new and "c" in new
+        return set(who) <= set(new)
 
-    wait_for(both)
+    wait_for(all_of_them)
 
 
 def holders(place) -> int:
@@ -150,8 +160,62 @@ def test_what_the_driver_cannot_save_is_refused_and_goes_on(
     failure = agent.capture(session, "cp")[-1]["failure"]
     assert failure["code"] == "gpu_unsupported"
     computes(session)
-    assert holders(session) == 2
+    assert holders(session) == 1  # the child has no use for it
     assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
+    agent, start, places
+):
+    """CRIU could not save them; as little could the next capture, after a roll-back."""
+    session = start("forks")
+    computes(session)
+
+    def call_off(event) -> bool:
+        if (event.get("step") or {}).get("step") == "connections":
+            path = f"/v1/sessions/{session.incarnation}/cancel"
+            assert agent.post(path).status_code < 300
+            return True
+        return False
+
+    agent.capture(session, "cp", until=call_off)
+    wait_for(lambda: agent.tree(session)["state"] == "running")
+    computes(session, "pcl")
+    assert holders(session) == 1
+
+    assert agent.capture(session, "cp-2")[-1].get("checkpoint")
+    assert holders(session) == 0
+    path = f"/v1/sessions/{session.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp-2"}).status_code == 200
+    place = places("hold")
+    assert agent.restore(place, "cp-2")[-1]["tree"]
+    computes(place, "pcl")
+
+
+def test_memory_that_may_be_shared_is_refused_before_anything_is_touched(agent, start):
+    """This driver does not tell who shares it; one of the two would never come back."""
+    session = start("imports")
+    computes(session, "pci")
+
+    failure = agent.capture(session, "cp")[-1]["failure"]
+
+    assert failure["code"] == "gpu_ipc_unknown"
+    computes(session, "pci")
+    assert holders(session) == 3
+    assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_a_program_that_was_profiled_is_refused_by_name_and_goes_on(
+    agent, session, monkeypatch
+):
+    agent.kill()
+    monkeypatch.setenv("FAKE_CUDA_PROFILED", "1")
+    agent.start()
+    failure = agent.capture(session, "cp")[-1]["failure"]
+    assert failure["code"] == "gpu_profiled"
+    assert "torch.profiler" in failure["message"]
+    assert not failure["retryable"]
+    computes(session)
 
 
 def test_a_session_does_not_come_back_where_its_card_is_not(

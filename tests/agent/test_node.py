@@ -134,8 +134,9 @@ def test_restore_of_a_damaged_checkpoint_says_so_and_keeps_it(agent, counter, pl
     agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
     packs = [p for p in (agent.folder / "store").rglob("*") if p.is_file()]
     largest = max(packs, key=lambda path: path.stat().st_size)
+    right = largest.read_bytes()
     # All of it: a restore need not read every file that a dump has written.
-    largest.write_bytes(bytes(byte ^ 1 for byte in largest.read_bytes()))
+    largest.write_bytes(bytes(byte ^ 1 for byte in right))
     holding = places("hold")
 
     failed = agent.restore(holding, "cp")[-1]["failure"]
@@ -145,6 +146,9 @@ def test_restore_of_a_damaged_checkpoint_says_so_and_keeps_it(agent, counter, pl
     assert tree["state"] == "holding"
     assert not holding.tree.processes
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+    # The same place takes it up once the store has it right again.
+    largest.write_bytes(right)
+    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
 
 
 def test_agent_on_tcp_with_tls_answers_who_trusts_it(folder):

@@ -99,17 +99,17 @@ async def test_attach_while_another_runs_is_refused():
     assert operations.attach("i", "capture", "cp-2") is None
 
 
-@pytest.mark.parametrize(("reason", "anew"), [("gpu_memory", True), ("traced", False)])
-async def test_attach_to_what_found_no_gpu_memory_begins_anew(reason, anew):
+@pytest.mark.parametrize(("kind", "anew"), [("restore", True), ("capture", False)])
+async def test_attach_to_a_restore_that_failed_begins_anew(kind, anew):
     async def work(operation):
         yield step("check")
-        raise ReclaimError(Reason.of(reason))
+        raise ReclaimError(Reason.CHECKPOINT_DAMAGED)
 
     operations = Operations()
-    operation = operations.begin("i", Operation("restore", KEY, "cp"), work)
-    assert operations.attach("i", "restore", "cp") is operation
+    operation = operations.begin("i", Operation(kind, KEY, "cp"), work)
+    assert operations.attach("i", kind, "cp") is operation
     await operation.wait(10)
-    found = operations.attach("i", "restore", "cp")
+    found = operations.attach("i", kind, "cp")
     assert found is (None if anew else operation)
 
 

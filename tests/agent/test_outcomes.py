@@ -1,4 +1,4 @@
-"""How a restore ended is repeated, unless it may go better now."""
+"""How a restore ended is told once; the same call tries anew after it."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ def _ended(parts, session, code) -> None:
     )
 
 
-def test_restored_failure_is_repeated(parts, holding):
-    _ended(parts, holding, "file_missing")
+def test_restored_failure_by_the_agents_end_is_told_to_who_comes_back(parts, holding):
+    _ended(parts, holding, "agent_restarted")
     event = outcomes.restored(parts, holding, "cp")
-    assert event.failure.code == "file_missing"
+    assert event.failure.code == "agent_restarted"
 
 
-def test_restored_failure_for_want_of_gpu_memory_may_be_tried_anew(parts, holding):
-    _ended(parts, holding, "gpu_memory")
+@pytest.mark.parametrize("code", ["gpu_memory", "file_missing", "checkpoint_damaged"])
+def test_restored_failure_that_was_told_may_be_tried_anew(parts, holding, code):
+    _ended(parts, holding, code)
     assert outcomes.restored(parts, holding, "cp") is None

@@ -10,6 +10,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.agent import recovery, trees
 from jupyterhub_gpu_reclaim.agent.accelerator import Accelerator
+from jupyterhub_gpu_reclaim.agent.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.agent.operations import Operations
 from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
 from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
@@ -52,6 +53,7 @@ def parts(folder):
         limits=Limits(criu=4.0),
         work=folder,
         accelerator=Accelerator(gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1),
+        memory=HostMemory(),
     )
 
 

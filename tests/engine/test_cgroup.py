@@ -90,6 +90,24 @@ def test_limit_of_a_pod_is_lifted_and_put_back_with_its_containers(groups, sleep
         assert cgroup.remove([*inner, *pods])
 
 
+def test_headroom_is_told_of_every_limit_that_is_not_lifted(groups, sleeper):
+    memory = [g for g in groups if "memory" in g.controllers]
+    inner = cgroup.create(memory, "session", memory_bytes=32 * MIB)
+    try:
+        put(sleeper, inner)
+        mine, above = (str(group.folder) for group in (*inner, *memory))
+        told = cgroup.headroom(sleeper)
+        assert 0 < told[mine] <= 32 * MIB < told[above] <= 64 * MIB
+        lifted = cgroup.find_memory_limit(sleeper)
+        assert mine not in cgroup.headroom(sleeper, lifted)
+        assert cgroup.headroom(sleeper, lifted)[above] == pytest.approx(
+            told[above], abs=MIB
+        )
+        put(sleeper, memory)
+    finally:
+        assert cgroup.remove(inner)
+
+
 def test_create_sets_limits_and_is_idempotent(groups, sleeper):
     put(sleeper, groups)
     assert cgroup.memory_limit(sleeper) == 64 * MIB

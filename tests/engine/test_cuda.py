@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.engine import cuda, processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.engine.cancel import Cancel
 from jupyterhub_gpu_reclaim.engine.cuda_driver import State
 from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
+from jupyterhub_gpu_reclaim.reasons import Reason
 from tests.support import gpu
 from tests.support.agent import wait_for
 
@@ -183,6 +184,7 @@ def test_empty_and_fill_twice_do_nothing_more(pair):
     [
         (gpu.ManagedMemory, "gpu_unsupported"),
         (gpu.BusyCard, "gpu_busy_too_long"),
+        (gpu.Profiled, "gpu_profiled"),
         (gpu.HangingCheckpoint, "gpu_failed"),
         (gpu.PretendingDriver, "gpu_failed"),
     ],
@@ -195,6 +197,55 @@ def test_empty_that_fails_for_one_brings_all_back(pair, fault, code):
 
     assert caught.value.reason.value == code
     assert caught.value.facts["name"] == "sleep"
+    assert all_run(driver)
+
+
+def test_a_process_that_was_profiled_once_is_not_tried_again(pair):
+    """The driver says so for the rest of its life."""
+    driver = gpu.Profiled(*(p.pid for p in pair))
+
+    with pytest.raises(RolledBack, match=r"torch\.profiler") as caught:
+        empty(driver, pair)
+
+    assert not caught.value.retryable
+    assert all_run(driver)
+
+
+def test_a_user_stands_with_its_memory_in_place_when_it_is_settled(program):
+    driver, seen = gpu.WellDriver(program.pid), []
+
+    def settle() -> None:
+        *held, _ = sorted(states(program.pid).items())
+        seen.append((driver.states[program.pid], {state for _, state in held}))
+
+    empty(driver, [program], settle=settle)
+
+    assert seen == [(State.LOCKED, {"t"})]
+
+
+def test_what_settle_finds_brings_all_back_before_any_memory_has_moved(pair):
+    driver = gpu.WellDriver(*(p.pid for p in pair))
+
+    def settle() -> None:
+        raise ReclaimError(Reason.GPU_IPC, pid=1, name="x")
+
+    with pytest.raises(RolledBack) as caught:
+        empty(driver, pair, settle=settle)
+
+    assert caught.value.reason is Reason.GPU_IPC
+    assert "checkpoint" not in {call for call, _ in driver.calls}
+    assert all_run(driver)
+    assert not any(processes.is_stopped(p) for p in pair)
+
+
+def test_nobody_waits_for_one_that_cannot_be_held(pair):
+    driver = gpu.HeldElsewhere(*(p.pid for p in pair))
+
+    with pytest.raises(RolledBack) as caught:
+        empty(driver, pair)
+
+    assert caught.value.reason is Reason.GPU_FAILED
+    assert "checkpoint" not in {call for call, _ in driver.calls}
     assert all_run(driver)
 
 

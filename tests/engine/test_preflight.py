@@ -339,11 +339,6 @@ def test_examine_findings_of_criu_are_handed_on_but_the_capability_is_judged(run
     assert [one.code for one in found] == ["criu_too_old"]
 
 
-def test_examine_too_little_memory_is_found(run):
-    found = only(run("pass"), needed_memory=1 << 60)
-    assert (found.code, found.retryable) == ("not_enough_memory", True)
-
-
 def test_examine_process_that_ends_meanwhile_is_no_error(run):
     snapshot = run("pass")
     pid = snapshot.processes[0].pid

@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.engine import procfs
 from jupyterhub_gpu_reclaim.engine.gpu_company import clients_of_mps
 from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
 from tests.gpu.test_frameworks import TORCH
+from tests.support.agent import wait_for
 
 MANAGED = (
     TORCH
@@ -86,3 +87,83 @@ def test_a_client_of_mps_is_refused_by_name_and_computes_on(mps, session):
     assert failure["code"] == "gpu_mps", failure
     assert one("float(x.sum())") == before
     assert one("float((x * 2).sum() / x.sum())") == pytest.approx(2)
+
+
+PROFILED = """
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CPU]):
+    y = x * 2
+"""
+
+
+def test_a_program_that_has_used_torchs_profiler_is_refused_by_name(session):
+    one = session()
+    before = one(TORCH + PROFILED + "float(y.sum())")
+    failure = one.capture()["failure"]
+    assert (failure["code"], failure["retryable"]) == ("gpu_profiled", False)
+    assert "torch.profiler" in failure["message"]
+    assert one("float((x * 2).sum())") == before
+
+
+#: A child ten times a second; each lives for a second and a half.
+FORKING = """
+import os, threading, time
+born, on = 0, True
+def fork_on():
+    global born
+    while on:
+        if os.fork() == 0:
+            time.sleep(1.5)
+            os._exit(0)
+        born += 1
+        time.sleep(0.1)
+        while os.waitpid(-1, os.WNOHANG)[0]: pass
+forking = threading.Thread(target=fork_on)
+forking.start()
+def end():
+    global on
+    on = False
+    forking.join()
+    while True:
+        try: os.wait()
+        except ChildProcessError: return
+"""
+
+
+def test_children_that_are_forked_all_along_do_not_hinder_a_capture(session):
+    """Some are born between the survey and the moment in which all stand."""
+    one = session()
+    before = one(TORCH + "float(x.sum())")
+    one(FORKING + "None")
+    # After the first, the program's files are others than those its children have.
+    for _ in range(2):
+        born = one("born")
+        wait_for(lambda born=born: one("born") > born)
+        event = one.capture()
+        assert event.get("checkpoint"), event
+        one.thaw()
+    one("end()")
+    one.cycle()
+    assert one("float(x.sum())") == before
+
+
+JAX = """
+import jax, jax.numpy as jnp
+v = jax.random.normal(jax.random.key(0), (1 << 24,))
+g = jax.jit(lambda v: jnp.tanh(v) @ jnp.cos(v))
+"""
+
+
+@pytest.mark.parametrize("step", ["gpu", "connections", "dump", "commit"])
+def test_a_capture_that_is_called_off_gives_the_memory_back_before_anybody_runs(
+    session, step
+):
+    """JAX has threads of its own that look at memory, and crash where it is not."""
+    pytest.importorskip("jax")
+    one = session()
+    before = one(JAX + "float(g(v))")
+    told = one.call_off(step)
+    assert told == "cancelled" or step == "commit", told
+    for _ in range(5):
+        assert one("float(g(v))") == before
+        time.sleep(0.2)

@@ -10,7 +10,12 @@ import threading
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.engine import cuda_driver, processes, ptrace
-from jupyterhub_gpu_reclaim.engine.cuda_driver import Card, DriverError, State
+from jupyterhub_gpu_reclaim.engine.cuda_driver import (
+    Card,
+    DriverError,
+    Memory,
+    State,
+)
 
 ILLEGAL_STATE = 401
 CARD = Card(uuid="ab" * 16, name="NVIDIA Test", memory=1 << 30)
@@ -41,6 +46,9 @@ class WellDriver:
         """Its last one, where it has several."""
         *_, last = [None, *sorted(ptrace.tasks(pid))[1:]]
         return last
+
+    def memory(self, pids) -> dict[int, Memory]:
+        return {pid: Memory(own=1 << 29, borrowed=0) for pid in pids}
 
     def lock(self, pid: int, *, seconds: float) -> None:
         self._step("lock", pid, State.RUNNING, State.LOCKED)
@@ -85,6 +93,61 @@ class ManagedMemory(WellDriver):
                 "checkpoint", cuda_driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"
             )
         super().checkpoint(pid, seconds=seconds)
+
+
+class MemoryOfAnother(WellDriver):
+    """The last process has opened memory of another, and never comes back."""
+
+    def memory(self, pids) -> dict[int, Memory]:
+        told = super().memory(pids)
+        if (last := max(self.states)) in told:
+            told[last] = Memory(own=1 << 29, borrowed=2 << 20)
+        return told
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        if pid == max(self.states):
+            raise DriverError("restore", 1, "CUDA_ERROR_INVALID_VALUE")
+        super().restore(pid, seconds=seconds, moves=moves)
+
+
+class TightLippedDriver(WellDriver):
+    """Does not tell who shares memory."""
+
+    def memory(self, pids) -> dict[int, Memory]:
+        raise DriverError("memory", 500, "the driver answers 0x1b to 0x80")
+
+
+class BlindDriver(WellDriver):
+    """Counts no memory of anybody, as if nobody had any."""
+
+    def memory(self, pids) -> dict[int, Memory]:
+        return {pid: Memory(own=0, borrowed=0) for pid in pids}
+
+    def thread(self, pid: int) -> int | None:
+        return pid
+
+
+class Profiled(WellDriver):
+    """The last process was looked at through CUPTI."""
+
+    def lock(self, pid: int, *, seconds: float) -> None:
+        if pid == max(self.states):
+            raise DriverError(
+                "lock", cuda_driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"
+            )
+        super().lock(pid, seconds=seconds)
+
+
+class HeldElsewhere(WellDriver):
+    """The last process's own thread of the driver is not told when first asked for."""
+
+    told = False
+
+    def thread(self, pid: int) -> int | None:
+        if pid == max(self.states) and not self.told:
+            self.told = True
+            raise DriverError("thread", None, "no answer in 20 s")
+        return super().thread(pid)
 
 
 class BusyCard(WellDriver):

@@ -3,14 +3,28 @@
    A process is a "user" when it has written a file named after its innermost pid into
    $FAKE_CUDA_DIR: "<state> <thread>". Its own thread (fake_user.py) does what the
    driver's would: it closes the device when the state becomes 2 and opens it when it
-   becomes 1 again, and says so in "<pid>.done". */
+   becomes 1 again, and says so in "<pid>.done".
+
+   Faults: one that has written "<pid>.forks" is locked only when "<pid>.forked" is
+   there, so that it forks between a survey and the moment in which it stands; one with
+   "<pid>.imports" is emptied without a word and never filled, as a process is that has
+   memory of another open; $FAKE_CUDA_REFUSAL is what a checkpoint returns, and
+   $FAKE_CUDA_PROFILED makes a lock fail as after torch.profiler. */
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { OK = 0, NOT_INITIALIZED = 3, ILLEGAL_STATE = 401, NOT_READY = 600 };
+enum {
+    OK = 0,
+    INVALID_VALUE = 1,
+    NOT_INITIALIZED = 3,
+    ILLEGAL_STATE = 401,
+    NOT_READY = 600,
+    NOT_SUPPORTED = 801
+};
 enum { RUNNING, LOCKED, CHECKPOINTED };
 
 static int innermost(int pid) {
@@ -98,9 +112,19 @@ int cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
     int state;
     return read_two(pid, "", &state, thread) == 2 ? OK : NOT_INITIALIZED;
 }
+static int exists(int pid, const char *suffix) {
+    char path[512];
+    path_of(path, pid, suffix);
+    return access(path, F_OK) == 0;
+}
 int cuCheckpointProcessLock(int pid, void *arguments) {
+    struct timespec pause = {0, 2000000};
     (void)arguments;
-    return change(pid, RUNNING, LOCKED);
+    if (getenv("FAKE_CUDA_PROFILED")) return NOT_SUPPORTED;
+    int code = change(pid, RUNNING, LOCKED);
+    for (int i = 0; i < 5000 && exists(pid, ".forks") && !exists(pid, ".forked"); i++)
+        nanosleep(&pause, 0);
+    return code;
 }
 int cuCheckpointProcessCheckpoint(int pid, void *arguments) {
     (void)arguments;
@@ -111,6 +135,7 @@ int cuCheckpointProcessCheckpoint(int pid, void *arguments) {
 }
 int cuCheckpointProcessRestore(int pid, void *arguments) {
     (void)arguments;
+    if (exists(pid, ".imports")) return INVALID_VALUE;
     int code = change(pid, CHECKPOINTED, LOCKED);
     return code ? code : await(pid, LOCKED);
 }

@@ -1,15 +1,18 @@
 """A program with a false card: it dies if it runs while its card is away, as JAX does.
 
-Arguments: the folder for the driver's state, the file that stands for the device.
+Arguments: the folder for the driver's state, the file that stands for the device, and
+"forks" (another child as soon as it is locked) or "imports" (a second such program is
+started, which has memory of the first one open).
 """
 
 import os
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-folder, device = sys.argv[1:3]
+folder, device, *words = sys.argv[1:]
 state = Path(folder, str(os.getpid()))
 done = state.with_suffix(".done")
 held = [os.open(device, os.O_RDWR)]
@@ -35,7 +38,19 @@ def drive() -> None:
         time.sleep(0.002)
 
 
-if os.fork() == 0:
+def fork_when_locked() -> None:
+    while not state.read_text().startswith("1"):
+        time.sleep(0.001)
+    if os.fork() == 0:
+        while True:
+            time.sleep(0.02)
+            os.write(1, b"l")  # another thread may hold the lock of sys.stdout
+    state.with_suffix(".forked").touch()
+
+
+if "imported" in words:
+    state.with_suffix(".imports").touch()
+elif os.fork() == 0:
     # Like a DataLoader's worker: it has the device open and no use for it.
     while True:
         time.sleep(0.02)
@@ -45,11 +60,16 @@ if os.fork() == 0:
 threading.Thread(target=drive, daemon=True).start()
 while not state.exists():
     time.sleep(0.001)
+if "forks" in words:
+    state.with_suffix(".forks").touch()
+    threading.Thread(target=fork_when_locked, daemon=True).start()
+if "imports" in words:
+    subprocess.Popen([sys.executable, sys.argv[0], str(folder), device, "imported"])
 while True:
     for _ in range(20):
         if not held:
             print("CRASHED: its card is away", flush=True)
             os._exit(1)
         time.sleep(0.001)
-    sys.stdout.write("p")
+    sys.stdout.write("i" if "imported" in words else "p")
     sys.stdout.flush()

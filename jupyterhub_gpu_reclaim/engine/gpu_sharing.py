@@ -1,0 +1,94 @@
+"""Which processes have GPU memory of others open, through CUDA IPC.
+
+The driver empties such a process without a word, and can never fill it again: not
+after the one that the memory belongs to, not before, not both at once, not even when
+the other was left alone (H200, driver 580). There is no way to try that leaves it
+whole, so it has to be known before anything is touched. No mapping and no descriptor
+shows it, but the kernel's driver counts the memory that a process has of others
+(``cuda_driver.Memory``): legacy handles, shareable handles, pools, and what a process
+has exported and imported again itself. Peer access between cards does not count there.
+
+Two cases are left in which that count says nothing, and both are refused as well:
+
+* memory whose owner has ended counts as the other's own. PyTorch opens an event with
+  the memory, and the file of the event names the owner: ``cuda.shm.<uid>.<pid>.<n>``;
+* a driver that does not tell: then two processes with a GPU may share its memory.
+
+Events that are shared come back. It reads only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine.cuda_driver import DriverError
+from jupyterhub_gpu_reclaim.engine.processes import DEAD
+from jupyterhub_gpu_reclaim.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver, Memory
+    from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
+
+_log = logging.getLogger(__name__)
+
+#: A shared event's file: user id, the owner's pid in its own namespace (hexadecimal).
+_EVENTS: Final = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
+
+
+class Shared(NamedTuple):
+    """A process that could not be filled again, and why not."""
+
+    reason: Reason
+    facts: dict[str, Any]  #: of the reason's sentence
+
+
+def examine(
+    driver: Driver, users: Sequence[Process], snapshot: Snapshot
+) -> Iterator[Shared]:
+    """Which of those processes could not be filled again.
+
+    Args:
+        driver: this machine's.
+        users: processes that the driver knows.
+        snapshot: the session's tree now.
+    """
+    memory = _ask(driver, [process.pid for process in users])
+    alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
+    for process in users:
+        borrowed = memory is not None and memory[process.pid].borrowed
+        if borrowed or _owners(process.pid) - alive:
+            facts = {"pid": process.ns_pid, "name": process.name}
+            yield Shared(Reason.GPU_IPC, facts)
+    if memory is None and len(users) > 1:
+        facts = {"pid": users[0].ns_pid, "name": users[0].name}
+        yield Shared(Reason.GPU_IPC_UNKNOWN, {**facts, "others": len(users) - 1})
+
+
+def _ask(driver: Driver, pids: Sequence[int]) -> Mapping[int, Memory] | None:
+    """What the driver counts; None when it does not tell, or what cannot be.
+
+    A process with a thread of the driver's has a context, and a context has memory.
+    """
+    if not pids:
+        return {}
+    try:
+        memory = driver.memory(pids)
+        blind = [p for p in pids if not memory[p].own and driver.thread(p) is not None]
+    except DriverError as error:
+        _log.warning("- it is not known who shares a GPU's memory: %s", error)
+        return None
+    if blind:
+        _log.warning("- the driver counts no memory of process %d at all", blind[0])
+        return None
+    return memory
+
+
+def _owners(pid: int) -> set[int]:
+    """The pids of those whose events a process has mapped."""
+    found = (_EVENTS.search(mapping.path) for mapping in procfs.mappings(pid))
+    return {int(match[1], 16) for match in found if match}

@@ -1,0 +1,14 @@
+"""An agent on a crowded machine: how much memory is free, a file says.
+
+Run as a program in place of the agent. ``$CROWDED_MEMINFO`` names the file, which has
+the lines of /proc/meminfo.
+"""
+
+import os
+from pathlib import Path
+
+from jupyterhub_gpu_reclaim.agent import host_memory
+from jupyterhub_gpu_reclaim.agent.app import main
+
+host_memory.MEMINFO = Path(os.environ["CROWDED_MEMINFO"])
+main()
