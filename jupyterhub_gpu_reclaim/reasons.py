@@ -540,6 +540,18 @@ class Reason(Enum):
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
     )
+    JOURNAL_HELD = (
+        "journal_held",
+        (
+            "Another service holds the journal of the sessions; this one does nothing"
+            " until that one has ended."
+        ),
+        (
+            "During an update that takes seconds. Else two Hubs share one journal_url:"
+            " the log says where the other service runs."
+        ),
+        True,
+    )
     SAVED_UNKNOWN = (
         "saved_unknown",
         (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
 from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
+from jupyterhub_gpu_reclaim.orchestrator.orders import Agents, Hubs
 from jupyterhub_gpu_reclaim.orchestrator.people import People
 from jupyterhub_gpu_reclaim.orchestrator.placing import Placing
 from jupyterhub_gpu_reclaim.orchestrator.pressing import Pressing
@@ -93,6 +94,7 @@ class Controller(People):
         choose: Choose | None = None,
         terms: Callable[[SessionKey], Terms] | None = None,
     ) -> None:
+        agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.terms = terms
         suspender = Suspender(sessions, agent, hub, settings, new_id)
@@ -177,8 +179,13 @@ class Controller(People):
         (answer ``adopt``) or, once committed, finished (answer ``restore``). What
         cannot be answered is ``refuse``, with its reason; nothing is raised.
         Idempotent for the same incarnation.
+
+        Raises:
+            Unreachable: ``journal_held``: another service has to be asked.
         """
-        return await self._starts.plan(placement)
+        plan = await self._starts.plan(placement)
+        self._sessions.journal.check()  # what is stale is no answer
+        return plan
 
     async def placed(self, placement: Placement) -> None:
         """An init holds the place of a restore, or a cold session runs; idempotent.
@@ -203,8 +210,11 @@ class Controller(People):
 
         Raises:
             Refused: ``operation_in_flight``: it can be neither; end nothing now.
+            Unreachable: ``journal_held``: another service has to be asked.
         """
-        return await self._stops.plan(placement)
+        plan = await self._stops.plan(placement)
+        self._sessions.journal.check()
+        return plan
 
     async def release(self, placement: Placement) -> None:
         """End the saved tree; returns when it is dead. Idempotent.
