@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.models import (
     Verdict,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.orchestrator import amounts, phases, views
+from jupyterhub_gpu_reclaim.orchestrator import amounts, keeping, lives, phases, views
 from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
 from jupyterhub_gpu_reclaim.orchestrator.history import History
 from jupyterhub_gpu_reclaim.orchestrator.known import Known
@@ -108,6 +108,8 @@ class Sessions(Known):
         row = msgspec.structs.replace(
             row, phase=following.phase, since=now if moved else before.since
         )
+        over = {k: v for k, v in lives.ended(before, row).items() if k not in changes}
+        row = msgspec.structs.replace(row, **over)
         reason = why or failure
         audit = AuditRow(
             at=now,
@@ -119,7 +121,10 @@ class Sessions(Known):
         )
         row = amounts.waited(self.counters, before, row, now)
         more = amounts.leaving(before, now, row.phase)
-        self.journal.save(row, audit, checkpoints, more)
+        unused = (
+            keeping.end(key, now) if before.kept_until and not row.kept_until else []
+        )
+        self.journal.save(row, audit, checkpoints, more, unused)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,

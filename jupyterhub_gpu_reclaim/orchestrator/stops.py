@@ -170,11 +170,6 @@ class Stops(Spawning):
                 self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
             ),
             checkpoint="",
-            attempt="",
-            intent=Intent.NONE,
-            intent_by="",
-            kept_until=None,
-            kept_by="",
         )
 
     async def forget(self, key: SessionKey) -> None:
