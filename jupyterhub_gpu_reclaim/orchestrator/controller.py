@@ -11,6 +11,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
+from jupyterhub_gpu_reclaim.orchestrator.deletions import Deletions
 from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
 from jupyterhub_gpu_reclaim.orchestrator.orders import Agents, Hubs
@@ -31,6 +32,7 @@ from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import (
@@ -78,6 +80,7 @@ class Controller(People):
         new_id: names for checkpoints.
         choose: who goes for those who wait for a GPU; None: nobody does.
         terms: what rules set for a session; None: there are no rules.
+        folder: where the spawner leaves orders to delete; None: nowhere.
     """
 
     def __init__(
@@ -93,10 +96,12 @@ class Controller(People):
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
         terms: Callable[[SessionKey], Terms] | None = None,
+        folder: Path | None = None,
     ) -> None:
         agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.terms = terms
+        sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = WaitingLine(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
@@ -230,5 +235,9 @@ class Controller(People):
         self._stops.stopped(placement)
 
     async def forget(self, key: SessionKey) -> None:
-        """The server was deleted for ever: delete all that is saved. Idempotent."""
+        """The server was deleted for ever: delete all that is left of it. Idempotent.
+
+        The order is written down before anything is done, and repeated until nothing
+        is left, whoever is away now.
+        """
         await self._stops.forget(key)

@@ -117,6 +117,7 @@ class Journal:
         audit: AuditRow,
         doomed: Iterable[CheckpointRow],
         amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
         kept = list(doomed)
@@ -126,6 +127,7 @@ class Journal:
             *[each for row in kept for each in columns.replace_checkpoint(row)],
             *[each for item in counted.items() for each in columns.replace(*item)],
             columns.insert_audit(audit),
+            *also,
         ) as standing:
             standing.remove(key)
             standing.keep(kept)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
+    from jupyterhub_gpu_reclaim.orchestrator.deletions import Deletions
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
     from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
     from jupyterhub_gpu_reclaim.policy.terms import Terms
@@ -61,6 +63,8 @@ class Sessions(Known):
         #: who waits for a GPU, and who was chosen to go for how many of them
         self.waiting: dict[SessionKey, Waiting] = {}
         self.wanted: dict[SessionKey, int] = {}
+        #: what was deleted for ever, and is not quite gone yet
+        self.deletions: Deletions | None = None
         #: what rules set for a session; None: there are no rules
         self.terms: Callable[[SessionKey], Terms] | None = None
         self._views: Broadcast[SessionView] = Broadcast()
@@ -167,6 +171,10 @@ class Sessions(Known):
     ) -> bool:
         """Wait until the row is as wanted; False when the limit (s) is over."""
         return await self._watch.until(lambda: condition(self.row(key)), limit)
+
+    def living(self, key: SessionKey, facts: Facts) -> Facts:
+        """What agent and Hub say, without what was deleted for ever."""
+        return self.deletions.living(key, facts) if self.deletions else facts
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> Operation:

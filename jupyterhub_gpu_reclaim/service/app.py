@@ -184,6 +184,7 @@ class ReclaimService(Application, Options):
         self, surroundings: Surroundings, journal: Journal
     ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
+        folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
         hub = HubClient(surroundings.api_url, surroundings.api_token)
         idle = IdlePolicy(parent=self)
@@ -203,6 +204,7 @@ class ReclaimService(Application, Options):
             window=lambda: Window(span=span, interval=self.sample_interval),
             clock=SystemClock(),
             settings=self.settings(),
+            folder=folder,
         )
         try:
             async with (

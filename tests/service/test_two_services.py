@@ -47,7 +47,7 @@ PROGRAM = "from jupyterhub_gpu_reclaim.service.app import main; main()"
 class Service:
     """One service as a program, with a state folder of its own."""
 
-    def __init__(self, world: World, name: str, *more: str) -> None:
+    def __init__(self, world: World, name: str, lease: float) -> None:
         self.folder = world.folder / name
         self.folder.mkdir(exist_ok=True)
         with socket.socket() as probe:
@@ -76,8 +76,7 @@ class Service:
                     "--ReclaimService.tick_interval=0.5",
                     "--ReclaimService.sample_interval=0.5",
                     "--IdlePolicy.idle_after=0",
-                    f"--ReclaimService.journal_lease={LEASE}",
-                    *more,
+                    f"--ReclaimService.journal_lease={lease}",
                 ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -138,8 +137,8 @@ class World:
         self._servers = [node, hub]
         self.services: list[Service] = []
 
-    def service(self, name: str, *more: str) -> Service:
-        service = Service(self, name, *more)
+    def service(self, name: str, lease: float = LEASE) -> Service:
+        service = Service(self, name, lease)
         self.services.append(service)
         return service
 
@@ -228,11 +227,10 @@ async def test_service_that_waits_says_so_on_every_page_and_to_programs(world):
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_next_service_takes_over_at_once_when_the_first_has_ended(world, end):
-    long = "--ReclaimService.journal_lease=600"
-    first = world.service("first", long)
+    first = world.service("first", 600)
     await world.until(first.ready)
     await _running(world, first)
-    second = world.service("second", long)
+    second = world.service("second", 600)
     await world.until(second.waits)
     first.signal(end)
     first.process.wait(20)
