@@ -492,6 +492,17 @@ class Reason(Enum):
         "",
         True,
     )
+    FORMER_ACCOUNT = (
+        "former_account",
+        (
+            "The name {user} belonged to another account of this Hub before, which has"
+            " left saved sessions. They are not yours by the name alone."
+        ),
+        (
+            "Start fresh to begin anew. Were they yours, because the Hub has lost its"
+            " users for example, ask your administrator to resume them for you first."
+        ),
+    )
     RENAME_SUSPENDED = (
         "rename_suspended",
         "A suspended server cannot be renamed: its address and login are part of it.",

@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.orchestrator.deletions import Deletions
 from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
 from jupyterhub_gpu_reclaim.orchestrator.orders import Agents, Hubs
+from jupyterhub_gpu_reclaim.orchestrator.owners import Owners
 from jupyterhub_gpu_reclaim.orchestrator.people import People
 from jupyterhub_gpu_reclaim.orchestrator.placing import Placing
 from jupyterhub_gpu_reclaim.orchestrator.pressing import Pressing
@@ -101,6 +102,7 @@ class Controller(People):
         agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.terms = terms
+        sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = WaitingLine(sessions, agent, settings.gpu_wait)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_DELETED = "The server was deleted."
+
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One order that is not done yet."""
@@ -96,21 +98,31 @@ class Deletions:
         name = f"deletion:{path.stem}"
         new = trail.mark(journal, name) is None
         if new:
-            self._order(key, trail.set_mark(name, self._sessions.clock.now()))
+            self._order(key, also=trail.set_mark(name, self._sessions.clock.now()))
         deletion_orders.remove(path)
         journal.write(*trail.set_mark(name, None))
         return new
 
-    def order(self, key: SessionKey) -> None:
+    def order(
+        self, key: SessionKey, what: str = "forget", message: str = _DELETED
+    ) -> None:
         """Write down that nothing of a session is to be left; idempotent.
+
+        What is kept for a former account of its user's name is left to its own time.
 
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
         if key not in self.take_up():
-            self._order(key)
+            self._order(key, what, message)
 
-    def _order(self, key: SessionKey, also: Iterable[Any] = ()) -> None:
+    def _order(
+        self,
+        key: SessionKey,
+        what: str = "forget",
+        message: str = _DELETED,
+        also: Iterable[Any] = (),
+    ) -> None:
         sessions, now = self._sessions, self._sessions.clock.now()
         rows = sessions.journal.checkpoints(key)
         row, former = sessions.row(key), self.pending(key)
@@ -122,10 +134,11 @@ class Deletions:
         )
         sessions.journal.forget(
             key,
-            sessions.audit_line(key, SERVICE, "forget", "The server was deleted."),
+            sessions.audit_line(key, SERVICE, what, message),
             [
                 each
                 for r in rows
+                if r.keeping is not Keeping.FORMER
                 for each in checkpoints.kept(sessions, r.id, Keeping.DOOMED, seconds=0)
             ],
             amounts.leaving(row, now),

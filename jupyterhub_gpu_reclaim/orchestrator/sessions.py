@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
     from jupyterhub_gpu_reclaim.orchestrator.deletions import Deletions
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+    from jupyterhub_gpu_reclaim.orchestrator.owners import Owners
     from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
     from jupyterhub_gpu_reclaim.policy.terms import Terms
 
@@ -65,6 +66,8 @@ class Sessions(Known):
         self.wanted: dict[SessionKey, int] = {}
         #: what was deleted for ever, and is not quite gone yet
         self.deletions: Deletions | None = None
+        #: whose the users' names are
+        self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.terms: Callable[[SessionKey], Terms] | None = None
         self._views: Broadcast[SessionView] = Broadcast()

@@ -51,6 +51,8 @@ class Starts(Spawning):
             if self._sessions.deletions is not None:
                 self._sessions.deletions.take_up()
                 self._sessions.deletions.spare(key, placement.incarnation)
+            if self._sessions.owners is not None:
+                self._sessions.owners.check(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
