@@ -551,6 +551,12 @@ class Reason(Enum):
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
     )
+    SERVICE_STARTING = (
+        "service_starting",
+        "The service that keeps suspended sessions is starting.",
+        "Try again in a moment.",
+        True,
+    )
     JOURNAL_HELD = (
         "journal_held",
         (

@@ -31,6 +31,8 @@ from jupyterhub_gpu_reclaim.orchestrator import schema
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy import Connection
 
     from jupyterhub_gpu_reclaim.clock import Clock
@@ -149,12 +151,17 @@ class Lease:
         self._journal.lease = self
         return True
 
-    async def acquire(self) -> None:
-        """Wait until it is held; the log hears once that somebody else holds it."""
+    async def acquire(self, waits: Callable[[], None]) -> None:
+        """Wait until it is held.
+
+        Args:
+            waits: called when somebody else turns out to hold it.
+        """
         told = ""
         while not self._try():
             if told != self.holder:
                 told = self.holder
+                waits()
                 _log.warning(
                     "service: another one holds the journal (%s); waiting until it"
                     " gives it back or is gone",

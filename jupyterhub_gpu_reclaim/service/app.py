@@ -134,7 +134,7 @@ class ReclaimService(Application, Options):
             loop.add_signal_handler(number, told.set)
         if parent is not None:
             lifeline.watch(parent, told.set)
-        stage = standby.Stage(standby.application(surroundings))
+        stage = standby.Stage(surroundings)
         server = self._listen(surroundings, stage)
         try:
             while not told.is_set():
@@ -158,9 +158,10 @@ class ReclaimService(Application, Options):
         """
         journal = self._journal(state)
         lease = Lease(journal, SystemClock(), self.journal_lease)
-        waits, held = stage.application, None
+        held = None
         try:
-            if not await _first(told, lease.acquire()):
+            taken = lease.acquire(lambda: stage.wait(Reason.JOURNAL_HELD))
+            if not await _first(told, taken):
                 return
             held = asyncio.ensure_future(lease.keep())
             async with self._controller(surroundings, journal) as (controller, events):
@@ -171,9 +172,9 @@ class ReclaimService(Application, Options):
                 log.info("service: ready at %s", surroundings.prefix)
                 if await _first(told, held):
                     log.error("service: another one has taken the journal over")
-                stage.application = waits
+                stage.wait(Reason.JOURNAL_HELD)
         finally:
-            stage.application = waits
+            stage.wait(Reason.SERVICE_STARTING)
             if held is not None:
                 held.cancel()
             lease.give_back()

@@ -1,4 +1,4 @@
-"""What is served while another service holds the journal: that it does, and no more.
+"""What is served while the service cannot work (yet): why, and no more.
 
 The service listens from its first second on, so that the Hub finds it; which of two
 applications answers is decided here, request by request.
@@ -29,8 +29,15 @@ if TYPE_CHECKING:
 class Stage(HTTPServerConnectionDelegate):
     """Hands requests to the application that is on now; for ``HTTPServer``."""
 
-    def __init__(self, application: Application) -> None:
-        self.application = application
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._words = _Words(surroundings)
+        self._standby = _application(self._words)
+        self.application = self._standby
+
+    def wait(self, why: Reason) -> None:
+        """Nothing works from now on, and everybody who asks is told why."""
+        self._words.why = why
+        self.application = self._standby
 
     def start_request(
         self, server_conn: object, request_conn: Any
@@ -47,7 +54,7 @@ class _Waits(Route):
 
     async def prepare(self) -> None:
         """Say why."""
-        raise Unreachable(Reason.JOURNAL_HELD)
+        raise Unreachable(self.settings["context"].why)
 
 
 class _Alive(Route):
@@ -64,23 +71,24 @@ class _Page(pages.HtmlErrors):
     async def prepare(self) -> None:
         """Say why there is none."""
         self.set_header("Retry-After", "5")
-        raise Unreachable(Reason.JOURNAL_HELD)
+        raise Unreachable(self.settings["context"].why)
 
 
 class _Words:
     """The little of a context that pages need which show a failure."""
 
     def __init__(self, surroundings: Surroundings) -> None:
+        self.why = Reason.SERVICE_STARTING
         self.templates = pages.templates()
         self.prefix = surroundings.prefix
         self.hub_prefix = surroundings.hub_prefix
         self.hub_host = surroundings.hub_host
 
 
-def application(surroundings: Surroundings) -> Application:
-    """The application of a service that waits for the journal."""
-    base = re.escape(surroundings.prefix)
-    looks = [r for r in pages.rules(surroundings.prefix) if r[1] is pages.Static]
+def _application(words: _Words) -> Application:
+    """The application of a service that waits."""
+    base = re.escape(words.prefix)
+    looks = [r for r in pages.rules(words.prefix) if r[1] is pages.Static]
     return Application(
         [
             (rf"{base}healthz", _Alive),
@@ -88,6 +96,6 @@ def application(surroundings: Surroundings) -> Application:
             *looks,
             (r".*", _Page),
         ],
-        context=_Words(surroundings),
+        context=words,
         log_function=log_request,
     )
