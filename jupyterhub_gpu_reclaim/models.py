@@ -256,6 +256,9 @@ class Placement(Value, frozen=True, kw_only=True):
     key: SessionKey
     incarnation: Identifier
     checkpoint: str = ""
+    owner: str = (
+        ""  #: the user's account at the Hub, whatever its name; empty: not told
+    )
 
 
 class StartPlan(Value, frozen=True, kw_only=True):

@@ -545,6 +545,17 @@ class Reason(Enum):
         "",
         True,
     )
+    FORMER_ACCOUNT = (
+        "former_account",
+        (
+            "The name {user} belonged to another account of this Hub before, which has"
+            " left saved sessions. They are not yours by the name alone."
+        ),
+        (
+            "Start fresh to begin anew. Were they yours, because the Hub has lost its"
+            " users for example, ask your administrator to resume them for you first."
+        ),
+    )
     RENAME_SUSPENDED = (
         "rename_suspended",
         "A suspended server cannot be renamed: its address and login are part of it.",
@@ -591,6 +602,24 @@ class Reason(Enum):
             " saved session; it is not replaced by a new one."
         ),
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
+        True,
+    )
+    SERVICE_STARTING = (
+        "service_starting",
+        "The service that keeps suspended sessions is starting.",
+        "Try again in a moment.",
+        True,
+    )
+    JOURNAL_HELD = (
+        "journal_held",
+        (
+            "Another service holds the journal of the sessions; this one does nothing"
+            " until that one has ended."
+        ),
+        (
+            "During an update that takes seconds. Else two Hubs share one journal_url:"
+            " the log says where the other service runs."
+        ),
         True,
     )
     SAVED_UNKNOWN = (

@@ -11,8 +11,11 @@ import uuid
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
+from jupyterhub_gpu_reclaim.orchestrator.deletions import Deletions
 from jupyterhub_gpu_reclaim.orchestrator.loops import Loops
 from jupyterhub_gpu_reclaim.orchestrator.observer import Observer
+from jupyterhub_gpu_reclaim.orchestrator.orders import Agents, Hubs
+from jupyterhub_gpu_reclaim.orchestrator.owners import Owners
 from jupyterhub_gpu_reclaim.orchestrator.people import People
 from jupyterhub_gpu_reclaim.orchestrator.placing import Placing
 from jupyterhub_gpu_reclaim.orchestrator.pressing import Pressing
@@ -30,6 +33,7 @@ from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import (
@@ -77,6 +81,7 @@ class Controller(People):
         new_id: names for checkpoints.
         choose: who goes for those who wait for a GPU; None: nobody does.
         terms: what rules set for a session; None: there are no rules.
+        folder: where the spawner leaves orders to delete; None: nowhere.
     """
 
     def __init__(
@@ -92,9 +97,13 @@ class Controller(People):
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
         terms: Callable[[SessionKey], Terms] | None = None,
+        folder: Path | None = None,
     ) -> None:
+        agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.terms = terms
+        sessions.owners = Owners(sessions, settings.set_aside)
+        sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = WaitingLine(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
@@ -177,8 +186,13 @@ class Controller(People):
         (answer ``adopt``) or, once committed, finished (answer ``restore``). What
         cannot be answered is ``refuse``, with its reason; nothing is raised.
         Idempotent for the same incarnation.
+
+        Raises:
+            Unreachable: ``journal_held``: another service has to be asked.
         """
-        return await self._starts.plan(placement)
+        plan = await self._starts.plan(placement)
+        self._sessions.journal.check()  # what is stale is no answer
+        return plan
 
     async def placed(self, placement: Placement) -> None:
         """An init holds the place of a restore, or a cold session runs; idempotent.
@@ -203,8 +217,11 @@ class Controller(People):
 
         Raises:
             Refused: ``operation_in_flight``: it can be neither; end nothing now.
+            Unreachable: ``journal_held``: another service has to be asked.
         """
-        return await self._stops.plan(placement)
+        plan = await self._stops.plan(placement)
+        self._sessions.journal.check()
+        return plan
 
     async def release(self, placement: Placement) -> None:
         """End the saved tree; returns when it is dead. Idempotent.
@@ -220,5 +237,9 @@ class Controller(People):
         self._stops.stopped(placement)
 
     async def forget(self, key: SessionKey) -> None:
-        """The server was deleted for ever: delete all that is saved. Idempotent."""
+        """The server was deleted for ever: delete all that is left of it. Idempotent.
+
+        The order is written down before anything is done, and repeated until nothing
+        is left, whoever is away now.
+        """
         await self._stops.forget(key)

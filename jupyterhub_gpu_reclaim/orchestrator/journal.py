@@ -28,7 +28,10 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from sqlalchemy import Connection
+
     from jupyterhub_gpu_reclaim.models import SessionKey
+    from jupyterhub_gpu_reclaim.orchestrator.lease import Lease
     from jupyterhub_gpu_reclaim.orchestrator.rows import (
         AuditRow,
         CheckpointRow,
@@ -54,6 +57,8 @@ class Journal:
 
     def __init__(self, url: str) -> None:
         self._held: Standing | None = None
+        #: the right to write, where several services share the database
+        self.lease: Lease | None = None
         self._engine = _engine(url)
         try:
             with self._engine.begin() as connection:
@@ -112,6 +117,7 @@ class Journal:
         audit: AuditRow,
         doomed: Iterable[CheckpointRow],
         amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
         kept = list(doomed)
@@ -121,6 +127,7 @@ class Journal:
             *[each for row in kept for each in columns.replace_checkpoint(row)],
             *[each for item in counted.items() for each in columns.replace(*item)],
             columns.insert_audit(audit),
+            *also,
         ) as standing:
             standing.remove(key)
             standing.keep(kept)
@@ -202,6 +209,16 @@ class Journal:
             self.write(table.delete().where(table.c.id.in_(old)))
         return len(old) == PRUNED_LINES
 
+    def check(self) -> None:
+        """Make sure, at the database, that this service may act; before every order.
+
+        Raises:
+            Unreachable: ``journal_held``: another service has taken the journal over.
+            StoreError: the database does not answer, so nobody may act.
+        """
+        if self.lease is not None:
+            self.lease.renew()
+
     # --- for the modules that keep tables of their own
     def read(self, query: Any) -> list[dict[Any, Any]]:
         """The rows of a query.
@@ -223,14 +240,31 @@ class Journal:
 
         Raises:
             StoreError: it could not be written; nothing is changed.
+            Unreachable: ``journal_held``: another service has taken the journal over;
+                nothing is changed.
         """
         if not statements:
             return
         try:
             with self._engine.begin() as connection:
+                if self.lease is not None:
+                    self.lease.hold(connection)
                 for statement in statements:
                     given = statement if isinstance(statement, tuple) else (statement,)
                     connection.execute(*given)
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction that needs no lease; for the lease itself.
+
+        Raises:
+            StoreError: the database does not answer; nothing is changed.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
         except SQLAlchemyError as error:
             raise _broken(error) from None
 
@@ -242,7 +276,13 @@ def _broken(error: Exception) -> StoreError:
 
 def _engine(url: str) -> Engine:
     """An engine whose SQLite loses nothing at a power cut."""
-    if make_url(url).get_backend_name() != "sqlite":
+    backend = make_url(url).get_backend_name()
+    if backend == "postgresql":
+        # A service that is paused in a transaction must not hold up its successor.
+        limits = "-c idle_in_transaction_session_timeout={0} -c lock_timeout={0}"
+        given = {"options": limits.format(round(BUSY_SECONDS * 1000))}
+        return create_engine(url, pool_pre_ping=True, connect_args=given)
+    if backend != "sqlite":
         return create_engine(url, pool_pre_ping=True)
     in_memory = make_url(url).database in {None, "", ":memory:"}
     options: dict[str, Any] = {"poolclass": StaticPool} if in_memory else {}

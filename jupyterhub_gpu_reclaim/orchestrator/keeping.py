@@ -55,11 +55,7 @@ class Keeps:
         if bound and seconds and self._per_day:
             self._check(self._had(key, now), seconds, now)
         table = schema.keeps
-        mine = (table.c.user == key.user) & (table.c.server == key.server)
-        statements: list[Any] = [
-            table.delete().where(table.c.until < now - DAY),
-            table.update().where(mine & (table.c.until > now)).values(until=now),
-        ]
+        statements = [table.delete().where(table.c.until < now - DAY), *end(key, now)]
         if bound and seconds:
             new = {"user": key.user, "server": key.server, "start": now}
             statements.append(table.insert().values(**new, until=now + seconds))
@@ -90,3 +86,10 @@ class Keeps:
             left=duration(left),
             more=more,
         )
+
+
+def end(key: SessionKey, now: float) -> list[Any]:
+    """Statements that end a session's wish; what was left of it can be used again."""
+    table = schema.keeps
+    mine = (table.c.user == key.user) & (table.c.server == key.server)
+    return [table.update().where(mine & (table.c.until > now)).values(until=now)]

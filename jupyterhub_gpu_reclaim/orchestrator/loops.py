@@ -112,6 +112,7 @@ class Loops:
     async def tick(self) -> None:
         """Compare everything, and have a look at what is not as it should be."""
         settings = self._settings
+        self._take_up_deletions()
         picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
         self._watch.measure()
         waiting = self._line.look()
@@ -128,10 +129,18 @@ class Loops:
         self._now_and_then(self._sessions.clock.now())
         self._tally.note()
 
+    def _take_up_deletions(self) -> None:
+        """Orders to delete are the workers' to carry out, as often as it takes."""
+        if self._sessions.deletions is not None:
+            self._sessions.deletions.take_up()
+            for key in self._sessions.deletions.pending_keys():
+                self._queue.add(key)
+
     def _compare(self, key: SessionKey, picture: Picture) -> None:
         """Whether one session is as it should be."""
         row = self._sessions.row(key)
         facts = picture.facts(key, self._observer.known(key))
+        facts = self._sessions.living(key, facts)
         if facts.hub is HubState.UNSETTLED:
             self._sessions.checked_by_hub(key)
         act = settle(row, facts, self._sessions.clock.now(), self._settings)

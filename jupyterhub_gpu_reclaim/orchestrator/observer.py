@@ -95,7 +95,8 @@ class Observer:
             self._ask("agent's store", lambda: self._agent.checkpoints(key)),
             self._ask("Hub", lambda: self._hub.server(key)),
         )
-        return Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
+        facts = Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
+        return self._sessions.living(key, facts)
 
     def known(self, key: SessionKey) -> frozenset[str]:
         """The checkpoints of a session that the journal knows."""

@@ -6,14 +6,15 @@ waits for an operation, and the policy is never asked whether a person may.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
-from jupyterhub_gpu_reclaim.models import Phase, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.models import Phase, SessionKey, Value, Verdict
 from jupyterhub_gpu_reclaim.orchestrator import checkpoints, story, trail
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
-from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
+from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import duration
@@ -27,11 +28,40 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.rows import (
         AuditRow,
         CheckpointRow,
-        SessionRow,
     )
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
     from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
     from jupyterhub_gpu_reclaim.orchestrator.workqueue import WorkQueue
+
+_log = logging.getLogger(__name__)
+
+#: Why a saved state is still there after its user has deleted what can be deleted.
+_WHY = {
+    Keeping.CURRENT: "The session is being saved in it, or brought back from it.",
+    Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
+    Keeping.ASIDE: "It was put aside.",
+    Keeping.DOOMED: "It is deleted as soon as the agent and its store answer.",
+}
+
+
+class Left(Value, frozen=True, kw_only=True):
+    """A saved state that is still there."""
+
+    checkpoint: str
+    until: float | None = None  #: seconds since the epoch; null: until the reason ends
+    why: str
+
+
+class Deleted(Value, frozen=True, kw_only=True):
+    """What an order to delete has come to."""
+
+    deleted: list[str]  #: these cannot be brought back any more
+    kept: list[Left]
+
+
+def _left(row: CheckpointRow) -> Left:
+    until = None if row.keeping is Keeping.DOOMED else row.expires
+    return Left(checkpoint=row.id, until=until, why=_WHY[row.keeping])
 
 
 class People:
@@ -95,14 +125,23 @@ class People:
             raise _wrong(row, Happened.SUSPEND)
         return self._sessions.view(key)
 
-    async def resume(self, key: SessionKey, by: str) -> SessionView:
+    async def resume(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
         """Bring a saved session back; a suspend under way is called off.
+
+        Args:
+            key: the session.
+            by: who asks.
+            manages: whether they may say that a name's new account is the same person.
 
         Raises:
             NotFound: nobody has heard of it.
-            Refused: ``wrong_phase``: nothing of it is saved.
+            Refused: ``wrong_phase``: nothing of it is saved; ``former_account``: it
+                is not known whose it is.
         """
         row = self._known(key)
+        self._settle_account(key.user, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
             self._wish(row, Intent.RESUME, by)
             if row.phase is Phase.SUSPENDING:
@@ -175,6 +214,11 @@ class People:
         """
         seconds = self._settings.set_aside
         row = self._known(key)
+        owners = self._sessions.owners
+        if owners is not None and (claimed := owners.claimed(key.user)):
+            owners.hand_over(key.user, claimed, fresh=True)
+            self._queue.add(key)
+            return self._sessions.view_of(SessionRow(key=key), [])
         self._sessions.apply(
             key,
             Happened.PUT_ASIDE,
@@ -254,6 +298,69 @@ class People:
         self._sessions.update(key, line, failure=None)
         self._queue.add(key)
 
+    async def delete(
+        self,
+        key: SessionKey,
+        by: str,
+        checkpoint: str | None = None,
+        *,
+        everything: bool = False,
+    ) -> Deleted:
+        """As ``discard``; says what is gone, and what is kept until when and why.
+
+        Args:
+            key: the session.
+            by: who asks for it.
+            checkpoint: see ``discard``.
+            everything: also what was put aside beside it, and what a running session
+                came from: it is gone then if its programs end in the next minutes.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``wrong_phase``: the checkpoint is in use.
+        """
+        before = [row.id for row in self._kept(key)]
+        if everything and checkpoint is None:
+            self._doom_all(self._known(key), by)
+        if checkpoint is not None or not everything:
+            await self.discard(key, by, checkpoint)
+        await checkpoints.collect(self._sessions, self._agent)
+        journal = self._sessions.journal
+        rows = [row for each in before if (row := journal.checkpoint(each))]
+        left = [_left(row) for row in rows]
+        gone = [each for each in before if each not in {row.id for row in rows}]
+        return Deleted(deleted=gone, kept=left)
+
+    def _doom_all(self, row: SessionRow, by: str) -> None:
+        """Write down that all that a session can do without is to be deleted."""
+        unused = {Keeping.ASIDE}
+        if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
+            unused |= {Keeping.SUPERSEDED}
+        kept = self._kept(row.key)
+        doomed = [
+            each for c in kept if c.keeping in unused for each in self._doomed(c.id)
+        ]
+        if row.phase is Phase.SUSPENDED:
+            self._sessions.apply(
+                row.key,
+                Happened.DISCARDED,
+                by=by,
+                checkpoints=[*doomed, *self._doomed(row.checkpoint)],
+                checkpoint="",
+            )
+        elif doomed:
+            line = self._sessions.audit_line(row.key, by, "discard")
+            self._sessions.journal.save(row, line, doomed)
+            self._sessions.touch(row.key)
+        elif not kept:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
+
+    def _kept(self, key: SessionKey) -> list[CheckpointRow]:
+        """What the session's user may know of."""
+        rows = self._sessions.journal.checkpoints(key)
+        hidden = {Keeping.DOOMED, Keeping.FORMER}
+        return [row for row in rows if row.keeping not in hidden]
+
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
         """Who did what to a session, the newest first."""
         return self._sessions.journal.audit(key, limit)
@@ -283,6 +390,17 @@ class People:
         if row is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
         return row
+
+    def _settle_account(self, user: str, by: str, *, manages: bool) -> None:
+        """A former account's sessions are the new one's by a manager's word alone."""
+        owners = self._sessions.owners
+        claimed = owners.claimed(user) if owners is not None else ""
+        if owners is None or not claimed:
+            return
+        if not manages:
+            raise Refused(Reason.FORMER_ACCOUNT, user=user)
+        owners.hand_over(user, claimed, fresh=False)
+        _log.warning("%s: %s has given the sessions to the new account", user, by)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
         """Write down what somebody wants; the worker takes it up."""

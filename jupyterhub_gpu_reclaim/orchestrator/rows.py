@@ -63,6 +63,7 @@ class Keeping(StrEnum):
     CURRENT = "current"  #: the session is suspended in it
     SUPERSEDED = "superseded"  #: the session came back from it; kept for a while
     ASIDE = "aside"  #: the user started fresh; kept for days
+    FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
     DOOMED = "doomed"  #: to be deleted as soon as the agent answers
 
 

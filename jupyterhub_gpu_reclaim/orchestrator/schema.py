@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 metadata = MetaData()
 
+#: Number of the advisory lock that PostgreSQL knows a migration of ours by.
+_MIGRATING = 0x67_70_75_72
+
 schema = Table(
     "schema_version",
     metadata,
@@ -134,6 +137,42 @@ marks = Table(
     Column("value", Float, nullable=False),
 )
 
+#: Which service may work on this journal: one row. ``beat`` grows with each renewal,
+#: ``term`` with each holder, so that no clock of two machines is ever compared.
+lease = Table(
+    "lease",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("holder", Text, nullable=False),  # empty: given back
+    Column("term", Integer, nullable=False),
+    Column("beat", Integer, nullable=False),
+    Column("seconds", Float, nullable=False),  # of stillness until it has lapsed
+    Column("place", Text, nullable=False),  # JSON of lease.Place
+)
+
+#: Which account of the Hub a user's name belongs to, and since when.
+owners = Table(
+    "owners",
+    metadata,
+    Column("user", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("claimed", Text, nullable=False),  # another account that uses the name
+)
+
+#: Servers that were deleted for ever, until nothing of them is left anywhere.
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("user", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("asked", Float, nullable=False),
+    Column("incarnations", Text, nullable=False),  # JSON: those to be ended
+    Column("spared", Text, nullable=False),  # JSON: those that were started since
+    Index("deletions_by_session", "user", "server"),
+)
+
 audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
 
 
@@ -162,11 +201,21 @@ def _courtesy(connection: Connection) -> None:
     audit_by_user.create(connection, checkfirst=True)
 
 
+def _deletion(connection: Connection) -> None:
+    """Version 5: one service at a time, accounts behind names, orders to delete."""
+    for table in (lease, owners, deletions):
+        table.create(connection, checkfirst=True)
+    if not connection.execute(lease.select()).first():
+        nobody = {"holder": "", "term": 0, "beat": 0, "seconds": 0.0, "place": ""}
+        connection.execute(lease.insert().values(id=1, **nobody))
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
     _waiting,
     _courtesy,
+    _deletion,
 )
 
 
@@ -179,6 +228,15 @@ def _add_column(connection: Connection, column: Column[Any]) -> None:
         connection.execute(DDL(f"ALTER TABLE {table} ADD COLUMN {made}"))
 
 
+def _alone(connection: Connection) -> None:
+    """Let no other service migrate the same database until this one has."""
+    if connection.dialect.name == "sqlite":
+        # Its driver begins a transaction only before rows change, not before tables do.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    elif connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+
+
 def migrate(connection: Connection) -> int:
     """Bring a database to the newest version, inside the caller's transaction.
 
@@ -188,6 +246,7 @@ def migrate(connection: Connection) -> int:
     Raises:
         Refused: it was written by a newer release of ours.
     """
+    _alone(connection)
     schema.create(connection, checkfirst=True)
     found = connection.execute(schema.select()).scalars().all()
     version = max(found, default=0)

@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.models import (
     Verdict,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.orchestrator import amounts, phases, views
+from jupyterhub_gpu_reclaim.orchestrator import amounts, keeping, lives, phases, views
 from jupyterhub_gpu_reclaim.orchestrator.counters import Counters
 from jupyterhub_gpu_reclaim.orchestrator.history import History
 from jupyterhub_gpu_reclaim.orchestrator.known import Known
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from jupyterhub_gpu_reclaim.clock import Clock
+    from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
+    from jupyterhub_gpu_reclaim.orchestrator.deletions import Deletions
     from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+    from jupyterhub_gpu_reclaim.orchestrator.owners import Owners
     from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
     from jupyterhub_gpu_reclaim.policy.terms import Terms
 
@@ -61,6 +64,10 @@ class Sessions(Known):
         #: who waits for a GPU, and who was chosen to go for how many of them
         self.waiting: dict[SessionKey, Waiting] = {}
         self.wanted: dict[SessionKey, int] = {}
+        #: what was deleted for ever, and is not quite gone yet
+        self.deletions: Deletions | None = None
+        #: whose the users' names are
+        self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.terms: Callable[[SessionKey], Terms] | None = None
         self._views: Broadcast[SessionView] = Broadcast()
@@ -108,6 +115,8 @@ class Sessions(Known):
         row = msgspec.structs.replace(
             row, phase=following.phase, since=now if moved else before.since
         )
+        over = {k: v for k, v in lives.ended(before, row).items() if k not in changes}
+        row = msgspec.structs.replace(row, **over)
         reason = why or failure
         audit = AuditRow(
             at=now,
@@ -119,7 +128,10 @@ class Sessions(Known):
         )
         row = amounts.waited(self.counters, before, row, now)
         more = amounts.leaving(before, now, row.phase)
-        self.journal.save(row, audit, checkpoints, more)
+        unused = (
+            keeping.end(key, now) if before.kept_until and not row.kept_until else []
+        )
+        self.journal.save(row, audit, checkpoints, more, unused)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -162,6 +174,10 @@ class Sessions(Known):
     ) -> bool:
         """Wait until the row is as wanted; False when the limit (s) is over."""
         return await self._watch.until(lambda: condition(self.row(key)), limit)
+
+    def living(self, key: SessionKey, facts: Facts) -> Facts:
+        """What agent and Hub say, without what was deleted for ever."""
+        return self.deletions.living(key, facts) if self.deletions else facts
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> Operation:

@@ -48,6 +48,11 @@ class Starts(Spawning):
         """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
         key = placement.key
         try:
+            if self._sessions.deletions is not None:
+                self._sessions.deletions.take_up()
+                self._sessions.deletions.spare(key, placement.incarnation)
+            if self._sessions.owners is not None:
+                self._sessions.owners.check(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
@@ -164,6 +169,7 @@ class Starts(Spawning):
         )
         known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
         facts = Facts(mine, tuple(infos), HubState.SPAWNING, known)
+        facts = self._sessions.living(key, facts)
         for tree in facts.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)

@@ -19,7 +19,8 @@ from jupyterhub_gpu_reclaim.models import (
     StopPlan,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator import amounts, checkpoints, finds
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints, finds
+from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
@@ -87,7 +88,9 @@ class Stops(Spawning):
         Raises:
             Unreachable: it does not; the spawner sees by itself what is frozen.
         """
-        for tree in await self._agent.trees(placement.key):
+        trees = tuple(await self._agent.trees(placement.key))
+        facts = self._sessions.living(row.key, Facts(trees, (), None))
+        for tree in facts.trees or ():
             if tree.incarnation != placement.incarnation:
                 continue
             if tree.state is TreeState.CAPTURED:
@@ -170,24 +173,12 @@ class Stops(Spawning):
                 self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
             ),
             checkpoint="",
-            attempt="",
-            intent=Intent.NONE,
-            intent_by="",
-            kept_until=None,
-            kept_by="",
         )
 
     async def forget(self, key: SessionKey) -> None:
         """See ``Controller.forget``."""
-        sessions = self._sessions
-        doomed = [
-            row
-            for known in sessions.journal.checkpoints(key)
-            for row in checkpoints.kept(sessions, known.id, Keeping.DOOMED, seconds=0)
-        ]
-        line = sessions.audit_line(key, SERVICE, "forget", "The server was deleted.")
-        more = amounts.leaving(sessions.row(key), sessions.clock.now())
-        sessions.journal.forget(key, line, doomed, more)
-        sessions.forget(key)
-        with suppress(ReclaimError):
-            await checkpoints.collect(sessions, self._agent)
+        if self._sessions.deletions is not None:
+            self._sessions.deletions.order(key)
+            with suppress(ReclaimError):
+                await self._sessions.deletions.carry_out(key)
+        self._look(key)

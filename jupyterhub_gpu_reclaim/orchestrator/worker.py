@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
@@ -90,6 +90,26 @@ class Worker:
         Raises:
             ReclaimError: it could not be done now; again later.
         """
+        deleting = await self._delete(key)
+        wait = await self._settle(key)
+        return self._settings.pace if deleting and wait is None else wait
+
+    async def _delete(self, key: SessionKey) -> bool:
+        """Carry an order to delete out; whether to look again soon.
+
+        What does not answer now is asked again with the next tick; a new session of
+        the same name does not wait for it.
+        """
+        deletions = self._sessions.deletions
+        if deletions is None or deletions.pending(key) is None:
+            return False
+        try:
+            return await deletions.carry_out(key)
+        except ReclaimError as error:
+            _log.info("%s: what is left of it is deleted later: %s", key, error)
+            return False
+
+    async def _settle(self, key: SessionKey) -> float | None:
         row = self._sessions.row(key)
         facts = await self._observer.one(key)
         if self._sessions.row(key) != row:

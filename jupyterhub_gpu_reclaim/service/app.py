@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.notices.courier import telling
 from jupyterhub_gpu_reclaim.notices.settings import Notices
 from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
 from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
+from jupyterhub_gpu_reclaim.orchestrator.lease import Lease
 from jupyterhub_gpu_reclaim.orchestrator.terms import TermsNow
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
@@ -40,7 +41,7 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
+from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement, standby
 from jupyterhub_gpu_reclaim.service.context import Context
 from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.options import Options
@@ -49,6 +50,8 @@ from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from tornado import web
 
     from jupyterhub_gpu_reclaim.events.log import EventLog
 
@@ -131,25 +134,58 @@ class ReclaimService(Application, Options):
             loop.add_signal_handler(number, told.set)
         if parent is not None:
             lifeline.watch(parent, told.set)
-        async with self._controller(surroundings, state) as (controller, events):
-            server = self._listen(surroundings, state, controller, events)
-            starting = asyncio.ensure_future(controller.start())
-            try:
-                await _first(told, starting)
+        stage = standby.Stage(surroundings)
+        server = self._listen(surroundings, stage)
+        try:
+            while not told.is_set():
+                await self._work(surroundings, state, stage, told)
+        finally:
+            log.info("service: ending")
+            server.stop()
+            await _within(FAREWELL, server.close_all_connections())
+
+    async def _work(
+        self,
+        surroundings: Surroundings,
+        state: lifeline.StateFolder,
+        stage: standby.Stage,
+        told: asyncio.Event,
+    ) -> None:
+        """From the journal's lease to its loss, or to the order to end.
+
+        Until the lease is held, and after it is lost, nothing is done and requests
+        get to hear that.
+        """
+        journal = self._journal(state)
+        lease = Lease(journal, SystemClock(), self.journal_lease)
+        held = None
+        try:
+            taken = lease.acquire(lambda: stage.wait(Reason.JOURNAL_HELD))
+            if not await _first(told, taken):
+                return
+            held = asyncio.ensure_future(lease.keep())
+            async with self._controller(surroundings, journal) as (controller, events):
+                stage.application = self._application(
+                    surroundings, state, controller, events
+                )
+                await controller.start()
                 log.info("service: ready at %s", surroundings.prefix)
-                await told.wait()
-            finally:
-                log.info("service: ending")
-                server.stop()
-                starting.cancel()
-                await _within(FAREWELL, server.close_all_connections())
+                if await _first(told, held):
+                    log.error("service: another one has taken the journal over")
+                stage.wait(Reason.JOURNAL_HELD)
+        finally:
+            stage.wait(Reason.SERVICE_STARTING)
+            if held is not None:
+                held.cancel()
+            lease.give_back()
+            journal.close()
 
     @contextlib.asynccontextmanager
     async def _controller(
-        self, surroundings: Surroundings, state: lifeline.StateFolder
+        self, surroundings: Surroundings, journal: Journal
     ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
-        journal = self._journal(state)
+        folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
         hub = HubClient(surroundings.api_url, surroundings.api_token)
         idle = IdlePolicy(parent=self)
@@ -169,6 +205,7 @@ class ReclaimService(Application, Options):
             window=lambda: Window(span=span, interval=self.sample_interval),
             clock=SystemClock(),
             settings=self.settings(),
+            folder=folder,
         )
         try:
             async with (
@@ -182,7 +219,6 @@ class ReclaimService(Application, Options):
         finally:
             await _within(FAREWELL, let_go())
             hub.close()
-            journal.close()
 
     def _journal(self, state: lifeline.StateFolder) -> Journal:
         """Open the journal.
@@ -214,18 +250,14 @@ class ReclaimService(Application, Options):
             raise Refused(Reason.INVALID, what=what) from error
         return path
 
-    def _listen(
+    def _application(
         self,
         surroundings: Surroundings,
         state: lifeline.StateFolder,
         controller: Controller,
         events: EventLog | None,
-    ) -> HTTPServer:
-        """Serve the routes.
-
-        Raises:
-            Refused: the address is taken.
-        """
+    ) -> web.Application:
+        """The routes, with all that is behind them."""
         HubOAuth.instance(parent=self)
         context = Context(
             control=controller,
@@ -240,8 +272,15 @@ class ReclaimService(Application, Options):
             limits=self.limits(),
             refused=None if events is None else events.refused,
         )
-        app = application(context, cookie_secret=state.secret("cookie_secret"))
-        server = HTTPServer(app, max_body_size=MAX_BODY, xheaders=True)
+        return application(context, cookie_secret=state.secret("cookie_secret"))
+
+    def _listen(self, surroundings: Surroundings, stage: standby.Stage) -> HTTPServer:
+        """Serve what is on the stage.
+
+        Raises:
+            Refused: the address is taken.
+        """
+        server = HTTPServer(stage, max_body_size=MAX_BODY, xheaders=True)
         try:
             server.listen(surroundings.port, surroundings.host)
         except OSError as error:
@@ -253,13 +292,18 @@ class ReclaimService(Application, Options):
         return server
 
 
-async def _first(told: asyncio.Event, starting: asyncio.Future[Any]) -> None:
-    """Wait for the start, or for the order to end before it."""
-    order = asyncio.ensure_future(told.wait())
-    await asyncio.wait({order, starting}, return_when=asyncio.FIRST_COMPLETED)
-    order.cancel()
-    if starting.done():
-        starting.result()
+async def _first(told: asyncio.Event, work: Any) -> bool:
+    """Wait for some work, or for the order to end; whether the work was done."""
+    order, task = asyncio.ensure_future(told.wait()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({order, task}, return_when=asyncio.FIRST_COMPLETED)
+        if told.is_set():
+            return False
+        task.result()
+        return True
+    finally:
+        order.cancel()
+        task.cancel()
 
 
 async def _within(seconds: float, work: Any) -> None:

@@ -52,13 +52,13 @@ class Act(Page):
         if action == "suspend":
             await control.suspend(key, by)
         elif action == "resume":
-            await control.resume(key, by)
+            await control.resume(key, by, manages=self.person.manages)
         elif action == "keep":
             manages = self.person.manages
             await control.keep(key, self._seconds(), by, manages=manages)
         elif action == "delete":
             checkpoint = self.get_body_argument("checkpoint", "")
-            await control.discard(key, by, checkpoint or None)
+            await control.delete(key, by, checkpoint or None)
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
             await control.opt_out(key, check_opt_out(self, out), by)

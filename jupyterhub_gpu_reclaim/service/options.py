@@ -111,6 +111,17 @@ class Options(StoreOptions):
         " `postgresql+psycopg://user@host/db`. Empty: SQLite in `state_dir`.",
     ).tag(config=True)
 
+    journal_lease = Float(
+        15.0,
+        min=1,
+        max=600,
+        help="Seconds without a sign of life of the service that works on the journal"
+        " until another service on the same `journal_url` may take its place. Shorter"
+        " takes over sooner after the loss of a machine; a service that is paused for"
+        " longer than this stops working and waits. An orderly end, and the end of a"
+        " program on the same machine, are noticed at once.",
+    ).tag(config=True)
+
     sample_interval = Float(
         _DEFAULTS.sample_interval,
         min=0.5,

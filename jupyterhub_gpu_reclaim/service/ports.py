@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Waiting,
     )
     from jupyterhub_gpu_reclaim.orchestrator.history import Line
+    from jupyterhub_gpu_reclaim.orchestrator.people import Deleted
     from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
     from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
     from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
@@ -54,7 +55,9 @@ class People(Protocol):
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         """Save the session and free its machine, as soon as can be."""
 
-    async def resume(self, key: SessionKey, by: str) -> SessionView:
+    async def resume(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
         """Bring the saved session back."""
 
     async def keep(
@@ -74,9 +77,14 @@ class People(Protocol):
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Put the saved session aside, so that the next start is a new one."""
 
-    async def discard(
-        self, key: SessionKey, by: str, checkpoint: str | None = None
-    ) -> Any:
+    async def delete(
+        self,
+        key: SessionKey,
+        by: str,
+        checkpoint: str | None = None,
+        *,
+        everything: bool = False,
+    ) -> Deleted:
         """Delete what is saved of the session, or one of its checkpoints."""
 
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:

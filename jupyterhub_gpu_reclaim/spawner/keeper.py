@@ -199,6 +199,7 @@ class PointerKeeper(Base):
             key=self.reclaim_key,
             incarnation=self.reclaim_incarnation or "none",
             checkpoint=self._pointer.checkpoint,
+            owner=logins.account(self),
         )
 
     async def _tell_service(self, call: str) -> None:

@@ -26,6 +26,15 @@ def save_state(spawner: Any) -> None:
     session_of(spawner).commit()
 
 
+def account(spawner: Any) -> str:
+    """Which account of the Hub this spawner's user is, through any change of names.
+
+    A number alone would not do: databases use those of deleted rows again.
+    """
+    user = spawner.user.orm_user
+    return f"{user.id}.{user.created:%Y%m%dT%H%M%S%f}" if user.created else ""
+
+
 def token_id(spawner: Any, token: str) -> int:
     """The database id of a valid token of this spawner's user; 0: there is none."""
     if not token:

@@ -12,11 +12,13 @@ Every trap of JupyterHub that is handled here is listed, with its test, in
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from jupyterhub.utils import maybe_future
 from tornado import web
 
+from jupyterhub_gpu_reclaim import deletion_orders
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.spawner import hub_patches, logins
@@ -43,9 +45,28 @@ class ReclaimMixin(Stopping):
     async def delete_forever(self) -> None:
         """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
         await maybe_future(super().delete_forever())
+        written = self._order_deletion()
         try:
             await self._service.forget(self.reclaim_key)
         except ReclaimError as error:
-            self.log.warning("%s: forget: %s", self.reclaim_key, error)
+            later = "the service does it later" if written else "it is NOT repeated"
+            self.log.warning("%s: forget, %s: %s", self.reclaim_key, later, error)
         logins.delete_token(self, self._pointer.token_id)
         self._pointer = Pointer()
+
+    def _order_deletion(self) -> bool:
+        """Write the order down where the service finds it; whether that was possible.
+
+        The Hub deletes a server once: neither a service that is away nor an answer
+        that is lost may lose that.
+        """
+        if not self.reclaim_service:
+            return False
+        try:
+            deletion_orders.write(
+                Path(self.reclaim_token_file).parent, self.reclaim_key
+            )
+        except OSError as error:
+            self.log.warning("%s: no order to delete: %s", self.reclaim_key, error)
+            return False
+        return True

@@ -482,6 +482,20 @@ class _HubHandler(RequestHandler):
         return model
 
 
+class _Me(RequestHandler):
+    """Who a person's token belongs to, as the service's own logins ask."""
+
+    def get(self) -> None:
+        if self.request.headers.get("Authorization") != "token root-token":
+            self.set_status(403)
+            return
+        scopes = [
+            "access:services!service=gpu-reclaim",
+            "custom:gpu-reclaim:manage",
+        ]
+        self.write({"kind": "user", "name": "root", "scopes": scopes})
+
+
 class _Users(_HubHandler):
     def get(self) -> None:
         names = sorted({key.user for key in self.hub.states})
@@ -547,6 +561,7 @@ def serve_hub(hub: HubInMemory) -> tuple[HTTPServer, str]:
     return _serve(
         Application(
             [
+                ("/hub/api/user", _Me),
                 ("/hub/api/users", _Users, bound),
                 ("/hub/api/users/([^/]+)", _User, bound),
                 ("/hub/api/users/([^/]+)/server", _Server, bound),

@@ -143,7 +143,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
@@ -160,6 +160,12 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     keeps = journal.read(schema.keeps.select())
     assert [one["until"] for one in keeps] == [20.0] * (version >= 4)
     assert trail.mark(journal, "trail:notices") == (1.0 if version >= 4 else None)
+    (lease,) = journal.read(schema.lease.select())
+    assert lease["term"] == 3 * (version >= 5)
+    owners = journal.read(schema.owners.select())
+    assert [one["since"] for one in owners] == [1.0] * (version >= 5)
+    orders = journal.read(schema.deletions.select())
+    assert [one["spared"] for one in orders] == ['["i8"]'] * (version >= 5)
     journal.close()
 
 

@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.orchestrator.people import Deleted, Left
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.orchestrator.story import StoryLine, StoryPage
 from jupyterhub_gpu_reclaim.orchestrator.totals import Point, StoreUse, Totals
@@ -140,7 +141,9 @@ class SessionsInMemory:
         self.calls.append(("suspend", key, by))
         return self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
 
-    async def resume(self, key: SessionKey, by: str) -> SessionView:
+    async def resume(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
         self.calls.append(("resume", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
@@ -176,11 +179,19 @@ class SessionsInMemory:
         self.calls.append(("start_fresh", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.STOPPED, "be started fresh")
 
-    async def discard(
-        self, key: SessionKey, by: str, checkpoint: str | None = None
-    ) -> None:
+    async def delete(
+        self,
+        key: SessionKey,
+        by: str,
+        checkpoint: str | None = None,
+        *,
+        everything: bool = False,
+    ) -> Deleted:
         self.session(key)
         self.calls.append(("discard", key, by, checkpoint))
+        why = "The session came back from it; it is kept in case it ends."
+        left = Left(checkpoint="c1", until=1_700_000_600.0, why=why)
+        return Deleted(deleted=["c7"], kept=[] if everything else [left])
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         return [line for line in self.lines_known if line.key in keys]

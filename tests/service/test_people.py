@@ -195,7 +195,18 @@ async def test_saved_states_are_deleted_one_or_all(service):
     service.control.put("ada")
     one = await service.call("api/sessions/ada/-/saved/c7", method="DELETE")
     everything = await service.call("api/sessions/ada/-/saved", method="DELETE")
-    assert (one.code, everything.code) == (204, 204)
+    assert (one.code, everything.code) == (200, 200)
+    assert json.loads(one.body) == {
+        "deleted": ["c7"],
+        "kept": [
+            {
+                "checkpoint": "c1",
+                "until": 1_700_000_600.0,
+                "why": "The session came back from it; it is kept in case it ends.",
+            }
+        ],
+    }
+    assert json.loads(everything.body) == {"deleted": ["c7"], "kept": []}
     assert service.control.calls == [
         ("discard", ADA, "ada", "c7"),
         ("discard", ADA, "ada", None),

@@ -34,6 +34,22 @@ class Healthz(Route):
         self.answer(Health(version=__version__))
 
 
+class Readyz(Route):
+    """Whether the program works, and is not one that waits for another to end."""
+
+    path: ClassVar = "readyz"
+
+    @operation(
+        "The service works; 503 while another one holds the journal",
+        caller="anyone",
+        answer=Health,
+        errors=(503,),
+    )
+    async def get(self) -> None:
+        """It does: see ``standby.py`` for one that waits."""
+        self.answer(Health(version=__version__))
+
+
 class Metrics(PersonRoute):
     """Prometheus metrics."""
 
@@ -65,4 +81,4 @@ class Document(Route):
         self.answer(self.settings["openapi"])
 
 
-ROUTES: tuple[type[Route], ...] = (Healthz, Metrics, Document)
+ROUTES: tuple[type[Route], ...] = (Healthz, Readyz, Metrics, Document)

@@ -14,6 +14,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.models import SessionKey, SessionView, Value, Verdict
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.orchestrator.people import Deleted
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.openapi import Query, operation
@@ -155,8 +156,10 @@ class Resume(PersonRoute):
     )
     async def post(self, user: str, server: str) -> None:
         """Begin it."""
-        key = self.key(user, server)
-        view = await self.context.control.resume(key, self.person.label)
+        key, person = self.key(user, server), self.person
+        view = await self.context.control.resume(
+            key, person.label, manages=person.manages
+        )
         self.answer(view, 202)
 
 
@@ -242,12 +245,15 @@ class Saved(PersonRoute):
 
     path: ClassVar = "api/sessions/{user}/{server}/saved"
 
-    @operation("Delete all that is saved of the session", status=204, errors=(404, 409))
+    @operation(
+        "Delete all that is saved of the session; what is kept, until when and why",
+        answer=Deleted,
+        errors=(404, 409),
+    )
     async def delete(self, user: str, server: str) -> None:
         """Delete it for good."""
-        key = self.key(user, server)
-        await self.context.control.discard(key, self.person.label)
-        self.no_content()
+        key, by = self.key(user, server), self.person.label
+        self.answer(await self.context.control.delete(key, by, everything=True))
 
 
 class SavedOne(PersonRoute):
@@ -255,12 +261,16 @@ class SavedOne(PersonRoute):
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
 
-    @operation("Delete one saved state", status=204, errors=(404, 409))
+    @operation(
+        "Delete one saved state; what is still kept, until when and why",
+        answer=Deleted,
+        errors=(404, 409),
+    )
     async def delete(self, user: str, server: str, checkpoint: str) -> None:
         """Delete it for good."""
         key = self.key(user, server)
-        await self.context.control.discard(key, self.person.label, checkpoint)
-        self.no_content()
+        by = self.person.label
+        self.answer(await self.context.control.delete(key, by, checkpoint))
 
 
 ROUTES: tuple[type[Route], ...] = (

@@ -1,0 +1,70 @@
+"""What a real Hub tells when servers and users are deleted, renamed and made anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.hub import wait_until
+
+
+def _orders(service) -> list[dict]:
+    """What the spawner has written down for the service."""
+    files = Path(service.token_file).parent.glob("deletions/*.json")
+    return [json.loads(file.read_text()) for file in files]
+
+
+def _asked(service, name: str) -> list[str]:
+    """The account that each start of that user's server was for."""
+    return [
+        body["owner"]
+        for call, body in service.calls
+        if call == "plan-start" and body["key"]["user"] == name
+    ]
+
+
+def _started(hub, name: str) -> None:
+    answer = hub.api("POST", f"users/{name}/server")
+    assert answer.status_code in {201, 202}, answer.text
+    wait_until(lambda: hub.server(name)["ready"], 60, hub.log)
+
+
+def test_user_deleted_while_the_service_is_away_is_written_down(hub, service, name):
+    assert hub.api("POST", f"users/{name}").ok
+    assert hub.server(name) is None or not hub.server(name)["ready"]
+    before = _orders(service)
+    service.down()
+    assert hub.api("DELETE", f"users/{name}").status_code == 204
+    new = [order for order in _orders(service) if order not in before]
+    assert new == [{"user": name, "server": ""}]
+    assert "the service does it later" in hub.log()
+
+
+def test_suspended_server_that_is_removed_is_written_down_before_it_is_told(
+    hub, service, name
+):
+    amy = hub.user(name)
+    amy.start_server("lab1")
+    service.capture(name, "lab1")
+    hub.stop_server(name, "lab1")
+    answer = hub.api("DELETE", f"users/{name}/servers/lab1", json={"remove": True})
+    assert answer.status_code == 204
+    assert service.called("forget") == 1
+    assert {"user": name, "server": "lab1"} in _orders(service)
+
+
+def test_account_is_told_with_each_start_and_outlives_a_new_name(hub, service, name):
+    assert hub.api("POST", f"users/{name}").ok
+    _started(hub, name)
+    hub.stop_server(name)
+    renamed = f"{name}b"
+    assert hub.api("PATCH", f"users/{name}", json={"name": renamed}).ok
+    _started(hub, renamed)
+    hub.stop_server(renamed)
+    (first,), (second,) = _asked(service, name), _asked(service, renamed)
+    assert first == second != ""
+    assert hub.api("DELETE", f"users/{renamed}").status_code == 204
+    assert hub.api("POST", f"users/{renamed}").ok
+    _started(hub, renamed)
+    hub.stop_server(renamed)
+    assert _asked(service, renamed)[-1] not in {first, ""}

@@ -1,0 +1,287 @@
+"""Two services on one journal: real programs, one database, one node, one Hub.
+
+What a rolling update or a second Hub does. Only one of them may act; the other waits
+and says so, takes over when the first has gone, and whoever was paused meanwhile
+notices before it gives an order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jupyterhub_gpu_reclaim.clients.service import ServiceClient
+from jupyterhub_gpu_reclaim.errors import Unreachable
+from jupyterhub_gpu_reclaim.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.reasons import Reason
+from tests.orchestrator.doubles import (
+    TOKEN,
+    HubInMemory,
+    NodeInMemory,
+    serve_hub,
+    serve_node,
+)
+
+KEY = SessionKey("ada")
+SPAWNER_TOKEN = "spawner-secret-of-the-tests"
+PREFIX = "/services/gpu-reclaim/"
+#: Seconds that a lease lasts in these tests.
+LEASE = 2.0
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Makes processes that have imported the program already, which takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["jupyterhub_gpu_reclaim.service.app"])
+    return context
+
+
+def become_the_program(environment: dict[str, str], words: list[str], told: str):
+    """In a process of its own: what the console script does, its words in a file."""
+    with Path(told).open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.update(environment)
+    sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
+    from jupyterhub_gpu_reclaim.service.app import main
+
+    sys.exit(main())
+
+
+class Service:
+    """One service as a program, with a state folder of its own."""
+
+    def __init__(self, world: World, name: str, lease: float) -> None:
+        self.folder = world.folder / name
+        self.folder.mkdir(exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}{PREFIX}"
+        self.log = self.folder / "log"
+        self.client = ServiceClient(f"http://127.0.0.1:{self.port}", SPAWNER_TOKEN)
+        environment = {
+            "JUPYTERHUB_API_TOKEN": "hub-token",
+            "JUPYTERHUB_API_URL": world.hub_url,
+            "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{self.port}",
+            "JUPYTERHUB_SERVICE_PREFIX": PREFIX,
+            "JUPYTERHUB_SERVICE_NAME": "gpu-reclaim",
+            "GPU_RECLAIM_SPAWNER_TOKEN": SPAWNER_TOKEN,
+        }
+        words = [
+            f"--ReclaimService.state_dir={self.folder}/state",
+            f"--ReclaimService.journal_url={world.journal_url}",
+            f"--ReclaimService.journal_lease={lease}",
+            f"--ReclaimService.agent={world.agent_url}",
+            f"--ReclaimService.agent_token_file={world.folder}/agent.token",
+            "--ReclaimService.tick_interval=0.5",
+            "--ReclaimService.sample_interval=0.5",
+            "--IdlePolicy.idle_after=0",
+        ]
+        self.process = world.programs.Process(
+            target=become_the_program, args=(environment, words, str(self.log))
+        )
+        self.process.start()
+
+    def told(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 where nobody listens."""
+        try:
+            answer = await AsyncHTTPClient().fetch(self.url + path, raise_error=False)
+        except (OSError, HTTPClientError):
+            return 0, ""
+        return answer.code, answer.body.decode()
+
+    async def ready(self) -> bool:
+        return (await self.get("readyz"))[0] == 200
+
+    async def waits(self) -> bool:
+        status, text = await self.get("readyz")
+        return status == 503 and json.loads(text)["code"] == "journal_held"
+
+    async def ask(self, path: str) -> tuple[int, str]:
+        """A POST of an administrator's program."""
+        answer = await AsyncHTTPClient().fetch(
+            f"{self.url}api/sessions/{KEY.path}/{path}",
+            method="POST",
+            body="",
+            headers={"Authorization": "token root-token"},
+            raise_error=False,
+        )
+        return answer.code, answer.body.decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.join(20)
+
+
+class World:
+    """Node, Hub and database, which last; services, which come and go."""
+
+    def __init__(self, folder: Path, programs) -> None:
+        self.folder = folder
+        self.programs = programs
+        self.journal_url = f"sqlite:///{folder}/journal.sqlite"
+        self.node = NodeInMemory()
+        self.hub = HubInMemory(self.node)
+        (folder / "agent.token").write_text(TOKEN)
+        node, self.agent_url = serve_node(self.node)
+        hub, address = serve_hub(self.hub)
+        self.hub_url = f"{address}/hub/api"
+        self._servers = [node, hub]
+        self.services: list[Service] = []
+
+    def service(self, name: str, lease: float = LEASE) -> Service:
+        service = Service(self, name, lease)
+        self.services.append(service)
+        return service
+
+    async def until(self, condition, limit: float = 120.0):
+        """Wait until it holds; its value."""
+        deadline = time.monotonic() + limit
+        while True:
+            value = condition()
+            value = await value if asyncio.iscoroutine(value) else value
+            if value:
+                return value
+            assert time.monotonic() < deadline, "\n".join(
+                f"--- {each.folder.name}\n{each.told()[-3000:]}"
+                for each in self.services
+            )
+            await asyncio.sleep(0.05)
+
+    def phase(self) -> str:
+        """What stands in the database."""
+        where = f"file:{self.folder}/journal.sqlite?mode=ro"
+        with closing(sqlite3.connect(where, uri=True)) as database:
+            found = database.execute("SELECT phase FROM sessions").fetchall()
+        return found[0][0] if found else ""
+
+    async def close(self) -> None:
+        for service in self.services:
+            service.close()
+        for task in list(self.hub.tasks):
+            task.cancel()
+        for server in self._servers:
+            server.stop()
+            await server.close_all_connections()
+
+
+@pytest.fixture
+async def world(tmp_path, programs):
+    world = World(tmp_path, programs)
+    yield world
+    await world.close()
+
+
+async def _running(world: World, service: Service) -> None:
+    """A session that the service has taken up."""
+    place = world.node.run(KEY, "tensors")
+    world.hub.run(KEY, place.incarnation)
+    world.hub.controller = service.client
+    await world.until(lambda: world.phase() == "running")
+
+
+async def test_suspended_session_of_the_first_service_is_not_ended_by_the_second(
+    world,
+):
+    first = world.service("first")
+    await world.until(first.ready)
+    await _running(world, first)
+    second = world.service("second")
+    await world.until(second.waits)
+    status, text = await first.ask("suspend")
+    assert status == 202, text
+    await world.until(lambda: world.phase() == "suspended")
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        assert world.phase() == "suspended", second.told()[-3000:]
+    assert world.hub.states[KEY] == "stopped"
+
+
+async def test_service_that_waits_says_so_on_every_page_and_to_programs(world):
+    first = world.service("first")
+    await world.until(first.ready)
+    second = world.service("second")
+    await world.until(second.waits)
+    assert await second.get("healthz") == await first.get("healthz")
+    for path in ("readyz", "api/sessions", "metrics", "api/nothing"):
+        status, text = await second.get(path)
+        assert (status, json.loads(text)["code"]) == (503, "journal_held")
+    for path in ("", "sessions/ada/-", "nothing"):
+        status, text = await second.get(path)
+        assert status == 503
+        assert "Another service holds the journal" in text
+    assert (await second.get("static/live.js"))[0] == 200
+    with pytest.raises(Unreachable) as caught:
+        await second.client.plan_start(Placement(key=KEY, incarnation="i1"))
+    assert caught.value.reason is Reason.JOURNAL_HELD
+    assert f"process {first.process.pid} on" in second.told()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_next_service_takes_over_at_once_when_the_first_has_ended(world, end):
+    first = world.service("first", 600)
+    await world.until(first.ready)
+    await _running(world, first)
+    second = world.service("second", 600)
+    await world.until(second.waits)
+    first.signal(end)
+    first.process.join(60)
+    await world.until(second.ready)
+    world.hub.controller = second.client
+    status, text = await second.ask("suspend")
+    assert status == 202, text
+    await world.until(lambda: world.phase() == "suspended")
+
+
+async def test_paused_service_is_replaced_and_gives_no_order_when_it_wakes(world):
+    first = world.service("first")
+    await world.until(first.ready)
+    await _running(world, first)
+    first.signal(signal.SIGSTOP)
+    second = world.service("second")
+    await world.until(second.ready)
+    world.hub.controller = second.client
+    world.hub.refuses_stop = True
+    status, text = await second.ask("suspend")
+    assert status == 202, text
+    await world.until(lambda: world.phase() == "releasing")
+    # what it knows is that the session runs: a tree that is captured it would thaw
+    first.signal(signal.SIGCONT)
+    await world.until(first.waits)
+    assert "another one has taken the journal over" in first.told()
+    assert world.phase() == "releasing"
+    assert world.node.calls == []
+    world.hub.refuses_stop = False
+    await world.until(lambda: world.phase() == "suspended")
+    second.signal(signal.SIGTERM)
+    second.process.join(60)
+    await world.until(first.ready)
+    assert world.phase() == "suspended"
+    assert await world.hub.start(KEY) == "service_unreachable"
+    world.hub.controller = first.client
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase() == "running")
+    assert world.node.lost == world.hub.errors == []
