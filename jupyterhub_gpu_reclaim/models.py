@@ -194,6 +194,23 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     deduplicated_bytes: int = 0  #: what stood there already, of earlier generations
     frozen_seconds: float = 0.0
     steps: list[Step] = []
+    #: Checkpoint that this incarnation was restored from; empty: it was started cold,
+    #: or an older agent has not written it.
+    parent: str = ""
+
+
+class KeptState(Value, frozen=True, kw_only=True):
+    """One saved state of a session that the service keeps, and why."""
+
+    id: Identifier
+    generation: int
+    created: float
+    logical_bytes: int = 0
+    stored_bytes: int = 0
+    #: current (the session is suspended in it), superseded (it came back from it), or
+    #: aside
+    keeping: str
+    expires: float | None = None  #: when it is deleted; None: not by itself
 
 
 class Identity(Value, frozen=True, kw_only=True):
@@ -304,4 +321,6 @@ class SessionView(Value, frozen=True, kw_only=True):
     steps: list[Step] = []
     last_suspend: CheckpointInfo | None = None
     saved: list[CheckpointInfo] = []  #: put aside by "start fresh"
+    #: all that is saved of it, the newest generation first; also what is in ``saved``
+    kept: list[KeptState] = []
     facts: dict[str, Any] = {}

@@ -338,6 +338,32 @@ class Reason(Enum):
         "",
         True,
     )
+    SAVED_FOUND = (
+        "saved_found",
+        (
+            "A saved state of this session, of {when}, was found that the service had no"
+            " record of."
+        ),
+        "Bring it back, or start fresh; nothing is deleted meanwhile.",
+    )
+    SAVED_OLDER = (
+        "saved_older",
+        (
+            "The newest saved state of this session is not in the store; the newest one"
+            " there is of {when}."
+        ),
+        (
+            "Bring the older one back, ask the administrator for the newer one, or start"
+            " fresh."
+        ),
+    )
+    SESSION_RUNS = (
+        "session_runs",
+        (
+            "The session runs. It is saved first, and then the other state comes back, if"
+            " you say so."
+        ),
+    )
     ENDED_AFTER_RETURN = (
         "ended_after_return",
         "The session ended soon after it came back; what was saved before is kept.",

@@ -99,6 +99,7 @@ class Capture:
         self._progress = Progress(operation, parts.clock)
         self._limits = parts.limits
         self._writer: CheckpointWriter | None = None
+        former = parts.records.find(session.incarnation)
         self._record = Record(
             operation="capture",
             incarnation=session.incarnation,
@@ -110,6 +111,7 @@ class Capture:
             init_start=session.init_start,
             begun=parts.clock.now(),
             pod=session.told.pod,
+            parent=former.origin if former and trees.matches(former, session) else "",
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -234,6 +236,7 @@ class Capture:
             incarnation=self._session.incarnation,
             generation=self._generation,
             expected_bytes=trees.resident_bytes(snapshot) + moved,
+            parent=self._record.parent,
         )
 
     async def _empty(self, snapshot: Snapshot, survey: Survey) -> None:

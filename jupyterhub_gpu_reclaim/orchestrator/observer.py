@@ -84,8 +84,11 @@ class Observer:
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
         now = self._sessions.clock.monotonic()
         if self._saved is None or now - self._listed >= every:
+            self._sessions.deleted.clear()
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
+            if self._saved is not None:
+                self._sessions.store_seen = True
         return self._saved
 
     async def one(self, key: SessionKey) -> Facts:
@@ -98,8 +101,11 @@ class Observer:
         return Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
 
     def known(self, key: SessionKey) -> frozenset[str]:
-        """The checkpoints of a session that the journal knows."""
-        return frozenset(row.id for row in self._sessions.journal.checkpoints(key))
+        """The checkpoints of a session that the journal knows, or knew until now."""
+        rows = self._sessions.journal.checkpoints(key)
+        known = frozenset(row.id for row in rows)
+        deleted = self._sessions.deleted.get(key)
+        return known | deleted if deleted else known
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or None; the log hears of it once per silence."""

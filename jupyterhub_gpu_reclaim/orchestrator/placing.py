@@ -51,6 +51,7 @@ class Placing(Spawning):
             checkpoints=kept,
             incarnation=placement.incarnation,
             checkpoint="",
+            dismissed=row.checkpoint or row.dismissed,
             attempt="",
             placed=False,
             failures=0,

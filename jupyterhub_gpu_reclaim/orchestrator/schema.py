@@ -65,6 +65,8 @@ sessions = Table(
     Column("gpus", Integer, nullable=False, server_default="0"),
     Column("gpu_name", Text, nullable=False, server_default=""),
     Column("waiting_since", Float),
+    Column("bring_back", Text, nullable=False, server_default=""),
+    Column("dismissed", Text, nullable=False, server_default=""),
 )
 
 checkpoints = Table(
@@ -162,11 +164,18 @@ def _courtesy(connection: Connection) -> None:
     audit_by_user.create(connection, checkfirst=True)
 
 
+def _bring_back(connection: Connection) -> None:
+    """Version 5: which checkpoint comes back next, and which was put away last."""
+    _add_column(connection, sessions.c.bring_back)
+    _add_column(connection, sessions.c.dismissed)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
     _waiting,
     _courtesy,
+    _bring_back,
 )
 
 
