@@ -326,3 +326,17 @@ class SessionView(Value, frozen=True, kw_only=True):
     #: all that is saved of it, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
     facts: dict[str, Any] = {}
+
+
+class Compared(Value, frozen=True, kw_only=True):
+    """One session as the journal has it, beside what is in the store."""
+
+    key: SessionKey
+    phase: Phase
+    checkpoint: str = ""  #: that the journal has it suspended in
+    newest: str = ""  #: the newest one in the store
+    unknown: list[str] = []  #: in the store, and not in the journal
+    #: same, newer (the store is), unknown (older ones only), missing (in the store),
+    #: asks (its user is to say what comes back)
+    state: str
+    done: str = ""  #: what a rebuild has done about it

@@ -70,6 +70,20 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         f" nothing: the user visits the server. {renew.epilog}"
     )
 
+    saved = add("saved", "states", "list the saved states of a session")
+    saved.add_argument("target", metavar="USER[/SERVER]")
+
+    back = add("bring-back", "states", "bring back another saved state of a session")
+    back.add_argument("target", metavar="USER[/SERVER]")
+    back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
+    back.add_argument(
+        "--save-running",
+        action="store_true",
+        help="save the session first, if it runs; it can be brought back likewise",
+    )
+
+    _journal(add("journal", "states", "compare the service's journal with the store"))
+
     keep = add("keep", "acting", "leave sessions alone for a while")
     _which(keep)
     _confirming(keep)
@@ -155,6 +169,24 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
 def _confirming(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask before taking many sessions"
+    )
+
+
+def _journal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        choices=["check", "rebuild"],
+        help="check: compare, and change nothing; rebuild: let the journal follow the"
+        " store, after it was lost or restored from a backup",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of rebuild: only say what there is"
+    )
+    parser.epilog = (
+        "For administrators. The service takes over by itself what it finds in the"
+        " store, and asks a session's user where the Hub does not remember the same;"
+        " rebuild answers in their place that the newest saved state is to come back."
+        f" It deletes nothing and starts nothing. {parser.epilog}"
     )
 
 

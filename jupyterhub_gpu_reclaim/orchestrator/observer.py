@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import HubState
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -40,6 +40,12 @@ class Picture:
         self._trees = _by_key(trees)
         self._saved = _by_key(saved)
         self._servers = servers
+
+    @property
+    def silent(self) -> str:
+        """Who did not answer; empty: everybody did."""
+        parts = {"agent": self._trees, "store": self._saved, "Hub": self._servers}
+        return ", ".join(name for name, answer in parts.items() if answer is None)
 
     def keys(self) -> set[SessionKey]:
         """Every session that the agent has heard of."""
@@ -80,6 +86,16 @@ class Observer:
             self._ask("Hub", self._hub.servers),
         )
         return Picture(trees, saved, servers)
+
+    @staticmethod
+    def refuse_silence(picture: Picture) -> None:
+        """For who must not act on half of it.
+
+        Raises:
+            Unreachable: somebody did not answer.
+        """
+        if picture.silent:
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=picture.silent)
 
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
         now = self._sessions.clock.monotonic()

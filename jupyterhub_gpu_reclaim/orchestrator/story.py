@@ -62,6 +62,7 @@ _SENTENCES = {
     "found aside": "Something that is saved of it was found, and put aside.",
     "brought_back": "Another saved state of it was chosen to come back.",
     "ask to bring back": "{who} asked for another saved state of it.",
+    "journal rebuilt": "{who} said that its newest saved state is to come back.",
     "opt out": "{who} excepted it from suspends.",
     "opt in": "{who} ended its exception from suspends.",
     "discard": "{who} deleted something that had been put aside.",

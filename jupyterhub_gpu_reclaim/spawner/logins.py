@@ -8,10 +8,14 @@ module finds tokens by their database id, so that none needs to be remembered.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub import orm
+from jupyterhub.utils import compare_token
 from sqlalchemy import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: A token as JupyterHub makes it (``jupyterhub.utils.new_token``).
 _GENERATED = re.compile(r"[0-9a-f]{32}")
@@ -57,6 +61,19 @@ def renew(spawner: Any, token: str, minted: str) -> int:
         session.get(orm.APIToken, number).token = token
         session.commit()
     return number
+
+
+def hash_of(spawner: Any, number: int) -> str:
+    """The salted hash of a token of this spawner's user; empty: there is none."""
+    found = session_of(spawner).get(orm.APIToken, number) if number else None
+    if found is None or found.user is not spawner.user.orm_user:
+        return ""
+    return str(found.hashed)
+
+
+def others(token: str, hashes: Iterable[str]) -> tuple[str, ...]:
+    """The hashes that are not of that token."""
+    return tuple(each for each in hashes if not compare_token(each, token))
 
 
 def delete_token(spawner: Any, number: int) -> None:

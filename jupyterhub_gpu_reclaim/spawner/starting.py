@@ -152,9 +152,13 @@ class Starting(PointerKeeper):
                 it would make a revoked token valid again by itself (T7).
         """
         number = logins.token_id(self, token)
-        if not number and plan.renew_login:
+        others = logins.others(token, self._pointer.laid_aside)
+        ours = others != self._pointer.laid_aside
+        if not number and (plan.renew_login or ours):
             number = logins.renew(self, token, minted)
             self.log.warning("%s: its old login is valid again", self.reclaim_key)
+        if ours:  # once: who revokes it from now on has revoked it
+            self._point(laid_aside=others)
         if not number:
             raise RestoreFailed(Reason.TOKEN_REVOKED)
         return number

@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.service.openapi import document
 from jupyterhub_gpu_reclaim.service.routes import (
     events,
     history,
+    journal,
     operators,
     people,
     queue,
@@ -30,6 +31,7 @@ ROUTES: tuple[type[Route], ...] = (
     *history.ROUTES,
     *queue.ROUTES,
     *users.ROUTES,
+    *journal.ROUTES,
 )
 
 
