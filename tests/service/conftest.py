@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import (
     CheckpointInfo,
+    Compared,
     Event,
     Failure,
     Phase,
@@ -176,6 +177,21 @@ class SessionsInMemory:
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.STOPPED, "be started fresh")
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+    ) -> SessionView:
+        self.calls.append(("bring_back", key, checkpoint, by, save_running))
+        if self.session(key).phase is Phase.RUNNING and not save_running:
+            raise Refused(Reason.SESSION_RUNS)
+        return self.session(key)
+
+    async def compare(self) -> list[Compared]:
+        return [Compared(key=SessionKey("ada"), phase=Phase.SUSPENDED, state="asks")]
+
+    async def rebuild(self, by: str) -> list[Compared]:
+        self.calls.append(("rebuild", by))
+        return await self.compare()
 
     async def discard(
         self, key: SessionKey, by: str, checkpoint: str | None = None
