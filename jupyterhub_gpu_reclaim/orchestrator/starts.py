@@ -178,16 +178,24 @@ class Starts(Spawning):
         """Agent's and store's word on a session that the journal has as suspended.
 
         Raises:
-            Unreachable: nobody knows; a node that is silent keeps nobody from coming
-                back where Hub and journal agree on what is saved.
+            Unreachable: nobody knows. A node that is silent keeps nobody from coming
+                back where Hub and journal agree on what is saved; nor does a store that
+                cannot be listed now, once it was.
         """
+        agreed = placement.checkpoint == row.checkpoint
         try:
             trees = await self._agent.trees(row.key)
         except Unreachable:
             if placement.checkpoint not in {"", row.checkpoint}:
                 raise
             trees = []
-        return self._facts(row.key, trees, await self._agent.checkpoints(row.key))
+        try:
+            saved = await self._agent.checkpoints(row.key)
+        except Unreachable:
+            if not (agreed and self._sessions.store_seen):
+                raise
+            saved = []
+        return self._facts(row.key, trees, saved)
 
     def _facts(
         self, key: SessionKey, trees: list[Tree], saved: list[CheckpointInfo]
