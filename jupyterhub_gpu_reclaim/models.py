@@ -194,6 +194,23 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     deduplicated_bytes: int = 0  #: what stood there already, of earlier generations
     frozen_seconds: float = 0.0
     steps: list[Step] = []
+    #: Checkpoint that this incarnation was restored from; empty: it was started cold,
+    #: or an older agent has not written it.
+    parent: str = ""
+
+
+class KeptState(Value, frozen=True, kw_only=True):
+    """One saved state of a session that the service keeps, and why."""
+
+    id: Identifier
+    generation: int
+    created: float
+    logical_bytes: int = 0
+    stored_bytes: int = 0
+    #: current (the session is suspended in it), superseded (it came back from it), or
+    #: aside
+    keeping: str
+    expires: float | None = None  #: when it is deleted; None: not by itself
 
 
 class Identity(Value, frozen=True, kw_only=True):
@@ -270,6 +287,8 @@ class StartPlan(Value, frozen=True, kw_only=True):
     incarnation: str = ""  #: of the tree to adopt
     identity: Identity | None = None
     failure: Failure | None = None
+    #: an administrator has ordered that a login which the Hub does not know be valid
+    renew_login: bool = False
 
 
 class StopPlan(Value, frozen=True, kw_only=True):
@@ -307,4 +326,20 @@ class SessionView(Value, frozen=True, kw_only=True):
     steps: list[Step] = []
     last_suspend: CheckpointInfo | None = None
     saved: list[CheckpointInfo] = []  #: put aside by "start fresh"
+    #: all that is saved of it, the newest generation first; also what is in ``saved``
+    kept: list[KeptState] = []
     facts: dict[str, Any] = {}
+
+
+class Compared(Value, frozen=True, kw_only=True):
+    """One session as the journal has it, beside what is in the store."""
+
+    key: SessionKey
+    phase: Phase
+    checkpoint: str = ""  #: that the journal has it suspended in
+    newest: str = ""  #: the newest one in the store
+    unknown: list[str] = []  #: in the store, and not in the journal
+    #: same, newer (the store is), unknown (older ones only), missing (in the store),
+    #: asks (its user is to say what comes back)
+    state: str
+    done: str = ""  #: what a rebuild has done about it

@@ -362,6 +362,32 @@ class Reason(Enum):
         "",
         True,
     )
+    SAVED_FOUND = (
+        "saved_found",
+        (
+            "A saved state of this session, of {when}, was found that the service had no"
+            " record of."
+        ),
+        "Bring it back, or start fresh; nothing is deleted meanwhile.",
+    )
+    SAVED_OLDER = (
+        "saved_older",
+        (
+            "The newest saved state of this session is not in the store; the newest one"
+            " there is of {when}."
+        ),
+        (
+            "Bring the older one back, ask the administrator for the newer one, or start"
+            " fresh."
+        ),
+    )
+    SESSION_RUNS = (
+        "session_runs",
+        (
+            "The session runs. It is saved first, and then the other state comes back, if"
+            " you say so."
+        ),
+    )
     ENDED_AFTER_RETURN = (
         "ended_after_return",
         "The session ended soon after it came back; what was saved before is kept.",
@@ -488,6 +514,14 @@ class Reason(Enum):
         "user_mismatch",
         "The saved session belongs to user id {there}, here it would be {here}.",
     )
+    RENAMED = (
+        "renamed",
+        "The saved session is {there}, and its programs cannot become {here}.",
+        (
+            "An administrator gives the old name back, the session is brought back under"
+            " it, and what is needed is saved; or start fresh."
+        ),
+    )
     RIGHTS_MISMATCH = (
         "rights_mismatch",
         "The saved session has rights that its new place does not give: {what}.",
@@ -495,8 +529,14 @@ class Reason(Enum):
     )
     TOKEN_REVOKED = (
         "token_revoked",
-        "The login of the saved session has been revoked, so it is not brought back.",
-        "Start fresh.",
+        (
+            "The Hub does not know the login of the saved session any more: it was"
+            " revoked, or the Hub has another database. It is not brought back."
+        ),
+        (
+            "An administrator can make the login valid again with"
+            " 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
+        ),
     )
     CHECKPOINT_DAMAGED = (
         "checkpoint_damaged",

@@ -6,6 +6,8 @@ rounds, so nothing may be computed from its answers.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -36,6 +38,11 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def moment(at: float) -> str:
+    """A point in time, the same for everybody: ``"2026-11-22 06:44 UTC"``."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def plain(value: object) -> str:

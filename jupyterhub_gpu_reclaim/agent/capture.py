@@ -103,6 +103,7 @@ class Capture:
         self._limits = parts.limits
         self._writer: CheckpointWriter | None = None
         self._committing = False
+        former = parts.records.find(session.incarnation)
         self._record = Record(
             operation="capture",
             incarnation=session.incarnation,
@@ -114,6 +115,7 @@ class Capture:
             init_start=session.init_start,
             begun=parts.clock.now(),
             pod=session.told.pod,
+            parent=former.origin if former and trees.matches(former, session) else "",
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -260,6 +262,7 @@ class Capture:
             incarnation=self._session.incarnation,
             generation=self._generation,
             expected_bytes=trees.resident_bytes(snapshot) + moved,
+            parent=self._record.parent,
         )
 
     async def _empty(self, survey: Survey) -> None:

@@ -69,6 +69,12 @@ class Record(Value, frozen=True, kw_only=True):
     gpus: Gpus | None = None
     memory_limit: LimitRecord = LimitRecord()
     pod: str = ""  #: uid of its pod; empty outside of Kubernetes
+    parent: str = ""  #: of a capture: the checkpoint that the tree was restored from
+
+    @property
+    def origin(self) -> str:
+        """The checkpoint that this tree was restored from; empty: none, or unknown."""
+        return self.checkpoint if self.operation == "restore" else self.parent
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""

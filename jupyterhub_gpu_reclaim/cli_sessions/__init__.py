@@ -56,6 +56,34 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _which(resume, idle=False)
     _waiting(resume)
 
+    renew = add(
+        "renew-login",
+        "acting",
+        "let sessions come back whose login the Hub does not know any more",
+    )
+    _which(renew, idle=False)
+    _confirming(renew)
+    renew.epilog = (
+        "For administrators. The Hub forgets logins when its database is lost or comes"
+        " from a backup, and where somebody has revoked them. The order holds for the"
+        " next start of each session, for a day, and is noted in its history. It starts"
+        f" nothing: the user visits the server. {renew.epilog}"
+    )
+
+    saved = add("saved", "states", "list the saved states of a session")
+    saved.add_argument("target", metavar="USER[/SERVER]")
+
+    back = add("bring-back", "states", "bring back another saved state of a session")
+    back.add_argument("target", metavar="USER[/SERVER]")
+    back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
+    back.add_argument(
+        "--save-running",
+        action="store_true",
+        help="save the session first, if it runs; it can be brought back likewise",
+    )
+
+    _journal(add("journal", "states", "compare the service's journal with the store"))
+
     keep = add("keep", "acting", "leave sessions alone for a while")
     _which(keep)
     _confirming(keep)
@@ -144,6 +172,24 @@ def _confirming(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _journal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        choices=["check", "rebuild"],
+        help="check: compare, and change nothing; rebuild: let the journal follow the"
+        " store, after it was lost or restored from a backup",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of rebuild: only say what there is"
+    )
+    parser.epilog = (
+        "For administrators. The service takes over by itself what it finds in the"
+        " store, and asks a session's user where the Hub does not remember the same;"
+        " rebuild answers in their place that the newest saved state is to come back."
+        f" It deletes nothing and starts nothing. {parser.epilog}"
+    )
+
+
 def _waiting(parser: argparse.ArgumentParser) -> None:
     _confirming(parser)
     parser.add_argument(
@@ -164,5 +210,5 @@ def _waiting(parser: argparse.ArgumentParser) -> None:
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:
     found = importlib.import_module(f"{__name__}.{module}")
-    run: Callable[[argparse.Namespace], int] = getattr(found, action)
+    run: Callable[[argparse.Namespace], int] = getattr(found, action.replace("-", "_"))
     return run(args)

@@ -13,7 +13,13 @@ from urllib.parse import urlsplit
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.models import SessionKey, SessionView, Verdict
+from jupyterhub_gpu_reclaim.models import (
+    Compared,
+    KeptState,
+    SessionKey,
+    SessionView,
+    Verdict,
+)
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -72,10 +78,31 @@ class SessionsClient:
         """Begin to bring it back. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
 
+    async def renew_login(self, key: SessionKey) -> SessionView:
+        """Let the next start make its old login valid again. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
+
     async def keep(self, key: SessionKey, seconds: float) -> SessionView:
         """Leave it alone for that long; 0 takes that back. Idempotent."""
         body = {"seconds": seconds}
         return await self._ask("POST", f"sessions/{key.path}/keep", SessionView, body)
+
+    async def saved(self, key: SessionKey) -> list[KeptState]:
+        """Its saved states, the newest generation first."""
+        return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, *, save_running: bool
+    ) -> SessionView:
+        """Begin to bring one of them back."""
+        path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
+        body = {"save_running": save_running}
+        return await self._ask("POST", path, SessionView, body)
+
+    async def journal(self, *, rebuild: bool) -> list[Compared]:
+        """Compare journal, store and Hub, or have the journal follow the store."""
+        method = "POST" if rebuild else "GET"
+        return await self._ask(method, "journal", list[Compared])
 
     async def changes(self) -> AsyncGenerator[SessionView, None]:
         """Every session as it is, then each change; ends now and then by itself.

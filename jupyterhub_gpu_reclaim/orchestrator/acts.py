@@ -80,6 +80,14 @@ class Facts(NamedTuple):
         """A tree that runs, whichever it is."""
         return next((t for t in self.left() if t.state is TreeState.RUNNING), None)
 
+    def unknown(self) -> list[CheckpointInfo]:
+        """Committed checkpoints that the journal does not know."""
+        return [info for info in self.saved or () if info.id not in self.known]
+
+    def missed(self, checkpoint: str) -> bool:
+        """Whether that checkpoint is committed and the journal does not know it."""
+        return any(info.id == checkpoint for info in self.unknown())
+
     def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
         """That checkpoint, if it is committed."""
         return next((s for s in self.saved or () if s.id == checkpoint), None)

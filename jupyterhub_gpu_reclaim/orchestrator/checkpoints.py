@@ -36,10 +36,11 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
     )
 
 
-def aside(info: CheckpointInfo, now: float, seconds: float) -> CheckpointRow:
-    """A checkpoint that its user has put aside."""
+def aside(info: CheckpointInfo, now: float, seconds: float | None) -> CheckpointRow:
+    """A checkpoint that is put aside; None: not deleted by itself."""
+    expires = None if seconds is None else now + seconds
     row = current(info, now)
-    return msgspec.structs.replace(row, keeping=Keeping.ASIDE, expires=now + seconds)
+    return msgspec.structs.replace(row, keeping=Keeping.ASIDE, expires=expires)
 
 
 def kept(
@@ -61,6 +62,16 @@ def kept(
     return [msgspec.structs.replace(row, keeping=keeping, changed=now, expires=expires)]
 
 
+def settled(sessions: Sessions, key: SessionKey, seconds: float) -> list[CheckpointRow]:
+    """Those put aside without limit, now that it is settled that others were chosen."""
+    expires = sessions.clock.now() + seconds
+    return [
+        msgspec.structs.replace(row, expires=expires)
+        for row in sessions.journal.checkpoints(key)
+        if row.keeping is Keeping.ASIDE and row.expires is None
+    ]
+
+
 def former(sessions: Sessions, key: SessionKey) -> str:
     """The checkpoint that a running session came from, while it is kept."""
     rows = sessions.journal.checkpoints(key)
@@ -69,8 +80,15 @@ def former(sessions: Sessions, key: SessionKey) -> str:
 
 
 async def collect(sessions: Sessions, agent: Agent) -> None:
-    """Delete the checkpoints whose time is over; what fails is tried again."""
+    """Delete the checkpoints whose time is over; what fails is tried again.
+
+    Only somebody's word is enough for a session that was not found to be as the
+    journal says: with a journal that is older than the world, what looks superseded
+    may be all there is.
+    """
     for due in sessions.journal.due(sessions.clock.now()):
+        if due.keeping is not Keeping.DOOMED and due.key not in sessions.compared:
+            continue
         row = sessions.journal.session(due.key)
         stands_on = row is not None and row.checkpoint == due.id
         if stands_on and row is not None and row.phase not in _LIVE:
@@ -84,6 +102,7 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             continue
         _log.info("%s: checkpoint %s deleted (%s)", due.key, due.id, due.keeping.value)
         sessions.journal.drop(due.id)
+        sessions.deleted.setdefault(due.key, set()).add(due.id)
         after = sessions.journal.session(due.key)
         if after is not None and after.checkpoint == due.id and after.phase in _LIVE:
             sessions.update(due.key, checkpoint="")

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.orchestrator.owners import Owners
 from jupyterhub_gpu_reclaim.orchestrator.people import People
 from jupyterhub_gpu_reclaim.orchestrator.placing import Placing
 from jupyterhub_gpu_reclaim.orchestrator.pressing import Pressing
+from jupyterhub_gpu_reclaim.orchestrator.rebuilding import Rebuild
 from jupyterhub_gpu_reclaim.orchestrator.resume import Resumer
 from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
 from jupyterhub_gpu_reclaim.orchestrator.spawning import Parts
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.clock import Clock
     from jupyterhub_gpu_reclaim.models import (
+        Compared,
         Event,
         Placement,
         SessionKey,
@@ -133,6 +135,7 @@ class Controller(People):
         self._placing = Placing(parts)
         self._stops = Stops(parts, self._starts)
         self._line = line
+        self._rebuild = Rebuild(sessions, observer, settings)
         self._tally = Tally(sessions, lambda: len(sessions.waiting))
         self._loops = Loops(
             sessions=sessions,
@@ -177,6 +180,14 @@ class Controller(People):
     def store_use(self) -> list[StoreUse]:
         """What everybody's checkpoints take, the largest first."""
         return self._tally.store_use()
+
+    async def compare(self) -> list[Compared]:
+        """The journal beside the store and the Hub; see ``Rebuild``."""
+        return await self._rebuild.compare()
+
+    async def rebuild(self, by: str) -> list[Compared]:
+        """Let the journal follow the store; see ``Rebuild``."""
+        return await self._rebuild.run(by)
 
     # --- the spawner in the Hub's process
     async def plan_start(self, placement: Placement) -> StartPlan:

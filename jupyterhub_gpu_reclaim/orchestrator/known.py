@@ -26,6 +26,13 @@ class Known:
         self._verdicts: dict[SessionKey, list[Verdict]] = {}
         self._suspends_at: dict[SessionKey, float] = {}
         self._checked: dict[SessionKey, float] = {}
+        #: sessions that agent, store and Hub show as the journal has them
+        self.compared: set[SessionKey] = set()
+        #: checkpoints deleted since the store was listed last
+        self.deleted: dict[SessionKey, set[str]] = {}
+        #: whether the store was listed by this program, so that the journal is known
+        #: to be no older than it
+        self.store_seen = False
 
     def measured(self, key: SessionKey, usage: Usage | None) -> None:
         """The newest sum of a session's samples."""
@@ -77,6 +84,7 @@ class Known:
         """Drop all of it."""
         for kept in (self._usage, self._verdicts, self._suspends_at, self._checked):
             kept.pop(key, None)
+        self.compared.discard(key)
 
 
 def _code(verdicts: list[Verdict] | None) -> str:

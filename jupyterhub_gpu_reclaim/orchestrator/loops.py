@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
     from jupyterhub_gpu_reclaim.orchestrator.courtesy import Courtesy
     from jupyterhub_gpu_reclaim.orchestrator.observer import Observer, Picture
     from jupyterhub_gpu_reclaim.orchestrator.ports import Agent
@@ -144,8 +145,19 @@ class Loops:
         if facts.hub is HubState.UNSETTLED:
             self._sessions.checked_by_hub(key)
         act = settle(row, facts, self._sessions.clock.now(), self._settings)
+        self._note_compared(row, facts, act.do)
         if self._wants_a_look(row, act.do):
             self._queue.add(key)
+
+    def _note_compared(self, row: SessionRow, facts: Facts, do: Do) -> None:
+        """Note whether the world is as the journal says, so that things may expire."""
+        same = do in {Do.NOTHING, Do.READY, Do.REPORT}
+        told = not facts.silent and facts.hub is not None
+        missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
+        if same and told and not missing:
+            self._sessions.compared.add(row.key)
+        else:
+            self._sessions.compared.discard(row.key)
 
     def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
         """Count who waited for a node and does not any more (see ``amounts``)."""

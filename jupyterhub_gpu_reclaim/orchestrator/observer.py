@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import HubState
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -40,6 +40,12 @@ class Picture:
         self._trees = _by_key(trees)
         self._saved = _by_key(saved)
         self._servers = servers
+
+    @property
+    def silent(self) -> str:
+        """Who did not answer; empty: everybody did."""
+        parts = {"agent": self._trees, "store": self._saved, "Hub": self._servers}
+        return ", ".join(name for name, answer in parts.items() if answer is None)
 
     def keys(self) -> set[SessionKey]:
         """Every session that the agent has heard of."""
@@ -81,11 +87,24 @@ class Observer:
         )
         return Picture(trees, saved, servers)
 
+    @staticmethod
+    def refuse_silence(picture: Picture) -> None:
+        """For who must not act on half of it.
+
+        Raises:
+            Unreachable: somebody did not answer.
+        """
+        if picture.silent:
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=picture.silent)
+
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
         now = self._sessions.clock.monotonic()
         if self._saved is None or now - self._listed >= every:
+            self._sessions.deleted.clear()
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
+            if self._saved is not None:
+                self._sessions.store_seen = True
         return self._saved
 
     async def one(self, key: SessionKey) -> Facts:
@@ -99,8 +118,11 @@ class Observer:
         return self._sessions.living(key, facts)
 
     def known(self, key: SessionKey) -> frozenset[str]:
-        """The checkpoints of a session that the journal knows."""
-        return frozenset(row.id for row in self._sessions.journal.checkpoints(key))
+        """The checkpoints of a session that the journal knows, or knew until now."""
+        rows = self._sessions.journal.checkpoints(key)
+        known = frozenset(row.id for row in rows)
+        deleted = self._sessions.deleted.get(key)
+        return known | deleted if deleted else known
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or None; the log hears of it once per silence."""

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import Phase, SessionKey, Value, Verdict
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints, story, trail
+from jupyterhub_gpu_reclaim.orchestrator import (
+    bringing,
+    checkpoints,
+    renewals,
+    story,
+    trail,
+)
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
@@ -203,6 +209,18 @@ class People:
         self._queue.add(key)
         return self._sessions.view(key)
 
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        """Let the next start make a login valid that the Hub does not know any more.
+
+        For who manages. It starts nothing.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        self._known(key)
+        renewals.order(self._sessions, key, by)
+        return self._sessions.view(key)
+
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Put what is saved aside for ``Settings.set_aside``; the next start is cold.
 
@@ -223,13 +241,65 @@ class People:
             key,
             Happened.PUT_ASIDE,
             by=by,
-            checkpoints=checkpoints.kept(
-                self._sessions, row.checkpoint, Keeping.ASIDE, seconds
-            ),
+            checkpoints=[
+                *checkpoints.settled(self._sessions, key, seconds),
+                *checkpoints.kept(
+                    self._sessions, row.checkpoint, Keeping.ASIDE, seconds
+                ),
+            ],
             checkpoint="",
+            dismissed=row.checkpoint,
             intent=Intent.NONE,
         )
         return self._sessions.view(key)
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+    ) -> SessionView:
+        """Bring back another saved state of a session than the one it is in.
+
+        What it is in is put aside for ``Settings.set_aside``, and can be brought back
+        in the same way. A checkpoint that was just imported is looked for in the store.
+
+        Args:
+            key: the session.
+            checkpoint: the state.
+            by: who asks for it.
+            save_running: whether the session, if it runs, is saved first.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``session_runs``: it runs, and may not be saved for this;
+                ``operation_in_flight``: it is being saved or brought back.
+            Unreachable: the store has to be asked, and does not answer.
+        """
+        wanted = await self._kept(key, checkpoint)
+        row = self._sessions.row(key)
+        if row.phase in bringing.FROM:
+            bringing.take(
+                self._sessions, row, self._settings, checkpoint=checkpoint, by=by
+            )
+        elif row.phase in LIVE and save_running:
+            bringing.wish(self._sessions, row, wanted, by)
+        elif row.phase in LIVE:
+            raise Refused(Reason.SESSION_RUNS)
+        else:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.phase.value)
+        self._queue.add(key)
+        return self._sessions.view(key)
+
+    async def _kept(self, key: SessionKey, checkpoint: str) -> CheckpointRow:
+        """A checkpoint of that session that may be brought back."""
+        journal = self._sessions.journal
+        if journal.checkpoint(checkpoint) is None:
+            infos = await self._agent.checkpoints(key)
+            mine = [i for i in infos if (i.id, i.key) == (checkpoint, key)]
+            now, seconds = self._sessions.clock.now(), self._settings.set_aside
+            journal.keep(checkpoints.aside(info, now, seconds) for info in mine)
+        row = journal.checkpoint(checkpoint)
+        if row is None or row.key != key or row.keeping is Keeping.DOOMED:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return row
 
     async def discard(
         self, key: SessionKey, by: str, checkpoint: str | None = None
@@ -255,6 +325,7 @@ class People:
                 by=by,
                 checkpoints=self._doomed(row.checkpoint),
                 checkpoint="",
+                dismissed=row.checkpoint,
                 intent=Intent.NONE,
             )
         else:
@@ -319,7 +390,7 @@ class People:
             NotFound: no such session or checkpoint.
             Refused: ``wrong_phase``: the checkpoint is in use.
         """
-        before = [row.id for row in self._kept(key)]
+        before = [row.id for row in self._visible(key)]
         if everything and checkpoint is None:
             self._doom_all(self._known(key), by)
         if checkpoint is not None or not everything:
@@ -336,7 +407,7 @@ class People:
         unused = {Keeping.ASIDE}
         if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
             unused |= {Keeping.SUPERSEDED}
-        kept = self._kept(row.key)
+        kept = self._visible(row.key)
         doomed = [
             each for c in kept if c.keeping in unused for each in self._doomed(c.id)
         ]
@@ -355,7 +426,7 @@ class People:
         elif not kept:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
 
-    def _kept(self, key: SessionKey) -> list[CheckpointRow]:
+    def _visible(self, key: SessionKey) -> list[CheckpointRow]:
         """What the session's user may know of."""
         rows = self._sessions.journal.checkpoints(key)
         hidden = {Keeping.DOOMED, Keeping.FORMER}

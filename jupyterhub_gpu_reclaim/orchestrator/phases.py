@@ -40,6 +40,7 @@ class Happened(StrEnum):
     FOUND_RUNNING = "be found running"
     FOUND_CAPTURED = "be found captured"
     FOUND_SAVED = "be found saved"
+    BROUGHT_BACK = "go back to another saved state"
 
 
 class Todo(StrEnum):
@@ -104,6 +105,8 @@ TABLE: dict[tuple[Phase, Happened], Next] = {
     # the user's choice
     (Phase.SUSPENDED, Happened.DISCARDED): _STOPPED,
     (Phase.SUSPENDED, Happened.PUT_ASIDE): _STOPPED,
+    (Phase.SUSPENDED, Happened.BROUGHT_BACK): _SUSPENDED,
+    (Phase.STOPPED, Happened.BROUGHT_BACK): _SUSPENDED,
     # what a reconciliation finds
     **{
         (phase, Happened.FOUND_RUNNING): _RUNNING
@@ -113,7 +116,10 @@ TABLE: dict[tuple[Phase, Happened], Next] = {
         (phase, Happened.FOUND_CAPTURED): _RELEASING
         for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED)
     },
-    (Phase.STOPPED, Happened.FOUND_SAVED): _SUSPENDED,
+    **{
+        (phase, Happened.FOUND_SAVED): _SUSPENDED
+        for phase in (*LIVE, Phase.SUSPENDING, Phase.STOPPED, Phase.SUSPENDED)
+    },
 }
 
 

@@ -16,11 +16,13 @@ RUNNING      running                     any          ready: policy and intents
              gone, another one runs      running      adopt that one
              gone                        stopped      vanished; lost if its last
                                                       checkpoint is still kept
+             gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
+             any, unknown checkpoint     any          set it aside
 SUSPENDING   capturing                   any          attach to the capture
              captured                    any          committed (→ RELEASING)
              running                     any          rolled back (→ RUNNING)
              gone, committed             any          committed (→ RELEASING)
-             gone, not committed         any          vanished, or lost
+             gone, not committed         any          vanished, or lost; found saved⁵
 RELEASING    captured, gone              running      ask the Hub for a stop
              captured                    stopping     wait; after the limit release
              captured                    stopped¹     release
@@ -33,7 +35,10 @@ SUSPENDED    running                     running      adopt (→ RUNNING)
              running or restoring from   stopped      kill³ (its checkpoint is kept)
              our checkpoint, holding
              captured                    stopped      release
+             captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
              gone                        running      ask the Hub for a stop³
+             gone, newer checkpoint⁵     stopped      found saved (it is that one now)
+             gone, unknown checkpoint    stopped      set it aside
 RESUMING     restoring                   any          attach to the restore
              holding, placed             spawning, —  restore
              holding, restore failed     any          restore failed (→ SUSPENDED)
@@ -49,13 +54,16 @@ STOPPED      running                     running      adopt (→ RUNNING)
              or restored from a
              checkpoint; holding
              running, otherwise          stopped      leave it, report it
-             gone, unknown checkpoint    stopped,     no row: found saved
-                                         spawning     (→ SUSPENDED); else set it aside
+             gone, newer checkpoint⁵     stopped,     found saved (→ SUSPENDED)
+                                         spawning
+             gone, unknown checkpoint    stopped,     set it aside
+                                         spawning
 ===========  ==========================  ===========  ================================
 
 ¹ or spawning: the Hub has stopped it, and its user is back already.
 ² no answer. ³ only after this has been so for ``Settings.orphan_grace``.
 ⁴ up to ``Settings.gpu_wait``; then restore failed.
+⁵ than all that the journal knows (``lineage.py``): the journal is older than the store.
 """
 
 from __future__ import annotations
@@ -63,6 +71,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.models import HubState, Phase, Tree, TreeState
+from jupyterhub_gpu_reclaim.orchestrator import lineage
 from jupyterhub_gpu_reclaim.orchestrator.acts import NOTHING, WAIT, Act, Do, Facts
 from jupyterhub_gpu_reclaim.orchestrator.waiting import no_room
 
@@ -106,6 +115,9 @@ def _live(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
         return Act(Do.THAW, tree) if facts.hub is HubState.RUNNING else NOTHING
     if tree.state is not TreeState.RUNNING:
         return NOTHING
+    if facts.unknown():
+        # Before it is suspended: the next generation comes after all that there are.
+        return Act(Do.SET_ASIDE)
     return _leftover(row, facts) or Act(Do.READY, tree)
 
 
@@ -114,8 +126,14 @@ def _without_tree(row: SessionRow, facts: Facts) -> Act:
     other = facts.running()
     if other is not None and facts.hub is HubState.RUNNING:
         return Act(Do.ADOPT, other)
-    if facts.hub is not HubState.STOPPED:
-        return NOTHING
+    return _ended(row, facts) if facts.hub is HubState.STOPPED else NOTHING
+
+
+def _ended(row: SessionRow, facts: Facts) -> Act:
+    """The session's programs have ended, and nobody has told why."""
+    missed = _missed(row, facts)
+    if missed is not None:
+        return missed
     saved = facts.checkpoint(row.checkpoint)
     return Act(Do.LOST, None, saved) if saved else Act(Do.VANISHED)
 
@@ -147,8 +165,7 @@ def _suspending(row: SessionRow, facts: Facts, now: float, settings: Settings) -
     if tree is None:
         if committed is not None:
             return Act(Do.COMMITTED, None, committed)
-        saved = facts.checkpoint(row.checkpoint)
-        return Act(Do.LOST, None, saved) if saved else Act(Do.VANISHED)
+        return _ended(row, facts)
     if tree.state is TreeState.CAPTURING:
         return Act(Do.ATTACH, tree)
     if tree.state is TreeState.CAPTURED:
@@ -188,15 +205,32 @@ def _suspended(row: SessionRow, facts: Facts, now: float, settings: Settings) ->
         return NOTHING if facts.left() else Act(Do.STOP_AT_HUB, patient=True)
     if facts.hub is not HubState.STOPPED:
         return NOTHING
+    return (
+        _suspended_tree(row, facts, running)
+        or _missed(row, facts)
+        or (Act(Do.SET_ASIDE) if facts.unknown() else NOTHING)
+    )
+
+
+def _missed(row: SessionRow, facts: Facts) -> Act | None:
+    """A checkpoint that is newer than all that the journal knows."""
+    found = [] if facts.left() else lineage.found(row, facts)
+    return Act(Do.FOUND_SAVED, None, found[0]) if found else None
+
+
+def _suspended_tree(row: SessionRow, facts: Facts, running: Tree | None) -> Act | None:
+    """Processes of a suspended session whose server the Hub has stopped."""
     for tree in facts.left():
         if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
             return Act(Do.RELEASE, tree)
+        if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
+            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
         ours = tree.checkpoint == row.checkpoint and facts.checkpoint(row.checkpoint)
         if tree.state is TreeState.HOLDING or (
             ours and tree.state in {TreeState.RUNNING, TreeState.RESTORING}
         ):
             return Act(Do.KILL, tree, patient=True)
-    return Act(Do.REPORT, running, patient=True) if running else NOTHING
+    return Act(Do.REPORT, running, patient=True) if running is not None else None
 
 
 def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
@@ -240,12 +274,11 @@ def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> A
     if running is not None:
         report = facts.hub is HubState.STOPPED
         return Act(Do.REPORT, running, patient=True) if report else NOTHING
-    unknown = [s for s in facts.saved or () if s.id not in facts.known]
-    if facts.left() or not unknown or facts.hub not in _ENDED:
+    if facts.left() or not facts.unknown() or facts.hub not in _ENDED:
         return NOTHING
-    # A row that says "stopped" is a person's word; no row at all is a lost journal.
-    found = not row.since
-    return Act(Do.FOUND_SAVED if found else Do.SET_ASIDE, None, unknown[-1])
+    # That the journal says "stopped" is somebody's word about what it knew then; what
+    # was saved since is newer than that word.
+    return _missed(row, facts) or Act(Do.SET_ASIDE)
 
 
 def _is_orphan(row: SessionRow, tree: Tree, facts: Facts) -> bool:

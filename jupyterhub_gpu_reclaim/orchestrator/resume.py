@@ -155,6 +155,9 @@ class Resumer:
         superseded = checkpoints.kept(
             self._sessions, row.checkpoint, Keeping.SUPERSEDED, self._settings.grace
         )
+        superseded += checkpoints.settled(
+            self._sessions, row.key, self._settings.set_aside
+        )
         now = self._sessions.clock.now()
         return self._sessions.apply(
             row.key,

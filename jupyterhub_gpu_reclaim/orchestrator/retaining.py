@@ -33,6 +33,8 @@ def retain(sessions: Sessions, retention: Retention) -> None:
     rows = {row.id: row for row in sessions.journal.checkpoints()}
     for each in drop(kept_of(sessions), retention, sessions.clock.now()):
         row = rows[each.id]
+        if row.key not in sessions.compared:
+            continue  # what looks superseded may be all there is
         doomed = checkpoints.kept(sessions, each.id, Keeping.DOOMED, seconds=0)
         if row.keeping is Keeping.CURRENT:
             sessions.apply(
@@ -41,6 +43,7 @@ def retain(sessions: Sessions, retention: Retention) -> None:
                 failure=wire.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why)),
                 checkpoints=doomed,
                 checkpoint="",
+                dismissed=row.id,
                 intent=Intent.NONE,
             )
         else:

@@ -68,6 +68,8 @@ sessions = Table(
     Column("gpus", Integer, nullable=False, server_default="0"),
     Column("gpu_name", Text, nullable=False, server_default=""),
     Column("waiting_since", Float),
+    Column("bring_back", Text, nullable=False, server_default=""),
+    Column("dismissed", Text, nullable=False, server_default=""),
 )
 
 checkpoints = Table(
@@ -210,12 +212,19 @@ def _deletion(connection: Connection) -> None:
         connection.execute(lease.insert().values(id=1, **nobody))
 
 
+def _bring_back(connection: Connection) -> None:
+    """Version 6: which checkpoint comes back next, and which was put away last."""
+    _add_column(connection, sessions.c.bring_back)
+    _add_column(connection, sessions.c.dismissed)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
     _waiting,
     _courtesy,
     _deletion,
+    _bring_back,
 )
 
 

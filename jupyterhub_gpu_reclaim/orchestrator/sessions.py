@@ -153,11 +153,12 @@ class Sessions(Known):
         key: SessionKey,
         audit: AuditRow | None = None,
         also: Iterable[Any] = (),
+        checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
         """Change columns that are no phase: an intent, a wish, a note."""
         row = msgspec.structs.replace(self.row(key), **changes)
-        self.journal.save(row, audit, also=also)
+        self.journal.save(row, audit, checkpoints, also=also)
         self.touch(key)
         return row
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import (
@@ -27,13 +30,17 @@ from jupyterhub_gpu_reclaim.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator import finds
+from jupyterhub_gpu_reclaim.orchestrator import bringing, finds, lineage, renewals
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.spawning import Spawning
 from jupyterhub_gpu_reclaim.orchestrator.suspend import failure_of
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.words import moment
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.models import CheckpointInfo, Failure
 
 _log = logging.getLogger(__name__)
 
@@ -58,13 +65,23 @@ class Starts(Spawning):
                 plan = await self._plan(self._sessions.row(key), placement)
                 if plan is not None:
                     _log.info("%s: start %s", key, plan.action)
-                    return plan
+                    return self._with_order(key, plan)
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         except ReclaimError as error:
             _log.info("%s: start refused: %s", key, error)
             return StartPlan(action="refuse", failure=wire.failure_of(error))
         finally:
             self._look(key)
+
+    def _with_order(self, key: SessionKey, plan: StartPlan) -> StartPlan:
+        """The plan, with whether an old login may be made valid again."""
+        if plan.action not in {"restore", "adopt"}:
+            return plan
+        if not renewals.ordered(self._sessions, key):
+            return plan
+        if plan.action == "adopt":  # of a restore, the place is told
+            renewals.done(self._sessions, key)
+        return msgspec.structs.replace(plan, renew_login=True)
 
     async def call_off(self, key: SessionKey) -> None:
         """A capture under way is called off; returns when it has ended either way."""
@@ -98,6 +115,41 @@ class Starts(Spawning):
 
     async def _restore(self, row: SessionRow, placement: Placement) -> StartPlan | None:
         key = row.key
+        if row.bring_back:
+            bringing.take(self._sessions, row, self._settings)
+            return None
+        facts = await self._facts_of_saved(row, placement)
+        if self._sessions.row(key) != row:
+            return None
+        for tree in facts.left():
+            if tree.state is TreeState.RUNNING:
+                return self._adopt(row, tree)
+        if await self._took_over(row, placement, facts):
+            return None
+        doubt = self._doubt(row, placement)
+        if doubt is not None:
+            self._sessions.update(key, failure=doubt)
+            return StartPlan(action="refuse", failure=doubt)
+        return await self._begin_restore(row, placement)
+
+    async def _took_over(
+        self, row: SessionRow, placement: Placement, facts: Facts
+    ) -> bool:
+        """Whether the world had something newer than what the journal would restore."""
+        for tree in facts.left():
+            if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
+                await self._captured(row, tree, facts)
+                return True
+        if facts.unknown():
+            pointer = placement.checkpoint
+            finds.saved(self._sessions, row, facts, self._settings, pointer)
+            return True
+        return False
+
+    async def _begin_restore(
+        self, row: SessionRow, placement: Placement
+    ) -> StartPlan | None:
+        key = row.key
         try:
             identity = await self._agent.identity(row.checkpoint)
         except Unreachable:
@@ -126,6 +178,63 @@ class Starts(Spawning):
             generation=row.generation,
             identity=identity,
         )
+
+    async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Facts:
+        """Agent's and store's word on a session that the journal has as suspended.
+
+        Raises:
+            Unreachable: nobody knows. A node that is silent keeps nobody from coming
+                back where Hub and journal agree on what is saved; nor does a store that
+                cannot be listed now, once it was.
+        """
+        agreed = placement.checkpoint == row.checkpoint
+        try:
+            trees = await self._agent.trees(row.key)
+        except Unreachable:
+            if placement.checkpoint not in {"", row.checkpoint}:
+                raise
+            trees = []
+        try:
+            saved = await self._agent.checkpoints(row.key)
+        except Unreachable:
+            if not (agreed and self._sessions.store_seen):
+                raise
+            saved = []
+        return self._facts(row.key, trees, saved)
+
+    def _facts(
+        self, key: SessionKey, trees: list[Tree], saved: list[CheckpointInfo]
+    ) -> Facts:
+        infos = sorted(
+            (s for s in saved if s.key == key), key=lambda info: info.generation
+        )
+        known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
+        mine = tuple(t for t in trees if t.key == key)
+        facts = Facts(mine, tuple(infos), HubState.SPAWNING, known)
+        return self._sessions.living(key, facts)
+
+    def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
+        """Why its user must be asked before this checkpoint comes back, if so.
+
+        Somebody's word, by button or command, settles it; and so does a Hub that
+        remembers the same.
+        """
+        if row.intent is Intent.RESUME:
+            return None
+        rows = self._sessions.journal.checkpoints(row.key)
+        infos = [each.info for each in rows if each.info is not None]
+        mine = next((info for info in infos if info.id == row.checkpoint), None)
+        if mine is None:
+            return None
+        pointer = placement.checkpoint
+        agreed = lineage.agrees(pointer, mine, infos)
+        if _asks(row):
+            rivals = len(lineage.newest(infos)) > 1
+            return row.failure if rivals or not agreed else None
+        named = {row.dismissed, "", *(each.id for each in rows)}
+        if agreed or pointer in named:
+            return None
+        return failure_of(Reason.SAVED_OLDER, when=moment(mine.created))
 
     async def _again(self, row: SessionRow, placement: Placement) -> StartPlan | None:
         """A start while another one was in hand: the Hub has forgotten that one."""
@@ -157,19 +266,15 @@ class Starts(Spawning):
         try:
             trees = await self._agent.trees(key)
             saved = await self._agent.checkpoints(key)
-        except (Unreachable, StoreError):
-            if _is_new(row, placement) and not any(tree.key == key for tree in trees):
-                return StartPlan(action="cold")  # nothing is saved, as far as we know
+        except (Unreachable, StoreError) as error:
+            if any(tree.key == key for tree in trees):
+                raise
+            if self._may_be_cold(row, placement, error.reason):
+                return StartPlan(action="cold")
             raise
         if self._sessions.row(key) != row:
             return None
-        mine = tuple(t for t in trees if t.key == key)
-        infos = sorted(
-            (s for s in saved if s.key == key), key=lambda info: info.generation
-        )
-        known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
-        facts = Facts(mine, tuple(infos), HubState.SPAWNING, known)
-        facts = self._sessions.living(key, facts)
+        facts = self._facts(key, trees, saved)
         for tree in facts.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
@@ -191,11 +296,15 @@ class Starts(Spawning):
         if info is None:
             await self._agent.thaw(tree.incarnation)
         else:
-            finds.captured(self._sessions, row, info)
+            finds.captured(self._sessions, row, info, self._settings)
 
     def _nothing_runs(
         self, row: SessionRow, placement: Placement, facts: Facts
     ) -> StartPlan | None:
+        pointer = placement.checkpoint
+        if lineage.found(row, facts, pointer):
+            finds.saved(self._sessions, row, facts, self._settings, pointer)
+            return None
         kept = facts.checkpoint(row.checkpoint)
         if row.phase in LIVE:
             if kept is not None:
@@ -205,18 +314,44 @@ class Starts(Spawning):
                     row.key, Happened.VANISHED, checkpoint="", attempt=""
                 )
             return None
-        if row.since:
-            return StartPlan(action="cold")
-        if any(info.id not in facts.known for info in facts.saved or ()):
-            finds.saved(self._sessions, row, facts, self._settings)
+        if facts.unknown():
+            finds.saved(self._sessions, row, facts, self._settings, pointer)
             return None
-        if placement.checkpoint:
+        if row.bring_back:
+            bringing.take(self._sessions, row, self._settings)
+            return None
+        if not self._accounted_for(row, placement):
             self._missing(placement)
             return None
         return StartPlan(action="cold")
 
+    def _accounted_for(self, row: SessionRow, placement: Placement) -> bool:
+        """Whether the journal knows what became of the checkpoint that the Hub knows.
+
+        If it does not, the journal is older than the Hub's database.
+        """
+        rows = self._sessions.journal.checkpoints(row.key)
+        named = {"", row.dismissed, *(each.id for each in rows)}
+        return placement.checkpoint in named
+
+    def _may_be_cold(self, row: SessionRow, placement: Placement, why: Reason) -> bool:
+        """Whether a start may be cold though agent or store do not answer.
+
+        Journal and Hub must both say that nothing is saved. The journal's word is good
+        once it was compared with the store, and for sessions that were never saved; and
+        where there is no agent at all, since the first start brings its node.
+        """
+        if row.phase is not Phase.STOPPED or not self._accounted_for(row, placement):
+            return False
+        never_saved = not row.generation
+        return self._sessions.store_seen or never_saved or why is Reason.NO_AGENT
+
     def _missing(self, placement: Placement) -> None:
         """The spawner knows of a checkpoint that nobody has: the user has to choose."""
+        known = self._sessions.journal.checkpoint(placement.checkpoint)
+        if known is not None and known.key != placement.key:
+            # The Hub renamed the user or the server; the saved programs cannot.
+            raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
         self._sessions.apply(
             placement.key,
             Happened.FOUND_SAVED,
@@ -227,9 +362,9 @@ class Starts(Spawning):
         )
 
 
-def _is_new(row: SessionRow, placement: Placement) -> bool:
-    """Whether neither the journal nor the Hub has heard of anything that is saved."""
-    return row.phase is Phase.STOPPED and bool(row.since or not placement.checkpoint)
+def _asks(row: SessionRow) -> bool:
+    """Whether the row waits for somebody's word on what was found."""
+    return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
 
 
 def _of(trees: list[Tree], incarnation: str) -> Tree | None:

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.models import (
     StopPlan,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints, finds
+from jupyterhub_gpu_reclaim.orchestrator import bringing, checkpoints, finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
@@ -103,7 +103,7 @@ class Stops(Spawning):
         info = next((s for s in saved if s.id == checkpoint), None)
         if info is None:
             return StopPlan(action="stop")
-        finds.captured(self._sessions, row, info)
+        finds.captured(self._sessions, row, info, self._settings)
         return StopPlan(action="release", checkpoint=info.id)
 
     async def _save_first(self, key: SessionKey) -> None:
@@ -165,14 +165,19 @@ class Stops(Spawning):
 
     def _stop(self, row: SessionRow) -> None:
         """A real stop; a checkpoint that is still kept from the return is put aside."""
+        aside = checkpoints.kept(
+            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
+        )
+        if row.bring_back != row.checkpoint:
+            aside += bringing.off(self._sessions, row, self._settings)
         self._sessions.apply(
             row.key,
             Happened.STOPPED,
             by=row.key.user,
-            checkpoints=checkpoints.kept(
-                self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
-            ),
+            checkpoints=aside,
+            bring_back="",
             checkpoint="",
+            dismissed=row.checkpoint or row.dismissed,
         )
 
     async def forget(self, key: SessionKey) -> None:

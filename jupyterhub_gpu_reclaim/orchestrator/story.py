@@ -59,6 +59,10 @@ _SENTENCES = {
     "found_running": "It was found running.",
     "found_captured": "It was found saved, and not yet given back.",
     "found_saved": "It was found suspended.",
+    "found aside": "Something that is saved of it was found, and put aside.",
+    "brought_back": "Another saved state of it was chosen to come back.",
+    "ask to bring back": "{who} asked for another saved state of it.",
+    "journal rebuilt": "{who} said that its newest saved state is to come back.",
     "opt out": "{who} excepted it from suspends.",
     "opt in": "{who} ended its exception from suspends.",
     "discard": "{who} deleted something that had been put aside.",
@@ -88,7 +92,7 @@ def sentence(line: AuditRow) -> str:
     if line.what == "keep":
         return _kept(who, line.message)
     told = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
-    if line.what == "discard":
+    if line.what in {"discard", "ask to bring back"}:
         return told  # the message is an id
     return f"{told} {line.message}".strip()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Phase
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator import bringing, checkpoints
 from jupyterhub_gpu_reclaim.orchestrator.phases import SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.reasons import Reason
@@ -163,6 +163,8 @@ class Suspender:
             row.key,
             Happened.CAPTURE_FAILED,
             failure=failure,
+            checkpoints=bringing.off(self._sessions, row, self._settings),
+            bring_back="",
             attempt="",
             failures=failures,
             backoff_until=self._sessions.clock.now() + wait,
@@ -226,12 +228,15 @@ class Suspender:
         doomed = checkpoints.kept(
             self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0
         )
+        doomed += bringing.off(self._sessions, row, self._settings)
         return self._sessions.apply(
             row.key,
             Happened.THAWED,
             failure=failure,
             checkpoints=doomed,
             checkpoint=checkpoints.former(self._sessions, row.key),
+            dismissed=row.checkpoint,
+            bring_back="",
             failures=row.failures + 1,
             backoff_until=now + self._settings.backoff,
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``

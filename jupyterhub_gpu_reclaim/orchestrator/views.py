@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.models import Phase, SessionView
+from jupyterhub_gpu_reclaim.models import KeptState, Phase, SessionView
 from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def view_of(
         saved=[
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
+        kept=kept_states(kept),
         facts={
             **_facts(row),
             **_resumed(row, operation),
@@ -77,6 +78,23 @@ def view_of(
             **_terms(terms),
         },
     )
+
+
+def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
+    """What is saved of a session and can be brought back, the newest first."""
+    return [
+        KeptState(
+            id=row.id,
+            generation=row.generation,
+            created=row.info.created if row.info else row.changed,
+            logical_bytes=row.info.logical_bytes if row.info else 0,
+            stored_bytes=row.info.stored_bytes if row.info else 0,
+            keeping=row.keeping.value,
+            expires=row.expires,
+        )
+        for row in reversed(rows)
+        if row.keeping is not Keeping.DOOMED
+    ]
 
 
 def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:

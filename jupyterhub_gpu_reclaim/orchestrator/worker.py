@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey
-from jupyterhub_gpu_reclaim.orchestrator import finds
+from jupyterhub_gpu_reclaim.orchestrator import bringing, finds
 from jupyterhub_gpu_reclaim.orchestrator.acts import Act, Do, Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.reconciler import settle
@@ -146,7 +146,7 @@ class Worker:
             case Do.LOST if act.saved is not None:
                 finds.lost(sessions, row, act.saved)
             case Do.FOUND_CAPTURED if act.saved is not None:
-                finds.captured(sessions, row, act.saved)
+                finds.captured(sessions, row, act.saved, settings)
             case _:
                 finds.saved(sessions, row, facts, settings)
 
@@ -177,6 +177,10 @@ class Worker:
         """Nothing is out of order: what somebody wishes, and what the policy says."""
         if act.do is Do.READY and _may_begin(row, facts.hub):
             return await self._ready(row, act)
+        if row.bring_back and row.phase in bringing.FROM:
+            if facts.hub is HubState.STOPPED:
+                bringing.take(self._sessions, row, self._settings)
+            return self._settings.pace
         if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
             if facts.hub is HubState.STOPPED:
                 await self._resumer.start(row)
@@ -194,6 +198,8 @@ class Worker:
         del act
         if row.intent is Intent.SUSPEND:
             return await self._suspend(row.key, row.intent_by)
+        if row.bring_back:  # it went on after all
+            row = bringing.call_off(self._sessions, row, self._settings)
         now = self._sessions.clock.now()
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)

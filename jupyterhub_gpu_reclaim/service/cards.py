@@ -16,7 +16,12 @@ from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.service.drawing import spark
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionView, Step
+    from jupyterhub_gpu_reclaim.models import (
+        CheckpointInfo,
+        KeptState,
+        SessionView,
+        Step,
+    )
     from jupyterhub_gpu_reclaim.orchestrator.history import Line
     from jupyterhub_gpu_reclaim.service.drawing import Spark
 
@@ -73,6 +78,16 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class State:
+    """A saved state that can be brought back."""
+
+    id: str
+    title: str  #: "State of 2026-11-22 06:44 UTC"
+    about: str
+    saves_first: bool  #: the session runs, and is saved before
+
+
+@dataclass(frozen=True)
 class Card:
     """Everything that the template prints of one session."""
 
@@ -104,6 +119,7 @@ class Card:
     can_start_fresh: bool
     can_delete: bool
     saved: list[Saved]
+    states: list[State]
 
 
 def card(
@@ -157,7 +173,35 @@ def card(
         can_start_fresh=has_saved,
         can_delete=has_saved,
         saved=[Saved(one.id, saved_words(one, now)) for one in view.saved],
+        states=_states(view, now),
     )
+
+
+def _states(view: SessionView, now: float) -> list[State]:
+    """What can be brought back beside what the session is in, the newest first."""
+    live = view.phase in _LIVE
+    if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
+        return []
+    return [
+        State(
+            id=one.id,
+            title=f"State of {words.moment(one.created)}",
+            about=_about(one, now),
+            saves_first=live,
+        )
+        for one in view.kept
+        if one.keeping in {"aside", "superseded"}
+    ]
+
+
+def _about(state: KeptState, now: float) -> str:
+    """How old, how large, and how long it is kept: "5 min ago, 1.2 GB, …"."""
+    parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
+    if state.keeping == "superseded":
+        parts.append("the session came back from it")
+    if state.expires is not None:
+        parts.append(f"kept for {words.duration(state.expires - now)}")
+    return ", ".join(parts)
 
 
 def ago(at: float, now: float) -> Moment:
@@ -252,7 +296,9 @@ def _main(view: SessionView) -> list[Button]:
     if view.phase in _LIVE:
         return [Button("suspend", "Suspend now")]
     if view.phase is Phase.SUSPENDED:
-        return [Button("resume", "Try again" if view.failure else "Resume", "main")]
+        asks = view.failure is not None and view.failure.code.startswith("saved_")
+        again = "Bring back" if asks else "Try again"
+        return [Button("resume", again if view.failure else "Resume", "main")]
     return []
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote as _quote
 
 from tornado.web import HTTPError
 
@@ -22,6 +21,10 @@ from jupyterhub_gpu_reclaim.service.table import Wanted
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import SessionKey
+
+
+#: Failures to which a person has to say what is to come back: a visit alone does not.
+ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
 
 
 class Act(Page):
@@ -40,6 +43,8 @@ class Act(Page):
     def _back(self, key: SessionKey, action: str) -> str:
         """Its address, made anew: nothing that a form says leads elsewhere."""
         prefix, page = self.context.prefix, self.get_body_argument("page", "mine")
+        if page == "start":  # the Hub's page of a start, which shows how it goes
+            return self.start_url(key)
         if page == "one":
             return f"{prefix}sessions/{key.path}?done={action}"
         if page != "all":
@@ -56,6 +61,10 @@ class Act(Page):
         elif action == "keep":
             manages = self.person.manages
             await control.keep(key, self._seconds(), by, manages=manages)
+        elif action == "bring-back":
+            checkpoint = self.get_body_argument("checkpoint", "")
+            save = self.get_body_argument("save", "") == "1"
+            await control.bring_back(key, checkpoint, by, save_running=save)
         elif action == "delete":
             checkpoint = self.get_body_argument("checkpoint", "")
             await control.delete(key, by, checkpoint or None)
@@ -89,7 +98,8 @@ class Fresh(Page):
             card=shown,
             failure=view.failure,
             saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
-            start=self._start(user, server),
+            start=self.start_url(self.key(user, server)),
+            asks=view.failure is not None and view.failure.code in ASKS,
             days=f"{self.context.limits.set_aside_days:g}",
             xsrf=self.xsrf(),
         )
@@ -98,14 +108,7 @@ class Fresh(Page):
         """Put the saved session aside and lead to the Hub's start page."""
         key = self.key(user, server)
         await self.context.control.start_fresh(key, self.person.label)
-        self.redirect(self._start(user, server), status=303)
-
-    def _start(self, user: str, server: str) -> str:
-        key = self.key(user, server)
-        path = _quote(key.user, safe="")
-        if key.server:
-            path += "/" + _quote(key.server, safe="")
-        return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
+        self.redirect(self.start_url(key), status=303)
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:
@@ -113,5 +116,5 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     one = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
     return [
         (rf"{one}/fresh", Fresh),
-        (rf"{one}/(suspend|resume|keep|pin|delete)", Act),
+        (rf"{one}/(suspend|resume|keep|pin|delete|bring-back)", Act),
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
@@ -38,6 +39,7 @@ DONE = {
     "keep": "Noted.",
     "pin": "Noted.",
     "delete": "The saved session is deleted.",
+    "bring-back": "That state is coming back.",
 }
 #: Lines of a log on one page.
 _LOG_LINES = 50
@@ -126,6 +128,13 @@ class Page(PersonRoute, HtmlErrors):
             )
             for view in views
         ]
+
+    def start_url(self, key: SessionKey) -> str:
+        """The Hub's page that starts a server."""
+        path = quote(key.user, safe="")
+        if key.server:
+            path += "/" + quote(key.server, safe="")
+        return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
 
     def done(self) -> str:
         """What was just done by a form, in words."""

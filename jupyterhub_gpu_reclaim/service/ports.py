@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from jupyterhub_gpu_reclaim.models import (
+        Compared,
         Event,
         Placement,
         SessionKey,
@@ -74,6 +75,14 @@ class People(Protocol):
     def audit(self, key: SessionKey, limit: int = 100) -> Sequence[AuditRow]:
         """Who did what to it, the newest first."""
 
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        """Let the next start make a login valid that the Hub does not know any more."""
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+    ) -> SessionView:
+        """Bring back another saved state than the one that the session is in."""
+
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Put the saved session aside, so that the next start is a new one."""
 
@@ -121,6 +130,12 @@ class Starter(Protocol):
 
 class Overview(Protocol):
     """What is asked of many sessions at once."""
+
+    async def compare(self) -> list[Compared]:
+        """The journal beside the store and the Hub."""
+
+    async def rebuild(self, by: str) -> list[Compared]:
+        """Let the journal follow the store."""
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         """What these sessions did on their GPUs in the last hour."""

@@ -37,6 +37,10 @@ else:
     Base = Configurable
 
 
+#: Deleted logins of one server that may become valid again, each for one session.
+MOST_LAID_ASIDE = 16
+
+
 class PointerKeeper(Base):
     """Remembers one server's session; the hooks at the end are the placement's."""
 
@@ -169,9 +173,14 @@ class PointerKeeper(Base):
         logins.save_state(self)
 
     def _forget(self) -> None:
-        """Nothing is saved and nothing runs: the pointer and the old login go (T5)."""
+        """Nothing is saved and nothing runs: the pointer and the old login go (T5).
+
+        What was put aside may be brought back under that login, and no other one.
+        """
+        deleted = logins.hash_of(self, self._pointer.token_id)
         logins.delete_token(self, self._pointer.token_id)
-        self._pointer = Pointer()
+        aside = [each for each in (*self._pointer.laid_aside, deleted) if each]
+        self._pointer = Pointer(laid_aside=tuple(aside[-MOST_LAID_ASIDE:]))
         self.will_resume = False
         logins.save_state(self)
 

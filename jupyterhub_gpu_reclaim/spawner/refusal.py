@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tornado import web
 
+from jupyterhub_gpu_reclaim.reasons import Reason
+
 try:
     from jupyterhub.spawner import SpawnException
 except ImportError:  # JupyterHub 5
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.errors import ReclaimError
 
 STATUS = 409
+#: Reasons to which a person has to say what is to come back.
+ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
 _Base: Any = SpawnException or web.HTTPError
 
 
@@ -67,9 +71,17 @@ def _page(
         f' href="{escape(fresh_url)}">Start fresh (your saved session is kept'
         f" {days})</a>"
     )
+    again = (
+        f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-again"'
+        f' href="{escape(spawn_url)}">Try again</a>'
+    )
+    if code in ASKS and fresh_url:  # trying again is no answer
+        again = (
+            f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-choose"'
+            f' href="{escape(fresh_url)}">Choose what comes back</a>'
+        )
+        fresh_url = ""
     return (
         f'<span class="gpu-reclaim-reason" data-code="{escape(code)}">'
-        f"{escape(message)}</span></p><p>"
-        f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-again"'
-        f' href="{escape(spawn_url)}">Try again</a>{fresh if fresh_url else ""}'
+        f"{escape(message)}</span></p><p>{again}{fresh if fresh_url else ''}"
     )

@@ -51,6 +51,10 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     place: Place = Place()
     saved_at: float = 0.0  #: when ``checkpoint`` became known; only for the home page
+    #: Salted hashes of API tokens that we deleted with their sessions. Such a session
+    #: may be kept, and brought back by its user: then its token is valid again. A token
+    #: that a person has revoked is not among them.
+    laid_aside: tuple[str, ...] = ()
 
     @property
     def saved(self) -> bool:

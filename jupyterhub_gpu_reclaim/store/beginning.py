@@ -126,9 +126,11 @@ class Beginner:
         self,
         checkpoint: str,
         key: SessionKey,
+        *,
         incarnation: str,
         generation: int,
         expected_bytes: int,
+        parent: str,
     ) -> CheckpointWriter:
         """See :meth:`Repository.begin`.
 
@@ -167,7 +169,9 @@ class Beginner:
                 compression=terms.compression,
                 read_back=terms.read_back,
             )
-            draft = Draft(recipe=recipe, incarnation=incarnation, begun=begun)
+            draft = Draft(
+                recipe=recipe, incarnation=incarnation, begun=begun, parent=parent
+            )
             return self._writer(draft, earlier)
         except BaseException:
             self._ended(checkpoint)

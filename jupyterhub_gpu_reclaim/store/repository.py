@@ -99,6 +99,7 @@ class Repository:
         incarnation: str,
         generation: int,
         expected_bytes: int = 0,
+        parent: str = "",
     ) -> CheckpointWriter:
         """Begin a checkpoint; remains of an earlier attempt at it are removed.
 
@@ -111,6 +112,7 @@ class Repository:
             generation: of the checkpoint.
             expected_bytes: about how much it will hold; what holds a lot gets larger
                 chunks, so that the memory that is needed here stays bounded.
+            parent: the checkpoint that the incarnation was restored from, if any.
 
         Raises:
             BadRequest: no checkpoint may be called that.
@@ -118,7 +120,14 @@ class Repository:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        return self._beginner.begin(id, key, incarnation, generation, expected_bytes)
+        return self._beginner.begin(
+            id,
+            key,
+            incarnation=incarnation,
+            generation=generation,
+            expected_bytes=expected_bytes,
+            parent=parent,
+        )
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, be it damaged or not.

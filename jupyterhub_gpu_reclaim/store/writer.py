@@ -40,6 +40,7 @@ class Draft(Value, frozen=True, kw_only=True):
     recipe: Recipe
     incarnation: str
     begun: float  #: when the intent was published
+    parent: str = ""  #: checkpoint that the incarnation was restored from
 
     @property
     def origin(self) -> Origin:
@@ -233,6 +234,7 @@ class CheckpointWriter:
             deduplicated_bytes=self._lanes.known_bytes,
             frozen_seconds=frozen_seconds,
             steps=steps,
+            parent=self._draft.parent,
         )
         body = Body(
             info=info,

@@ -86,6 +86,7 @@ class Place:
     events: list[Event] = field(default_factory=list)
     task: asyncio.Task | None = None
     pod: str = ""
+    came_from: str = ""  # checkpoint that it was restored from
 
     def tree(self) -> Tree:
         return Tree(
@@ -225,6 +226,7 @@ class NodeInMemory:
             created=float(generation),
             logical_bytes=1000,
             stored_bytes=100,
+            parent=place.came_from,
         )
         self.saved[info.id] = (info, place.contents)
         place.state = TreeState.CAPTURED
@@ -265,6 +267,7 @@ class NodeInMemory:
             place.events.append(Event(failure=failure))
             return
         place.contents = self.saved[place.checkpoint][1]
+        place.came_from = place.checkpoint
         place.state = TreeState.RUNNING
         place.events.append(Event(tree=place.tree()))
 

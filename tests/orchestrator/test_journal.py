@@ -143,13 +143,20 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
         database.executescript((tmp_path / "dump.sql").read_text())
     journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
-    since = [{}, {"gpus": 2}, {"gpu_name": "NVIDIA A100", "waiting_since": 7.5}]
+    since = [
+        {},
+        {"gpus": 2},
+        {"gpu_name": "NVIDIA A100", "waiting_since": 7.5},
+        {},
+        {},
+        {"bring_back": "ckpt-0", "dismissed": "ckpt-9"},
+    ]
     added = {name: x for one in since[:version] for name, x in one.items()}
     assert journal.session(KEY) == msgspec.structs.replace(ROW, **added)
     assert journal.amount("gpu_seconds_reclaimed") == 42.5 * (version >= 3)

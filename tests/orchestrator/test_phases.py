@@ -12,7 +12,12 @@ from jupyterhub_gpu_reclaim.orchestrator.phases import TABLE, Happened, Todo, ad
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 #: Events that say that a committed checkpoint was seen, by capture or by looking.
-SEEN = {Happened.COMMITTED, Happened.FOUND_CAPTURED, Happened.FOUND_SAVED}
+SEEN = {
+    Happened.COMMITTED,
+    Happened.FOUND_CAPTURED,
+    Happened.FOUND_SAVED,
+    Happened.BROUGHT_BACK,
+}
 #: Events after which no checkpoint is what a start would restore.
 GONE = {
     Happened.STARTED,

@@ -38,6 +38,7 @@ ENDING = {Do.KILL, Do.RELEASE, Do.GIVE_UP}
 
 def row(phase: str, **more) -> SessionRow:
     more = {"since": 990.0, "incarnation": "i1", "checkpoint": "c1", **more}
+    more = {"generation": 1, **more}
     return SessionRow(key=KEY, phase=Phase(phase), **more)
 
 
@@ -52,12 +53,12 @@ def tree(state: str, incarnation: str = "i1", checkpoint: str = "c1", **more) ->
     )
 
 
-def info(name: str = "c1", generation: int = 1) -> CheckpointInfo:
+def info(name: str = "c1", generation: int = 0) -> CheckpointInfo:
     return CheckpointInfo(
         id=name,
         key=KEY,
         incarnation="i1",
-        generation=generation,
+        generation=generation or int(name.strip("c")),
         created=1.0,
         logical_bytes=1,
         stored_bytes=1,
@@ -153,12 +154,33 @@ def test_settle_combination_of_the_table_has_its_act(row, hub, trees, do):
     assert act(row, hub, *trees).do is do
 
 
-def test_settle_unknown_checkpoint_without_row_is_found_else_set_aside():
-    lost = SessionRow(key=KEY)
-    found = act(lost, S, saved=("c1", "c2"), known=())
-    assert (found.do, found.saved.id) == (Do.FOUND_SAVED, "c2")
-    assert act(row("stopped"), S, known=()).do is Do.SET_ASIDE
-    assert act(lost, R, known=()).do is Do.NOTHING
+NEWER = [
+    # the journal knows c1 (generation 1) at most; c2 is in the store
+    (SessionRow(key=KEY), S, [], Do.FOUND_SAVED),
+    (SessionRow(key=KEY), R, [], Do.NOTHING),
+    (row("stopped"), S, [], Do.FOUND_SAVED),
+    (row("stopped", generation=2), S, [], Do.SET_ASIDE),
+    (row("running"), S, [], Do.FOUND_SAVED),
+    (row("running", generation=2), S, [], Do.LOST),
+    (row("running"), R, [tree("running")], Do.SET_ASIDE),
+    (row("suspending", attempt="c3"), S, [], Do.FOUND_SAVED),
+    (row("suspending", attempt="c2"), S, [], Do.COMMITTED),
+    (row("suspended"), S, [], Do.FOUND_SAVED),
+    (row("suspended", generation=2), S, [], Do.SET_ASIDE),
+    (row("suspended"), S, [tree("captured", "i2", "c2")], Do.FOUND_CAPTURED),
+    (row("suspended"), S, [tree("running", "i2", "c2")], Do.REPORT),
+    (row("suspended"), R, [tree("running", "i2", "c2")], Do.ADOPT),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "hub", "trees", "do"), NEWER, ids=[f"{n}" for n in range(len(NEWER))]
+)
+def test_settle_checkpoint_that_the_journal_has_missed_has_its_act(row, hub, trees, do):
+    done = act(row, hub, *trees, saved=("c1", "c2"), known=("c1",))
+    assert done.do is do
+    if do in {Do.FOUND_SAVED, Do.FOUND_CAPTURED}:
+        assert done.saved.id == "c2"
 
 
 #: There is a pod, and the agent of its node does not answer.

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.clock import SystemClock
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import (
     CheckpointInfo,
+    Compared,
     Event,
     Failure,
     Phase,
@@ -159,6 +160,10 @@ class SessionsInMemory:
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
         self.calls.append(("end_second", key, incarnation, by))
 
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        self.calls.append(("renew_login", key, by))
+        return self.session(key)
+
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         self.calls.append(("opt_out", key, out, by))
         return self.session(key)
@@ -192,6 +197,21 @@ class SessionsInMemory:
         why = "The session came back from it; it is kept in case it ends."
         left = Left(checkpoint="c1", until=1_700_000_600.0, why=why)
         return Deleted(deleted=["c7"], kept=[] if everything else [left])
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+    ) -> SessionView:
+        self.calls.append(("bring_back", key, checkpoint, by, save_running))
+        if self.session(key).phase is Phase.RUNNING and not save_running:
+            raise Refused(Reason.SESSION_RUNS)
+        return self.session(key)
+
+    async def compare(self) -> list[Compared]:
+        return [Compared(key=SessionKey("ada"), phase=Phase.SUSPENDED, state="asks")]
+
+    async def rebuild(self, by: str) -> list[Compared]:
+        self.calls.append(("rebuild", by))
+        return await self.compare()
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         return [line for line in self.lines_known if line.key in keys]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.models import Failure, Phase, SessionKey
+from jupyterhub_gpu_reclaim.models import Failure, KeptState, Phase, SessionKey
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -153,6 +153,40 @@ async def test_fresh_page_says_what_is_kept_and_starts_fresh(service, browser):
     assert response.code == 303
     assert response.headers["Location"] == "/hub/spawn/ada"
     assert service.control.calls == [("start_fresh", ADA, "ada")]
+
+
+async def test_page_lists_other_states_and_brings_one_back(service, browser):
+    kept = [
+        KeptState(id="c2", generation=2, created=1.7e9, keeping="current"),
+        KeptState(id="c1", generation=1, created=1.6e9, keeping="aside"),
+    ]
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", kept=kept)
+    page = (await browser.get("sessions/ada/-")).body.decode()
+    assert "State of 2020-09-13 12:26 UTC" in page
+    assert page.count("State of ") == 1  # what it is in is no other state
+    xsrf = await browser.xsrf()
+    response = await browser.post(
+        "sessions/ada/-/bring-back", _xsrf=xsrf, checkpoint="c1", page="start"
+    )
+    assert response.code == 303
+    assert response.headers["Location"].endswith("spawn/ada")
+    assert service.control.calls == [("bring_back", ADA, "c1", "ada", False)]
+    service.control.put("ada", phase=Phase.RUNNING)
+    page = (await browser.get("sessions/ada/-")).body.decode()
+    assert "is saved first" in page
+
+
+async def test_fresh_page_asks_what_comes_back_where_a_visit_is_no_answer(
+    service, browser
+):
+    failure = Failure(code="saved_found", message="A saved state was found.")
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", failure=failure)
+    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
+    assert "Try again" not in page
+    xsrf = await browser.xsrf()
+    response = await browser.post("sessions/ada/-/resume", _xsrf=xsrf, page="start")
+    assert response.headers["Location"].endswith("spawn/ada")
+    assert service.control.calls == [("resume", ADA, "ada")]
 
 
 async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.models import (
+    KeptState,
     Phase,
     SessionKey,
     SessionView,
@@ -92,6 +93,61 @@ async def test_action_on_somebody_elses_session_is_not_found(service, method, pa
     )
     assert response.code == 404
     assert service.control.calls == []
+
+
+async def test_login_is_renewed_by_who_manages_alone(service, failure):
+    service.control.put("ada")
+    own = await service.call("api/sessions/ada/-/renew-login", method="POST")
+    assert own.code == 403
+    assert failure(own).code == "forbidden"
+    assert service.control.calls == []
+    done = await service.call(
+        "api/sessions/ada/-/renew-login", "token-root", method="POST"
+    )
+    assert done.code == 200
+    [(call, _, by)] = service.control.calls
+    assert (call, by) == ("renew_login", "root")
+
+
+STATES = [
+    KeptState(id="c2", generation=2, created=1.7e9, keeping="current"),
+    KeptState(id="c1", generation=1, created=1.6e9, keeping="aside", expires=2e9),
+]
+
+
+async def test_saved_states_are_listed_and_one_is_brought_back(service, failure):
+    service.control.put("ada", phase=Phase.SUSPENDED, kept=STATES)
+    listed = await service.call("api/sessions/ada/-/saved")
+    assert [one["id"] for one in json.loads(listed.body)] == ["c2", "c1"]
+    path = "api/sessions/ada/-/saved/c1/bring-back"
+    done = await service.call(path, method="POST", body={})
+    assert done.code == 202
+    assert service.control.calls == [("bring_back", ADA, "c1", "ada", False)]
+    service.control.put("ada", phase=Phase.RUNNING)
+    refused = await service.call(path, method="POST", body={})
+    assert (refused.code, failure(refused).code) == (409, "session_runs")
+    body = {"save_running": True}
+    assert (await service.call(path, method="POST", body=body)).code == 202
+
+
+async def test_saved_states_of_others_are_for_managers(service):
+    service.control.put("bob", phase=Phase.SUSPENDED, kept=STATES)
+    path = "api/sessions/bob/-/saved/c1/bring-back"
+    assert (await service.call("api/sessions/bob/-/saved")).code == 404
+    assert (await service.call(path, method="POST", body={})).code == 404
+    assert service.control.calls == []
+    done = await service.call(path, "token-root", method="POST", body={})
+    assert done.code == 202
+    [(*_, by, _)] = service.control.calls
+    assert by == "root"
+
+
+async def test_journal_is_compared_and_rebuilt_by_who_manages_alone(service):
+    for method in ("GET", "POST"):
+        assert (await service.call("api/journal", method=method)).code == 403
+        told = await service.call("api/journal", "token-root", method=method)
+        assert json.loads(told.body)[0]["state"] == "asks"
+    assert service.control.calls == [("rebuild", "root")]
 
 
 async def test_service_named_like_a_user_does_not_own_their_sessions(service):

@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.service.openapi import document
 from jupyterhub_gpu_reclaim.service.routes import (
     events,
     history,
+    journal,
     operators,
     people,
     queue,
@@ -32,6 +33,7 @@ ROUTES: tuple[type[Route], ...] = (
     *queue.ROUTES,
     *trees.ROUTES,
     *users.ROUTES,
+    *journal.ROUTES,
 )
 
 

@@ -12,7 +12,13 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from jupyterhub_gpu_reclaim.errors import BadRequest
-from jupyterhub_gpu_reclaim.models import SessionKey, SessionView, Value, Verdict
+from jupyterhub_gpu_reclaim.models import (
+    KeptState,
+    SessionKey,
+    SessionView,
+    Value,
+    Verdict,
+)
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.orchestrator.people import Deleted
 from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
@@ -222,6 +228,25 @@ class History(PersonRoute):
         self.answer(list(self.context.control.audit(key, limit)))
 
 
+class RenewLogin(PersonRoute):
+    """Make the login of a saved session valid again."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/renew-login"
+
+    @operation(
+        "Let the next start make the session's old login valid again, which the Hub"
+        " does not know any more; for administrators",
+        answer=SessionView,
+        errors=(404,),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it."""
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        key = self.key(user, server)
+        self.answer(await self.context.control.renew_login(key, self.person.label))
+
+
 class StartFresh(PersonRoute):
     """Put what is saved aside."""
 
@@ -240,10 +265,26 @@ class StartFresh(PersonRoute):
         self.answer(view, 202)
 
 
+class BringBack(Value, frozen=True, kw_only=True):
+    """What may be done for it."""
+
+    #: Save the session first, if it runs; else that is refused.
+    save_running: bool = False
+
+
 class Saved(PersonRoute):
     """All that is saved of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved"
+
+    @operation(
+        "List the saved states of the session, the newest generation first",
+        answer=list[KeptState],
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """List them."""
+        self.answer(self.context.control.session(self.key(user, server)).kept)
 
     @operation(
         "Delete all that is saved of the session; what is kept, until when and why",
@@ -273,6 +314,27 @@ class SavedOne(PersonRoute):
         self.answer(await self.context.control.delete(key, by, checkpoint))
 
 
+class BringBackSaved(PersonRoute):
+    """Bring back one saved state of a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
+
+    @operation(
+        "Bring one saved state back; what the session is in is put aside, and can be"
+        " brought back in the same way",
+        body=BringBack,
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str, checkpoint: str) -> None:
+        """Begin it."""
+        key, by = self.key(user, server), self.person.label
+        save = self.body(BringBack).save_running
+        bring_back = self.context.control.bring_back
+        self.answer(await bring_back(key, checkpoint, by, save_running=save), 202)
+
+
 ROUTES: tuple[type[Route], ...] = (
     Sessions,
     Session,
@@ -282,7 +344,9 @@ ROUTES: tuple[type[Route], ...] = (
     KeepSession,
     OptOutSession,
     History,
+    RenewLogin,
     StartFresh,
     Saved,
     SavedOne,
+    BringBackSaved,
 )

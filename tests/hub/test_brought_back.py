@@ -1,0 +1,76 @@
+"""The login of a session that was put aside: valid again with it, and only then."""
+
+from __future__ import annotations
+
+from tests.hub.test_lost_database import REVOKED, rows, start, tokens
+from tests.support.hub import wait_until
+
+
+def _start_fresh(hub, service, person):
+    """Put what is saved aside and start cold; what was saved."""
+    saved = service.saved.pop((person.name, ""))
+    assert start(hub, person.name).status_code in {201, 202}
+    wait_until(lambda: hub.server(person.name)["ready"], 60, hub.log)
+    return saved
+
+
+def _state(hub, name):
+    return hub.server(name)["state"]["gpu_reclaim"]
+
+
+def test_login_of_a_state_put_aside_is_deleted_and_comes_back_with_it(
+    hub, service, suspended
+):
+    saved = _start_fresh(hub, service, suspended)
+    assert len(tokens(hub, suspended.name)) == 1  # of the new session alone (T5)
+    hub.stop_server(suspended.name)
+    assert tokens(hub, suspended.name) == []
+    token = saved["identity"]["api_token"]
+    (text,) = rows(
+        hub,
+        "select s.state from spawners s join users u on u.id = s.user_id"
+        " where u.name = ?",
+        suspended.name,
+    )
+    assert token not in text[0]  # a salted hash, never a token (T13)
+
+    service.saved[suspended.name, ""] = saved
+    assert start(hub, suspended.name).status_code in {201, 202}
+    wait_until(lambda: hub.server(suspended.name)["ready"], 60, hub.log)
+    assert suspended.visit(f"/user/{suspended.name}/lab").status_code == 200
+    assert len(tokens(hub, suspended.name)) == 1
+
+
+def test_login_that_was_revoked_after_its_return_is_never_made_valid_again(
+    hub, service, suspended
+):
+    saved = _start_fresh(hub, service, suspended)
+    hub.stop_server(suspended.name)
+    service.saved[suspended.name, ""] = saved
+    assert start(hub, suspended.name).status_code in {201, 202}
+    wait_until(lambda: hub.server(suspended.name)["ready"], 60, hub.log)
+    service.capture(suspended.name)
+    hub.stop_server(suspended.name)
+    (number,) = {
+        each["id"]
+        for each in hub.api("GET", f"users/{suspended.name}/tokens").json()[
+            "api_tokens"
+        ]
+        if each["note"].startswith("Server at")
+    }
+    hub.api("DELETE", f"users/{suspended.name}/tokens/{number}")
+    refused = start(hub, suspended.name)
+    assert refused.status_code == 409
+    assert REVOKED in refused.json()["message"]
+
+
+def test_login_of_another_session_is_not_among_those_that_come_back(
+    hub, service, suspended
+):
+    saved = _start_fresh(hub, service, suspended)
+    hub.stop_server(suspended.name)
+    saved["identity"]["api_token"] = "0" * 32
+    service.saved[suspended.name, ""] = saved
+    refused = start(hub, suspended.name)
+    assert refused.status_code == 409
+    assert REVOKED in refused.json()["message"]
