@@ -18,7 +18,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.orchestrator import schema
-from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
+from jupyterhub_gpu_reclaim.orchestrator.rows import HIDDEN, Keeping
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -106,9 +106,8 @@ class Owners:
         )
 
     def _checkpoints(self, user: str) -> list[CheckpointRow]:
-        gone = {Keeping.DOOMED, Keeping.FORMER}
         rows = self._sessions.journal.checkpoints()
-        return [r for r in rows if r.key.user == user and r.keeping not in gone]
+        return [r for r in rows if r.key.user == user and r.keeping not in HIDDEN]
 
     def _known(self, user: str) -> dict[Any, Any] | None:
         table = schema.owners

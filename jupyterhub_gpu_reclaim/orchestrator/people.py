@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.orchestrator import (
 )
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
-from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.orchestrator.rows import HIDDEN, Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import duration
@@ -297,7 +297,7 @@ class People:
             now, seconds = self._sessions.clock.now(), self._settings.set_aside
             journal.keep(checkpoints.aside(info, now, seconds) for info in mine)
         row = journal.checkpoint(checkpoint)
-        if row is None or row.key != key or row.keeping is Keeping.DOOMED:
+        if row is None or row.key != key or row.keeping in HIDDEN:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
 
@@ -429,8 +429,7 @@ class People:
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
         """What the session's user may know of."""
         rows = self._sessions.journal.checkpoints(key)
-        hidden = {Keeping.DOOMED, Keeping.FORMER}
-        return [row for row in rows if row.keeping not in hidden]
+        return [row for row in rows if row.keeping not in HIDDEN]
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
         """Who did what to a session, the newest first."""

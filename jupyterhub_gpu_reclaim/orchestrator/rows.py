@@ -73,6 +73,10 @@ class Keeping(StrEnum):
     DOOMED = "doomed"  #: to be deleted as soon as the agent answers
 
 
+#: Of these a session's user neither hears nor can bring them back.
+HIDDEN = frozenset({Keeping.FORMER, Keeping.DOOMED})
+
+
 class CheckpointRow(Value, frozen=True, kw_only=True):
     """One committed checkpoint and how long it is kept."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.models import KeptState, Phase, SessionView
-from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
+from jupyterhub_gpu_reclaim.orchestrator.rows import HIDDEN, Keeping
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.models import (
@@ -93,7 +93,7 @@ def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
             expires=row.expires,
         )
         for row in reversed(rows)
-        if row.keeping is not Keeping.DOOMED
+        if row.keeping not in HIDDEN
     ]
 
 
