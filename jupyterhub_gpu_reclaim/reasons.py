@@ -549,6 +549,21 @@ class Reason(Enum):
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
     )
+    SERVICE_STARTING = (
+        "service_starting",
+        "The service that suspends and resumes sessions is being started.",
+        "It takes some seconds; try again.",
+        True,
+    )
+    SERVICE_BROKEN = (
+        "service_broken",
+        "The service that suspends and resumes sessions cannot work. {why}",
+        (
+            "Nothing is lost: what is saved is kept. The administrator mends it;"
+            " the Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'."
+        ),
+        True,
+    )
     HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
     API_UNREACHABLE = (
         "api_unreachable",

@@ -1,8 +1,9 @@
 """``jupyterhub-gpu-reclaim-service``: the program that the Hub runs as its service.
 
 The only place of the Hub's side that wires: settings, journal, clients, policy,
-controller, routes. The Hub gives it its address and its tokens in the environment; it
-ends with the Hub, at once when told to.
+controller, routes. The Hub gives it its address and its tokens in the environment.
+Normally ``supervisor.py`` runs it, hands it the listening socket, and starts it again
+when it has ended, whatever the cause; it ends with its supervisor, at once when told to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jupyterhub.services.auth import HubOAuth
 from sqlalchemy.exc import ArgumentError
 from tornado.httpserver import HTTPServer
 from traitlets import TraitError, default
-from traitlets.config import Application, catch_config_error
+from traitlets.config import Application
 
 from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
@@ -40,10 +41,17 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
+from jupyterhub_gpu_reclaim.service import (
+    exporter,
+    judging,
+    lifeline,
+    pages,
+    placement,
+)
 from jupyterhub_gpu_reclaim.service.context import Context
 from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.options import Options
+from jupyterhub_gpu_reclaim.service.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 
@@ -90,12 +98,15 @@ class ReclaimService(Application, Options):
     def _default_log_level(self) -> int:
         return logging.INFO
 
-    @catch_config_error
+    reporter = Reporter()  #: tells the supervisor how it goes
+    _ready = False
+
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the command line, then the file; the command line wins.
 
         Raises:
-            Refused: the named file is not there.
+            Refused: the named file is not there or is no Python, or a setting has a
+                name that none has or a value that makes no sense.
         """
         super().initialize(argv)
         if self.config_file:
@@ -104,14 +115,26 @@ class ReclaimService(Application, Options):
                 what = f"There is no configuration file {path}."
                 raise Refused(Reason.INVALID, what=what)
             given = copy.deepcopy(self.config)
-            self.load_config_file(path.name, str(path.parent.absolute()))
+            try:
+                self.load_config_file(path.name, str(path.parent.absolute()))
+            except TraitError:
+                raise
+            except Exception as error:
+                what = f"The configuration file {path} fails: {error!r}."
+                raise Refused(Reason.INVALID, what=what) from error
             self.update_config(given)
+        if problems := judging.problems(self.config):
+            raise Refused(Reason.INVALID, what=" ".join(problems))
 
     def start(self) -> None:
         """Run until told to end."""
         observability.set_up(cast("int | str", self.log_level))
         surroundings = Surroundings.read(os.environ)
-        parent = lifeline.die_with_parent() if self.end_with_hub else None
+        supervised = self.reporter.listening is not None
+        if supervised and not self.end_with_hub:
+            self.reporter.tell("stays")
+        ends = supervised or self.end_with_hub
+        parent = lifeline.die_with_parent() if ends else None
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:
@@ -133,9 +156,11 @@ class ReclaimService(Application, Options):
             lifeline.watch(parent, told.set)
         async with self._controller(surroundings, state) as (controller, events):
             server = self._listen(surroundings, state, controller, events)
+            self.reporter.tell("ready")
             starting = asyncio.ensure_future(controller.start())
             try:
                 await _first(told, starting)
+                self._ready = True
                 log.info("service: ready at %s", surroundings.prefix)
                 await told.wait()
             finally:
@@ -239,9 +264,14 @@ class ReclaimService(Application, Options):
             metrics_open=self.metrics_open,
             limits=self.limits(),
             refused=None if events is None else events.refused,
+            ready=lambda: self._ready,
         )
         app = application(context, cookie_secret=state.secret("cookie_secret"))
         server = HTTPServer(app, max_body_size=MAX_BODY, xheaders=True)
+        given = self.reporter.socket()
+        if given is not None:
+            server.add_socket(given)
+            return server
         try:
             server.listen(surroundings.port, surroundings.host)
         except OSError as error:
@@ -272,12 +302,15 @@ async def _within(seconds: float, work: Any) -> None:
 
 def main() -> None:
     """Run the service; what hinders it is a sentence and exit status 1."""
+    reporter = ReclaimService.reporter = Reporter.take(os.environ)
     try:
         ReclaimService.launch_instance()
     except ReclaimError as error:
+        reporter.tell("failed", error.message)
         detail = error.detail.partition("\n")[0]
         _give_up(f"{error.message} {detail}".strip())
     except TraitError as error:
+        reporter.tell("failed", f"A setting makes no sense: {error}")
         _give_up(f"A setting makes no sense: {error}")
 
 

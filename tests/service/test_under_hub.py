@@ -131,12 +131,12 @@ class Stack:
         return [
             pid
             for pid in self.hub.marked()
-            if b"gpu-reclaim-service" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"gpu_reclaim.service.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     def answers(self) -> bool:
         try:
-            return requests.get(self.service + "healthz", timeout=5).ok
+            return requests.get(self.service + "readyz", timeout=5).ok
         except requests.RequestException:
             return False
 

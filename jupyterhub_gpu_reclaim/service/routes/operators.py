@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.models import Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.openapi import operation
@@ -31,6 +32,24 @@ class Healthz(Route):
     @operation("The program answers", caller="anyone", answer=Health)
     async def get(self) -> None:
         """It does."""
+        self.answer(Health(version=__version__))
+
+
+class Readyz(Route):
+    """Whether sessions are looked after."""
+
+    path: ClassVar = "readyz"
+
+    @operation(
+        "The service works: it has its settings, its journal, and has begun",
+        caller="anyone",
+        answer=Health,
+        errors=(503,),
+    )
+    async def get(self) -> None:
+        """It is, or what hinders it."""
+        if not self.context.ready():
+            raise Unreachable(Reason.SERVICE_STARTING)
         self.answer(Health(version=__version__))
 
 
@@ -65,4 +84,4 @@ class Document(Route):
         self.answer(self.settings["openapi"])
 
 
-ROUTES: tuple[type[Route], ...] = (Healthz, Metrics, Document)
+ROUTES: tuple[type[Route], ...] = (Healthz, Readyz, Metrics, Document)
