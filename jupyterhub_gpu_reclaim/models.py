@@ -267,6 +267,8 @@ class StartPlan(Value, frozen=True, kw_only=True):
     incarnation: str = ""  #: of the tree to adopt
     identity: Identity | None = None
     failure: Failure | None = None
+    #: an administrator has ordered that a login which the Hub does not know be valid
+    renew_login: bool = False
 
 
 class StopPlan(Value, frozen=True, kw_only=True):

@@ -446,6 +446,14 @@ class Reason(Enum):
         "user_mismatch",
         "The saved session belongs to user id {there}, here it would be {here}.",
     )
+    RENAMED = (
+        "renamed",
+        "The saved session is {there}, and its programs cannot become {here}.",
+        (
+            "An administrator gives the old name back, the session is brought back under"
+            " it, and what is needed is saved; or start fresh."
+        ),
+    )
     RIGHTS_MISMATCH = (
         "rights_mismatch",
         "The saved session has rights that its new place does not give: {what}.",
@@ -453,8 +461,14 @@ class Reason(Enum):
     )
     TOKEN_REVOKED = (
         "token_revoked",
-        "The login of the saved session has been revoked, so it is not brought back.",
-        "Start fresh.",
+        (
+            "The Hub does not know the login of the saved session any more: it was"
+            " revoked, or the Hub has another database. It is not brought back."
+        ),
+        (
+            "An administrator can make the login valid again with"
+            " 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
+        ),
     )
     CHECKPOINT_DAMAGED = (
         "checkpoint_damaged",

@@ -57,7 +57,7 @@ def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
             action="take up a saved session",
         )
     if info.key != session.key:
-        raise Refused(Reason.USER_MISMATCH, there=info.key, here=session.key)
+        raise Refused(Reason.RENAMED, there=info.key, here=session.key)
     return None
 
 

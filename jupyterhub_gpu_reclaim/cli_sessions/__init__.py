@@ -56,6 +56,20 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _which(resume, idle=False)
     _waiting(resume)
 
+    renew = add(
+        "renew-login",
+        "acting",
+        "let sessions come back whose login the Hub does not know any more",
+    )
+    _which(renew, idle=False)
+    _confirming(renew)
+    renew.epilog = (
+        "For administrators. The Hub forgets logins when its database is lost or comes"
+        " from a backup, and where somebody has revoked them. The order holds for the"
+        " next start of each session, for a day, and is noted in its history. It starts"
+        f" nothing: the user visits the server. {renew.epilog}"
+    )
+
     keep = add("keep", "acting", "leave sessions alone for a while")
     _which(keep)
     _confirming(keep)
@@ -164,5 +178,5 @@ def _waiting(parser: argparse.ArgumentParser) -> None:
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:
     found = importlib.import_module(f"{__name__}.{module}")
-    run: Callable[[argparse.Namespace], int] = getattr(found, action)
+    run: Callable[[argparse.Namespace], int] = getattr(found, action.replace("-", "_"))
     return run(args)

@@ -41,9 +41,12 @@ AT_ONCE = 8
 _FROM = {
     "suspend": (Phase.RUNNING, Phase.WARNED),
     "resume": (Phase.SUSPENDED,),
+    "renew-login": (Phase.SUSPENDED,),
     "keep": (Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING),
 }
-_WORDS = {"keep": "leave alone"}
+_WORDS = {"keep": "leave alone", "renew-login": "renew the logins of"}
+#: Actions that are done as soon as they are answered.
+_AT_ONCE_DONE = {"keep", "renew-login"}
 
 
 def suspend(args: argparse.Namespace) -> int:
@@ -54,6 +57,12 @@ def suspend(args: argparse.Namespace) -> int:
 def resume(args: argparse.Namespace) -> int:
     """Bring saved sessions back."""
     return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
+
+
+def renew_login(args: argparse.Namespace) -> int:
+    """Let the next start make old logins valid again."""
+    call = "renew-login"
+    return _act(args, call, lambda client: lambda view: client.renew_login(view.key))
 
 
 def keep(args: argparse.Namespace) -> int:
@@ -116,15 +125,15 @@ async def _all(
                         key=view.key, how=How.REFUSED, failure=failure
                     )
                     return
-            if action != "keep" and args.wait:
+            if action not in _AT_ONCE_DONE and args.wait:
                 following.add(asked)
             else:
-                how = How.DONE if action == "keep" else How.ASKED
+                how = How.DONE if action in _AT_ONCE_DONE else How.ASKED
                 until = asked.kept_until if action == "keep" else None
                 found[view.key] = Result(key=view.key, how=how, kept_until=until)
 
         await asyncio.gather(*map(one, views))
-        if action != "keep" and args.wait:
+        if action not in _AT_ONCE_DONE and args.wait:
             await following.all(client, args.time_limit)
         found |= following.results
     return [found[view.key] for view in views]

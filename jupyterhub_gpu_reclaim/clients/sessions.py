@@ -72,6 +72,10 @@ class SessionsClient:
         """Begin to bring it back. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
 
+    async def renew_login(self, key: SessionKey) -> SessionView:
+        """Let the next start make its old login valid again. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
+
     async def keep(self, key: SessionKey, seconds: float) -> SessionView:
         """Leave it alone for that long; 0 takes that back. Idempotent."""
         body = {"seconds": seconds}

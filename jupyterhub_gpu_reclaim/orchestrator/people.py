@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.models import Phase, SessionKey, Verdict
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints, story, trail
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints, renewals, story, trail
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping
@@ -162,6 +162,18 @@ class People:
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
         self._queue.add(key)
+        return self._sessions.view(key)
+
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        """Let the next start make a login valid that the Hub does not know any more.
+
+        For who manages. It starts nothing.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        self._known(key)
+        renewals.order(self._sessions, key, by)
         return self._sessions.view(key)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:

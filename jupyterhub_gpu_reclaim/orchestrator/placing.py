@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Event, Phase, Placement, SessionKey
-from jupyterhub_gpu_reclaim.orchestrator import checkpoints
+from jupyterhub_gpu_reclaim.orchestrator import checkpoints, renewals
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.spawning import Spawning
@@ -31,6 +31,7 @@ class Placing(Spawning):
         row = sessions.row(key)
         if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
             sessions.update(key, placed=True)
+            renewals.done(sessions, key)  # the spawner has seen to it by now
         elif placement.checkpoint:
             raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
         else:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
+import msgspec
+
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import (
     NotFound,
@@ -27,7 +29,7 @@ from jupyterhub_gpu_reclaim.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator import finds
+from jupyterhub_gpu_reclaim.orchestrator import finds, renewals
 from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, SessionRow
@@ -53,13 +55,23 @@ class Starts(Spawning):
                 plan = await self._plan(self._sessions.row(key), placement)
                 if plan is not None:
                     _log.info("%s: start %s", key, plan.action)
-                    return plan
+                    return self._with_order(key, plan)
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         except ReclaimError as error:
             _log.info("%s: start refused: %s", key, error)
             return StartPlan(action="refuse", failure=wire.failure_of(error))
         finally:
             self._look(key)
+
+    def _with_order(self, key: SessionKey, plan: StartPlan) -> StartPlan:
+        """The plan, with whether an old login may be made valid again."""
+        if plan.action not in {"restore", "adopt"}:
+            return plan
+        if not renewals.ordered(self._sessions, key):
+            return plan
+        if plan.action == "adopt":  # of a restore, the place is told
+            renewals.done(self._sessions, key)
+        return msgspec.structs.replace(plan, renew_login=True)
 
     async def call_off(self, key: SessionKey) -> None:
         """A capture under way is called off; returns when it has ended either way."""
@@ -211,6 +223,10 @@ class Starts(Spawning):
 
     def _missing(self, placement: Placement) -> None:
         """The spawner knows of a checkpoint that nobody has: the user has to choose."""
+        known = self._sessions.journal.checkpoint(placement.checkpoint)
+        if known is not None and known.key != placement.key:
+            # The Hub renamed the user or the server; the saved programs cannot.
+            raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
         self._sessions.apply(
             placement.key,
             Happened.FOUND_SAVED,

@@ -71,6 +71,9 @@ class People(Protocol):
     def audit(self, key: SessionKey, limit: int = 100) -> Sequence[AuditRow]:
         """Who did what to it, the newest first."""
 
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        """Let the next start make a login valid that the Hub does not know any more."""
+
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Put the saved session aside, so that the next start is a new one."""
 

@@ -7,10 +7,14 @@ module finds tokens by their database id, so that none needs to be remembered.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jupyterhub import orm
 from sqlalchemy import inspect
+
+#: A token as JupyterHub makes it (``jupyterhub.utils.new_token``).
+_GENERATED = re.compile(r"[0-9a-f]{32}")
 
 
 def session_of(spawner: Any) -> Any:
@@ -34,6 +38,25 @@ def token_id(spawner: Any, token: str) -> int:
     if found is None or found.user is not spawner.user.orm_user:
         return 0
     return int(found.id)
+
+
+def renew(spawner: Any, token: str, minted: str) -> int:
+    """Make an old token valid again, with the rights of the start's new one.
+
+    The row of the new token takes the old one's value, so that nothing is left over.
+
+    Returns:
+        its database id; 0 where it is no token that a Hub has made, or somebody's: what
+        a session says its token is, is its user's word.
+    """
+    session = session_of(spawner)
+    if not _GENERATED.fullmatch(token) or orm.APIToken.find(session, token) is not None:
+        return 0
+    number = token_id(spawner, minted)
+    if number:
+        session.get(orm.APIToken, number).token = token
+        session.commit()
+    return number
 
 
 def delete_token(spawner: Any, number: int) -> None:

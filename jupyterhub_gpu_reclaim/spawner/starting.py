@@ -120,10 +120,7 @@ class Starting(PointerKeeper):
                 why="its login is not known",
                 detail="no identity",
             )
-        number = logins.token_id(self, identity.api_token)
-        if not number:
-            # The Hub would make a revoked token valid again (T7).
-            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        number = self._known_login(plan, identity.api_token, minted)
         self._repair = await logins.ClientRepair.remember(self)
         self.port = identity.port
         self._point(
@@ -146,6 +143,21 @@ class Starting(PointerKeeper):
         self._now_runs(identity.api_token, where)
         logins.delete_token(self, logins.token_id(self, minted))
         return where
+
+    def _known_login(self, plan: StartPlan, token: str, minted: str) -> int:
+        """The database id of the session's own token.
+
+        Raises:
+            RestoreFailed: the Hub does not know it, and nobody has ordered otherwise:
+                it would make a revoked token valid again by itself (T7).
+        """
+        number = logins.token_id(self, token)
+        if not number and plan.renew_login:
+            number = logins.renew(self, token, minted)
+            self.log.warning("%s: its old login is valid again", self.reclaim_key)
+        if not number:
+            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        return number
 
     async def _hold(self) -> Any:
         """Have a place made, and tell what that waits for."""
@@ -173,8 +185,7 @@ class Starting(PointerKeeper):
         else:
             token = await self.reclaim_token()
             port = self._pointer.port or await self.reclaim_port()
-        if not logins.token_id(self, token):
-            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        self._known_login(plan, token, minted)
         self._repair = await logins.ClientRepair.remember(self)
         self.port = port
         where = await self.reclaim_where(port)

@@ -38,7 +38,7 @@ configure(
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={port},
-    service_environment={{"PYTHONPATH": "{folder}/site"}},
+    service_environment={{"PYTHONPATH": "{folder}/site", "GPU_RECLAIM_TEST": "{folder}"}},
     {more}
 )
 """

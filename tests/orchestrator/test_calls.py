@@ -332,3 +332,39 @@ async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world
     assert await asyncio.wait_for(start, 10) == "restore"
     await world.until(lambda: world.phase(second) == "running")
     assert world.hub.plans == ["stop release", "start restore"]
+
+
+async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
+    controller = await _suspended(world)
+    placement = Placement(key=KEY, incarnation="i2")
+    plan = await controller.plan_start(placement)
+    assert (plan.action, plan.renew_login) == ("restore", False)
+    await controller.cancelled(placement)
+    await controller.renew_login(KEY, "root")
+    lines = [(line.who, line.what) for line in controller.audit(KEY)]
+    assert ("root", "renew login") in lines
+    placement = Placement(key=KEY, incarnation="i3", checkpoint=plan.checkpoint)
+    assert (await controller.plan_start(placement)).renew_login
+    assert (await controller.plan_start(placement)).renew_login  # asked again
+    await controller.placed(placement)
+    again = await controller.plan_start(placement)
+    assert not again.renew_login
+    with pytest.raises(NotFound):
+        await controller.renew_login(SessionKey("nobody"), "root")
+
+
+async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
+    controller = await _suspended(world)
+    checkpoint = controller.session(KEY).checkpoint
+    renamed = SessionKey("renamed", KEY.server)
+    plan = await controller.plan_start(
+        Placement(key=renamed, incarnation="i2", checkpoint=checkpoint)
+    )
+    assert plan.action == "refuse"
+    assert plan.failure.code == "renamed"
+    assert str(KEY) in plan.failure.message
+    assert str(renamed) in plan.failure.message
+    back = await controller.plan_start(
+        Placement(key=KEY, incarnation="i3", checkpoint=checkpoint)
+    )
+    assert back.action == "restore"

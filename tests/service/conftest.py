@@ -153,6 +153,10 @@ class SessionsInMemory:
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
 
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        self.calls.append(("renew_login", key, by))
+        return self.session(key)
+
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         self.calls.append(("opt_out", key, out, by))
         return self.session(key)

@@ -94,6 +94,20 @@ async def test_action_on_somebody_elses_session_is_not_found(service, method, pa
     assert service.control.calls == []
 
 
+async def test_login_is_renewed_by_who_manages_alone(service, failure):
+    service.control.put("ada")
+    own = await service.call("api/sessions/ada/-/renew-login", method="POST")
+    assert own.code == 403
+    assert failure(own).code == "forbidden"
+    assert service.control.calls == []
+    done = await service.call(
+        "api/sessions/ada/-/renew-login", "token-root", method="POST"
+    )
+    assert done.code == 200
+    [(call, _, by)] = service.control.calls
+    assert (call, by) == ("renew_login", "root")
+
+
 async def test_service_named_like_a_user_does_not_own_their_sessions(service):
     service.control.put("ada")
     response = await service.call("api/sessions", "token-service-ada")

@@ -33,6 +33,7 @@ class RelaunchingService:
         self.saved: dict[Key, dict[str, Any]] = {}  #: identity and command by session
         self.captured: set[Key] = set()
         self.plan: dict[str, Any] | None = None  #: answer every plan-start with this
+        self.renew_login = False  #: an administrator has ordered it
         self.fail_restore: dict[str, Any] | None = None
         self.hold_restore = threading.Event()  #: a restore waits for it
         self.hold_restore.set()
@@ -132,6 +133,7 @@ class RelaunchingService:
         self.hold_restore.set()
         self.hold_release.set()
         self.plan = self.fail_restore = None
+        self.renew_login = False
         self.saved.clear()
         self.captured.clear()
         self.calls.clear()
@@ -184,6 +186,7 @@ class RelaunchingService:
                 "action": "restore",
                 "checkpoint": saved["checkpoint"],
                 "identity": saved["identity"],
+                "renew_login": self.renew_login,
             }
         if call == "plan-stop":
             if key in self.captured:

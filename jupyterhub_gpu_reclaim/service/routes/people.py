@@ -219,6 +219,25 @@ class History(PersonRoute):
         self.answer(list(self.context.control.audit(key, limit)))
 
 
+class RenewLogin(PersonRoute):
+    """Make the login of a saved session valid again."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/renew-login"
+
+    @operation(
+        "Let the next start make the session's old login valid again, which the Hub"
+        " does not know any more; for administrators",
+        answer=SessionView,
+        errors=(404,),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it."""
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        key = self.key(user, server)
+        self.answer(await self.context.control.renew_login(key, self.person.label))
+
+
 class StartFresh(PersonRoute):
     """Put what is saved aside."""
 
@@ -272,6 +291,7 @@ ROUTES: tuple[type[Route], ...] = (
     KeepSession,
     OptOutSession,
     History,
+    RenewLogin,
     StartFresh,
     Saved,
     SavedOne,

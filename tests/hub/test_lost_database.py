@@ -1,0 +1,84 @@
+"""A Hub whose database is lost, or comes from a backup: who may let sessions back in."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from demo.user import User
+from tests.support.hub import PASSWORD, wait_until
+
+REVOKED = "does not know the login"
+
+
+def rows(hub, query, *values):
+    with sqlite3.connect(hub.folder / "jupyterhub.sqlite") as db:
+        return db.execute(query, values).fetchall()
+
+
+def tokens(hub, user):
+    """Notes of all API tokens of a user."""
+    query = (
+        "select t.note from api_tokens t join users u on u.id = t.user_id"
+        " where u.name = ? and t.note like 'Server at%'"
+    )
+    return [note for (note,) in rows(hub, query, user)]
+
+
+def start(hub, name):
+    """Start the server by the API, and wait until that has ended."""
+    answer = hub.api("POST", f"users/{name}/server")
+    wait_until(lambda: not hub.server(name)["pending"], 90, hub.log)
+    return answer
+
+
+@pytest.fixture
+def lost(hub, suspended):
+    """The suspended person, at a Hub that has lost its database meanwhile."""
+    hub.terminate()
+    (hub.folder / "jupyterhub.sqlite").unlink()
+    hub.start()
+    again = User(hub.url, suspended.name, PASSWORD)
+    again.login()
+    return again
+
+
+def test_session_of_a_lost_database_comes_back_by_a_managers_order_alone(
+    hub, service, lost
+):
+    refused = start(hub, lost.name)
+    assert refused.status_code == 409
+    assert REVOKED in refused.json()["message"]
+    assert "renew-login" in refused.json()["message"]
+    assert tokens(hub, lost.name) == []
+    assert hub.server(lost.name)["state"]["gpu_reclaim"]["phase"] == "suspended"
+
+    service.renew_login = True
+    assert start(hub, lost.name).status_code in {201, 202}
+    wait_until(lambda: hub.server(lost.name)["ready"], 60, hub.log)
+    assert len(tokens(hub, lost.name)) == 1
+    page = lost.visit(f"/user/{lost.name}/lab")
+    assert page.status_code == 200
+
+    service.renew_login = False
+    service.capture(lost.name)  # and it can be suspended and brought back as ever
+    hub.stop_server(lost.name)
+    assert lost.visit(f"/user/{lost.name}/lab").status_code == 200
+    assert len(tokens(hub, lost.name)) == 1
+
+
+def test_order_makes_no_token_valid_that_is_anothers_or_that_no_hub_has_made(
+    hub, service, suspended
+):
+    victim = hub.user("victim")
+    made = hub.api("POST", "users/victim/tokens", json={"note": "mine"}).json()
+    service.renew_login = True
+    saved = service.saved[suspended.name, ""]
+    for forged in (made["token"], "short", "password-of-somebody-whom-we-know"):
+        saved["identity"]["api_token"] = forged
+        answer = start(hub, suspended.name)
+        assert answer.status_code == 409
+        assert REVOKED in answer.json()["message"]
+    assert victim.name == "victim"
+    assert hub.api("GET", f"users/victim/tokens/{made['id']}").status_code == 200
