@@ -438,6 +438,17 @@ class Reason(Enum):
         "memory_limit",
         "The session needs {needed} of memory, the limit here is {limit}.",
     )
+    SERVER_TLS = (
+        "server_tls",
+        (
+            "The session's server speaks TLS, so it could not be brought back under its"
+            " users; it is left alone."
+        ),
+        (
+            "The administrator switches JupyterHub.internal_ssl off, or takes the"
+            " certificate out of the server's configuration."
+        ),
+    )
     IMAGE_MISMATCH = (
         "image_mismatch",
         "The session ran from image {there}, here it is {here}.",

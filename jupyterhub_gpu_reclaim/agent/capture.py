@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent import saved, surroundings, tls, trees
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
@@ -170,6 +170,9 @@ class Capture:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            address = surroundings.address_of(self._session, login)
+            if await tls.speaks(self._parts.client, address, login):
+                raise Refused(Reason.SERVER_TLS)
             self._cancel.check()
             return snapshot, login, look
 
