@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's."""
     text = "look for mistakes in a Hub's configuration"
-    config = commands.add_parser("config", help=text, description=f"{text.capitalize()}.")
+    config = commands.add_parser(
+        "config", help=text, description=f"{text.capitalize()}."
+    )
     actions = config.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser(
         "check",

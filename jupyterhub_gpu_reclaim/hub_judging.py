@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from traitlets import HasTraits
 from traitlets.config import Config
 from traitlets.config.loader import DeferredConfigString
 
@@ -23,6 +22,8 @@ from jupyterhub_gpu_reclaim.service import judging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from traitlets import HasTraits
 
 PLACEMENTS = ("local", "kubernetes")
 #: Our spawners' sections in a Hub's configuration, and the classes behind them.
@@ -53,12 +54,11 @@ def arguments(
         defaults: of those that there are.
     """
     sound, found = dict(defaults), []
-    for name, value in given.items():  # noqa: PLW2901
+    for name, said in given.items():
         if name not in defaults:
             found.append(f"configure() takes no {name}{judging.meant(name, defaults)}")
             continue
-        if _JUDGES[name] is _names and isinstance(value, Iterator):
-            value = list(value)  # it can be read once only
+        value = list(said) if isinstance(said, Iterator) else said  # it is read once
         wrong = _JUDGES[name](name, value)
         if wrong:
             found.append(wrong)
@@ -173,7 +173,9 @@ def _port(name: str, value: Any) -> str:
 
 
 def _host(name: str, value: Any) -> str:
-    fine = isinstance(value, str) and re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", value)
+    fine = isinstance(value, str) and re.fullmatch(
+        r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", value
+    )
     if value is None or fine:
         return ""
     return f"{name} must be an address or a host name, not {str(value)[:80]!r}."
@@ -200,7 +202,9 @@ def _options(name: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, Mapping):
-        return f"{name} must be a dictionary, for example {{'ReclaimService.grace': 600}}."
+        return (
+            f"{name} must be a dictionary, for example {{'ReclaimService.grace': 600}}."
+        )
     return " ".join(options(value))
 
 
@@ -242,7 +246,9 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
     traits = owner.class_traits(config=True)
     called = f"{section}.{name}"
     if name not in traits:
-        return f"{called} is no setting{judging.meant(name, traits)}"
+        # What a subclass or its base has may stand here, too; only near misses tell.
+        near = judging.meant(name, traits)
+        return f"{called} is no setting{near}" if near != "." else ""
     if not str(getattr(traits[name].this_class, "__module__", "")).startswith(_OURS):
         return ""  # JupyterHub's own
     return judging.judged_value(owner, name, value, called)
@@ -251,22 +257,24 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
 def _hub_ports(c: Any) -> dict[int, str]:
     """Ports of this machine that the Hub and its proxy take, and whose they are."""
     hub, proxy = c.get("JupyterHub", {}), c.get("ConfigurableHTTPProxy", {})
-    found = {}
+    found: dict[int, str] = {}
     for section, url, name, default in (
         (hub, "bind_url", "port", 8000),
         (hub, "hub_bind_url", "hub_port", 8081),
         (proxy, "api_url", "", 8001),
     ):
         port = _port_of(section[url]) if url in section else section.get(name, default)
-        found[port] = {"api_url": "the proxy's API"}.get(url, f"JupyterHub.{url}")
+        if isinstance(port, int):
+            found[port] = {"api_url": "the proxy's API"}.get(url, f"JupyterHub.{url}")
     return found
 
 
-def _port_of(url: Any) -> int | None:
+def _port_of(url: Any) -> int:
+    """The port in a URL; 0: none."""
     try:
-        return urlsplit(url).port
+        return int(urlsplit(url).port or 0)
     except (TypeError, ValueError, AttributeError):
-        return None
+        return 0
 
 
 def _is_number(value: Any) -> bool:

@@ -3,7 +3,7 @@
 The only place of the Hub's side that wires: settings, journal, clients, policy,
 controller, routes. The Hub gives it its address and its tokens in the environment.
 Normally ``supervisor.py`` runs it, hands it the listening socket, and starts it again
-when it has ended, whatever the cause; it ends with its supervisor, at once when told to.
+when it has ended, whatever the cause; it ends with that, at once when told to.
 """
 
 from __future__ import annotations

@@ -50,7 +50,12 @@ SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "HubAuth": (HubOAuth,),
 }
 #: traitlets has these sections for every program; they are left to it.
-_EVERYBODYS = {"Application", "Configurable", "LoggingConfigurable", "SingletonConfigurable"}
+_EVERYBODYS = {
+    "Application",
+    "Configurable",
+    "LoggingConfigurable",
+    "SingletonConfigurable",
+}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)\s*", re.IGNORECASE)
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -71,7 +76,9 @@ def problems(
         if section in _EVERYBODYS:
             continue
         if section not in sections:
-            found.append(f"{section} is no section of settings{meant(section, sections)}")
+            found.append(
+                f"{section} is no section of settings{meant(section, sections)}"
+            )
             continue
         for name, value in values.items():
             judged = _judged(section, name, value, sections[section])
@@ -98,7 +105,10 @@ def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"ReclaimService.backoff ({first:g}) is longer than"
             f" ReclaimService.backoff_limit ({last:g})."
         )
-    if config.get("DcgmSource", {}).get("url") and ours.get("placement") != "kubernetes":
+    if (
+        config.get("DcgmSource", {}).get("url")
+        and ours.get("placement") != "kubernetes"
+    ):
         found.append(
             "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
         )

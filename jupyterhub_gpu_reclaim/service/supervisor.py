@@ -1,4 +1,4 @@
-"""``jupyterhub-gpu-reclaim-service``: keeps the address, and runs the service behind it.
+"""``jupyterhub-gpu-reclaim-service``: keeps the address, runs the service behind it.
 
 JupyterHub ends itself when a managed service exits, or does not answer, while the Hub
 starts. So this small program, which imports next to nothing, opens the address at once
@@ -67,9 +67,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
-        self._forget_parent = lifeline.watch(
-            lifeline.die_with_parent(), self._told.set
-        )
+        self._forget_parent = lifeline.watch(lifeline.die_with_parent(), self._told.set)
         listening = await self._listen()
         if listening is None:
             return
@@ -202,7 +200,7 @@ def _log(what: str) -> None:
 
 
 def main() -> None:
-    """Keep the service running; without a Hub's environment, a sentence and status 1."""
+    """Keep it running; without a Hub's environment, a sentence and status 1."""
     command = [*_CHILD, *sys.argv[1:]]
     if any(word in {"-h", "--help", "--help-all", "--version"} for word in command):
         os.execv(command[0], command)  # noqa: S606 - ourselves, and no shell

@@ -82,8 +82,9 @@ def address_of(environment: Mapping[str, str]) -> tuple[str, int, str]:
     prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX")
     if not url or not prefix:
         raise _refused(
-            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX must be set: this program is run by JupyterHub"
-            " as a managed service (see hub_config.configure)."
+            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX must be set: this"
+            " program is run by JupyterHub as a managed service (see"
+            " hub_config.configure)."
         )
     return *_address(url), _slashed(prefix)
 

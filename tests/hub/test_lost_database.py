@@ -1,4 +1,4 @@
-"""A Hub whose database is lost, or comes from a backup: who may let sessions back in."""
+"""A Hub whose database is lost, or comes from a backup: who lets sessions back in."""
 
 from __future__ import annotations
 

@@ -30,17 +30,20 @@ CONFIG = """
 from jupyterhub.services.service import Service, _ServiceSpawner
 from jupyterhub_gpu_reclaim.hub_config import configure
 _ServiceSpawner.poll_interval = 1
-if hasattr(Service, "timeout"):
-    Service.timeout.default_value = {patience}
 configure(
     c,
     agent="http://127.0.0.1:1",
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={port},
-    service_environment={{"PYTHONPATH": "{folder}/site", "GPU_RECLAIM_TEST": "{folder}"}},
+    service_environment={{
+        "PYTHONPATH": "{folder}/site",
+        "GPU_RECLAIM_TEST": "{folder}",
+    }},
     {more}
 )
+if hasattr(Service, "timeout"):  # JupyterHub 6
+    c.JupyterHub.services[-1]["timeout"] = {patience}
 """
 
 
@@ -100,11 +103,16 @@ def stack(tmp_path):
 
 
 def test_hub_with_settings_that_make_no_sense_lives_and_says_which(stack):
-    stack.start('idle_after="30m", idel_after=3, service_options={"Guards.min_agee": 1}')
+    stack.start(
+        'idle_after="30m", idel_after=3, service_options={"Guards.min_agee": 1}'
+    )
     answer = stack.ask("readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "service_broken")
-    for words in ("'30m'; 30m is 1800", "no idel_after; did you mean idle_after?",
-                  "Guards.min_agee is no setting; did you mean min_age?"):
+    for words in (
+        "'30m'; 30m is 1800",
+        "no idel_after; did you mean idle_after?",
+        "Guards.min_agee is no setting; did you mean min_age?",
+    ):
         assert words in answer.json()["message"]
         assert words in stack.hub.log()
     page = stack.ask("")
@@ -150,7 +158,9 @@ def test_service_and_supervisor_that_are_killed_come_back_under_the_same_hub(sta
     wait_until(stack.ready, 60, stack.hub.log)
     (service,) = stack.program("gpu_reclaim.service.app")
     os.kill(service, signal.SIGKILL)
-    wait_until(lambda: not stack.ready() or stack.program("service.app") != [service], 9)
+    wait_until(
+        lambda: not stack.ready() or stack.program("service.app") != [service], 9
+    )
     wait_until(stack.ready, 60, stack.hub.log)
     for pid in stack.program("gpu-reclaim-service"):
         os.kill(pid, signal.SIGKILL)
