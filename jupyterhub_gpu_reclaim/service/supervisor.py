@@ -38,7 +38,8 @@ _FAREWELL = 12.0
 #: Seconds between two attempts at an address that cannot be had.
 _AGAIN = 0.5
 _BACKLOG = 256
-_CHILD = (sys.executable, "-m", "jupyterhub_gpu_reclaim.service.app")
+_PROGRAM = "from jupyterhub_gpu_reclaim.service.app import main; main()"
+_CHILD = (sys.executable, "-P", "-c", _PROGRAM)
 
 
 class Supervisor:

@@ -18,6 +18,8 @@ Nothing else of JupyterHub is ever changed.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARK = "_gpu_reclaim_wrapped"
+#: Seconds that JupyterHub 5 waits for a service.
+_TIMEOUT = 10
 
 
 def apply(hub: type[Any] = JupyterHub) -> bool:
@@ -83,9 +87,14 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
     async def start_service(
         self: Any, service_name: str, service: Any, ssl_context: Any = None
     ) -> Any:
-        started = await original(self, service_name, service, ssl_context)
-        if started or service_name != SERVICE_NAME:
-            return started
+        starting = original(self, service_name, service, ssl_context)
+        if service_name != SERVICE_NAME:
+            return await starting
+        # Who has our address and says nothing holds the Hub up beyond its own limit.
+        limit = getattr(service, "timeout", _TIMEOUT) + _TIMEOUT
+        with contextlib.suppress(TimeoutError):
+            if await asyncio.wait_for(starting, limit):
+                return True
         self.log.critical(
             "gpu-reclaim: the service did not come up; every session is left alone,"
             " and the Hub goes on without it"

@@ -18,7 +18,7 @@ from tests.support.relaunching_service import RelaunchingService
 #: What the Hub runs before every Python of the service: see ``Stack.hold``.
 SITE = """
 import os, pathlib, signal, sys, time
-if "jupyterhub_gpu_reclaim.service.app" in sys.orig_argv:
+if "jupyterhub_gpu_reclaim.service.app" in " ".join(sys.orig_argv):
     folder = pathlib.Path({folder!r})
     while (folder / "slow").exists():
         time.sleep(0.1)
@@ -156,21 +156,24 @@ def test_service_that_dies_at_every_start_leaves_the_hub_up_until_it_does_not(st
 def test_service_and_supervisor_that_are_killed_come_back_under_the_same_hub(stack):
     stack.start()
     wait_until(stack.ready, 60, stack.hub.log)
-    (service,) = stack.program("gpu_reclaim.service.app")
+    (service,) = before = stack.program("gpu_reclaim.service.app")
     os.kill(service, signal.SIGKILL)
-    wait_until(
-        lambda: not stack.ready() or stack.program("service.app") != [service], 9
-    )
-    wait_until(stack.ready, 60, stack.hub.log)
+    came_back(stack, before)
+    before = stack.program("gpu_reclaim.service.app")
     for pid in stack.program("gpu-reclaim-service"):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not stack.program("gpu_reclaim.service.app"), 20, stack.hub.log)
-    wait_until(
-        lambda: stack.program("gpu_reclaim.service.app") and stack.ready(),
-        60,
-        stack.hub.log,
-    )
+    came_back(stack, before)
     assert stack.lives()
+
+
+def came_back(stack, before):
+    """Wait for a service that is ready and is none of those before."""
+
+    def anew() -> bool:
+        now = stack.program("gpu_reclaim.service.app")
+        return bool(now) and not {*now} & {*before} and stack.ready()
+
+    wait_until(anew, 90, stack.hub.log)
 
 
 def test_journal_that_cannot_be_opened_is_said_and_tried_again(stack):
