@@ -110,7 +110,8 @@ def configure(
         asked["placement"] = "kubernetes"  # never sessions in the Hub's own pod
     problems += hub_judging.spawners(c, mend=True)
     folder = Path(asked["state_dir"])
-    problems += _folder(folder)
+    # Where the one that is meant is not known, nothing is made in another.
+    usable = asked["state_dir"] == state_dir and _made(folder, problems)
     host = asked["service_host"] or _own_address(asked["placement"], problems)
     url = f"http://{host}:{asked['service_port']}"
     options = _options(asked)
@@ -126,9 +127,11 @@ def configure(
         "display": True,
         "url": url,
         "command": [*_program(), *([] if problems else _arguments(options))],
-        "api_token": _secret(folder / "service.token", problems),
+        "api_token": _secret(folder / "service.token", problems, usable),
         "environment": {
-            "GPU_RECLAIM_SPAWNER_TOKEN": _secret(folder / "spawner.token", problems),
+            "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
+                folder / "spawner.token", problems, usable
+            ),
             **_api_server(),
             **(asked["service_environment"] or {}),
         },
@@ -210,15 +213,17 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _folder(path: Path) -> list[str]:
-    """Make the service's folder; what hinders that."""
+def _made(path: Path, problems: list[str]) -> bool:
+    """Make the service's folder; whether secrets can be kept in it."""
     if _only_judging:
-        return []
+        return False
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        return [f"state_dir: the folder {path} cannot be made: {error.strerror}."]
-    return []
+        what = f"state_dir: the folder {path} cannot be made: {error.strerror}."
+        problems.append(what)
+        return False
+    return True
 
 
 def _own_address(placement: str, problems: list[str]) -> str:
@@ -313,9 +318,9 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _secret(path: Path, problems: list[str]) -> str:
-    """The secret in that file; where there is none, one that nobody else knows."""
-    if not _only_judging:
+def _secret(path: Path, problems: list[str], usable: bool) -> str:
+    """The secret in that file; where it cannot be used, one that nobody else knows."""
+    if usable:
         try:
             return _kept_secret(path)
         except (OSError, ValueError) as error:

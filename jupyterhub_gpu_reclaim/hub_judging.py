@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from jupyterhub.spawner import Spawner
 from traitlets.config import Config
 from traitlets.config.loader import DeferredConfigString
 
@@ -246,9 +247,10 @@ def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any)
     traits = owner.class_traits(config=True)
     called = f"{section}.{name}"
     if name not in traits:
-        # What a subclass or its base has may stand here, too; only near misses tell.
+        # What its base has may stand here, too, and which that is we do not know.
         near = judging.meant(name, traits)
-        return f"{called} is no setting{near}" if near != "." else ""
+        strange = near != "." and name not in Spawner.class_traits()
+        return f"{called} is no setting{near}" if strange else ""
     if not str(getattr(traits[name].this_class, "__module__", "")).startswith(_OURS):
         return ""  # JupyterHub's own
     return judging.judged_value(owner, name, value, called)
