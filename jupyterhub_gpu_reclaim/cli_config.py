@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's."""
-    text = "look for mistakes in a Hub's configuration"
+    text = "look for mistakes in a jupyterhub_config.py"
     config = commands.add_parser(
         "config", help=text, description=f"{text.capitalize()}."
     )

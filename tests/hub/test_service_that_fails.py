@@ -125,7 +125,7 @@ def test_hub_with_settings_that_make_no_sense_lives_and_says_which(stack):
     assert stack.lives()
     stack.hub.terminate()  # mended
     stack.start("idle_after=1800")
-    wait_until(stack.ready, 60, stack.hub.log)
+    wait_until(stack.ready, 90, stack.hub.log)
 
 
 def test_hub_with_a_service_that_loads_slowly_is_up_before_it(stack):
@@ -136,7 +136,7 @@ def test_hub_with_a_service_that_loads_slowly_is_up_before_it(stack):
     assert stack.ask("healthz").status_code == 200
     assert "is being started" in stack.ask("").text
     (stack.folder / "slow").unlink()
-    wait_until(stack.ready, 60, stack.hub.log)
+    wait_until(stack.ready, 90, stack.hub.log)
     assert stack.lives()
 
 
@@ -155,7 +155,7 @@ def test_service_that_dies_at_every_start_leaves_the_hub_up_until_it_does_not(st
 
 def test_service_and_supervisor_that_are_killed_come_back_under_the_same_hub(stack):
     stack.start()
-    wait_until(stack.ready, 60, stack.hub.log)
+    wait_until(stack.ready, 90, stack.hub.log)
     (service,) = before = stack.program("gpu_reclaim.service.app")
     os.kill(service, signal.SIGKILL)
     came_back(stack, before)
@@ -198,7 +198,7 @@ def test_address_that_somebody_else_has_does_not_end_the_hub(stack):
         assert "goes on without it" in stack.hub.log()
         assert f"127.0.0.1:{stack.port} cannot be used" in stack.hub.log()
         squatter.shutdown(socket.SHUT_RDWR)
-    wait_until(stack.ready, 60, stack.hub.log)
+    wait_until(stack.ready, 90, stack.hub.log)
 
 
 def _accept_and_say_nothing(squatter: socket.socket) -> None:

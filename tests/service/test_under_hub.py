@@ -120,6 +120,7 @@ class Stack:
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()
+        wait_until(self.answers, 60, self.hub.log)  # the Hub does not wait for it
 
     @property
     def service(self) -> str:
