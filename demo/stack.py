@@ -152,7 +152,7 @@ class Stack:
             f"http://127.0.0.1:{self.settings['hub_port']}{self.settings['base_url']}hub/health",
             timeout=5,
         )
-        page = requests.get(f"{self.url}/services/gpu-reclaim/healthz", timeout=5)
+        page = requests.get(f"{self.url}/services/gpu-reclaim/readyz", timeout=5)
         return health.ok and page.ok
 
     def kill(self, part: str) -> None:
@@ -214,8 +214,9 @@ class Stack:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def service_pids(self) -> list[int]:
-        """The service of this stack (the Hub starts it)."""
-        return processes.of(self.folder, "gpu-reclaim-service")
+        """The service of this stack, and its supervisor (which the Hub starts)."""
+        supervisor = processes.of(self.folder, "gpu-reclaim-service")
+        return supervisor + processes.of(self.folder, "gpu_reclaim.service.app")
 
     def proxy_pids(self) -> list[int]:
         """The proxy of this stack (the Hub starts it)."""

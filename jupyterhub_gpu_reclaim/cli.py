@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jupyterhub_gpu_reclaim import __version__, cli_sessions, cli_store
+from jupyterhub_gpu_reclaim import __version__, cli_config, cli_sessions, cli_store
 from jupyterhub_gpu_reclaim.engine import criu_command
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.words import plain
 
-COMMANDS = (cli_sessions, criu_command, cli_store)
+COMMANDS = (cli_sessions, cli_config, criu_command, cli_store)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,11 +4,18 @@ Called by the administrator's configuration, as its last line. It only adds: lis
 roles that are there already are kept and extended, and a value that is set is never
 changed. It starts nothing and talks to nobody; it makes two secrets (files of mode
 0600) in the service's folder when they are not there yet.
+
+A mistake in what it is given keeps no Hub from starting, attended or not: what is wrong
+is said in the Hub's log and on the service's page, and until it is mended every session
+is left alone. ``strict=True``, or ``jupyterhub-gpu-reclaim config check``, is for who
+wants to know before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import os
 import secrets
 import shutil
@@ -20,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from traitlets.config import Config
 from traitlets.config.loader import LazyConfigValue
+from traitlets.log import get_logger
 
+from jupyterhub_gpu_reclaim import hub_judging
 from jupyterhub_gpu_reclaim.service.scopes import (
     ADMIN_SCOPES,
     CUSTOM_SCOPES,
@@ -30,9 +39,10 @@ from jupyterhub_gpu_reclaim.service.scopes import (
     USER_SCOPES,
     names,
 )
+from jupyterhub_gpu_reclaim.service.surroundings import PROBLEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 TEMPLATES = Path(__file__).parent / "ui" / "hub"
@@ -57,6 +67,8 @@ def configure(
     admin_groups: Iterable[str] = (),
     service_options: Mapping[str, Any] | None = None,
     service_environment: Mapping[str, str] | None = None,
+    strict: bool = False,
+    **unknown: Any,
 ) -> None:
     """Add the service, its roles, the spawner and the pages to a Hub's configuration.
 
@@ -82,62 +94,148 @@ def configure(
         service_options: further settings of the service by their full names, for
             example ``{"ReclaimService.grace": 3600}``.
         service_environment: added to the service's environment.
+        strict: whether a mistake is an error, which keeps the Hub from starting.
+            False: the Hub starts, its log and the service's page say what is wrong,
+            and every session is left alone until it is mended.
+        unknown: a name that there is not is a mistake like any other.
 
     Raises:
-        ValueError: a name or a value cannot be right; the text says which.
+        ValueError: with ``strict``: what is wrong, in sentences.
     """
-    if placement not in {"local", "kubernetes"}:
-        raise ValueError(f"placement is 'local' or 'kubernetes', not {placement!r}")
-    folder = Path(state_dir)
-    if not folder.is_absolute():
-        raise ValueError(f"state_dir must be an absolute path, not {state_dir!r}")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    spawner_token = _secret(folder / "spawner.token")
-    url = f"http://{service_host or _own_address(placement)}:{service_port}"
-    options = {
-        "ReclaimService.placement": None if placement == "local" else placement,
-        "ReclaimService.agent": agent if placement == "local" else None,
-        "ReclaimService.agent_token_file": agent_token_file,
-        "ReclaimService.state_dir": str(folder),
-        "ReclaimService.sample_interval": sample_interval,
-        "IdlePolicy.idle_after": idle_after,
-        "Guards.min_age": min_age,
-        "Guards.cool_down": cool_down,
-        **(service_options or {}),
+    given = {
+        name: value for name, value in locals().items() if name not in {"c", "unknown"}
     }
-    _add(
-        c.JupyterHub,
-        "services",
-        {
-            "name": SERVICE_NAME,
-            "display": True,
-            "url": url,
-            "command": [_program(), *_arguments(options)],
-            "api_token": _secret(folder / "service.token"),
-            "environment": {
-                "GPU_RECLAIM_SPAWNER_TOKEN": spawner_token,
-                **_api_server(),
-                **(service_environment or {}),
-            },
-            "oauth_client_allowed_scopes": [MANAGE],
-            "oauth_no_confirm": True,
+    asked, problems = hub_judging.arguments({**given, **unknown}, _DEFAULTS)
+    if asked["placement"] != placement and "KUBERNETES_SERVICE_HOST" in os.environ:
+        asked["placement"] = "kubernetes"  # never sessions in the Hub's own pod
+    problems += hub_judging.spawners(c, mend=True)
+    folder = Path(asked["state_dir"])
+    # Where the one that is meant is not known, nothing is made in another.
+    usable = asked["state_dir"] == state_dir and _made(folder, problems)
+    host = asked["service_host"] or _own_address(asked["placement"], problems)
+    url = f"http://{host}:{asked['service_port']}"
+    options = _options(asked)
+    problems += hub_judging.together(c, asked, options)
+    made_before = _service(c)
+    if made_before is not None:
+        what = f"There is a service {SERVICE_NAME!r} already; configure(c) runs once."
+        problems.append(what)
+        _say(problems, made_before, strict=strict)
+        return
+    spec = {
+        "name": SERVICE_NAME,
+        "display": True,
+        "url": url,
+        "command": [*_program(), *([] if problems else _arguments(options))],
+        "api_token": _secret(folder / "service.token", problems, usable),
+        "environment": {
+            "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
+                folder / "spawner.token", problems, usable
+            ),
+            **_api_server(),
+            **(asked["service_environment"] or {}),
         },
-    )
-    _roles(c, {*admins, *_configured_admins(c)}, admin_groups)
+        "oauth_client_allowed_scopes": [MANAGE],
+        "oauth_no_confirm": True,
+    }
+    _say(problems, spec, strict=strict)
+    _extend(c.JupyterHub, "services", [spec])
+    _roles(c, {*asked["admins"], *_configured_admins(c)}, asked["admin_groups"])
     _spawner(c, url, folder / "spawner.token", options)
     if str(TEMPLATES) not in _current(c.JupyterHub, "template_paths"):
         _extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
 
 
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(configure).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+#: Whether nothing may be made on this machine (``config check``).
+_only_judging = False
+
+
+@contextlib.contextmanager
+def only_judging() -> Iterator[None]:
+    """Have ``configure`` make no folder and no secret."""
+    global _only_judging  # noqa: PLW0603 - a configuration file gives no way to ask
+    _only_judging = True
+    try:
+        yield
+    finally:
+        _only_judging = False
+
+
+def found_wrong(c: Any) -> list[str] | None:
+    """What ``configure`` found wrong, as it stands in ``c``; None: no call."""
+    service = _service(c)
+    if service is None or "environment" not in service:
+        return None
+    return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
+
+
 # --- parts ---------------------------------------------------------------------------
 
 
-def _own_address(placement: str) -> str:
+def _service(c: Any) -> dict[str, Any] | None:
+    """The service of our name, as it stands in the configuration so far."""
+    services = _current(c.JupyterHub, "services")
+    return next((s for s in services if s.get("name") == SERVICE_NAME), None)
+
+
+def _say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
+    """Hand the problems to who must know.
+
+    Raises:
+        ValueError: there are some, and ``strict``.
+    """
+    if not problems:
+        return
+    if strict is True:
+        raise ValueError(" ".join(problems))
+    for each in problems:
+        get_logger().critical("gpu-reclaim: every session is left alone: %s", each)
+    environment = spec.setdefault("environment", {})
+    said = json.loads(environment.get(PROBLEMS, "[]"))
+    environment[PROBLEMS] = json.dumps([*said, *problems])
+
+
+def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The service's settings by their full names; None: its default."""
+    local = asked["placement"] == "local"
+    return {
+        "ReclaimService.placement": None if local else asked["placement"],
+        "ReclaimService.agent": asked["agent"] if local else None,
+        "ReclaimService.agent_token_file": asked["agent_token_file"],
+        "ReclaimService.state_dir": str(asked["state_dir"]),
+        **{full: asked[name] for name, full in hub_judging.SHORT.items()},
+        **(asked["service_options"] or {}),
+    }
+
+
+def _made(path: Path, problems: list[str]) -> bool:
+    """Make the service's folder; whether secrets can be kept in it."""
+    if _only_judging:
+        return False
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        what = f"state_dir: the folder {path} cannot be made: {error.strerror}."
+        problems.append(what)
+        return False
+    return True
+
+
+def _own_address(placement: str, problems: list[str]) -> str:
     """Where the proxy finds a program beside the Hub, as it stands in a URL."""
     if placement == "local" or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return "127.0.0.1"
-    # The kubelet has written the pod's name and address into its /etc/hosts.
-    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    try:
+        # The kubelet has written the pod's name and address into its /etc/hosts.
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        problems.append(f"The pod's own address is not known: {error.strerror}.")
+        return "127.0.0.1"
     address = str(found[0][4][0])
     return f"[{address}]" if ":" in address else address
 
@@ -149,7 +247,7 @@ def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
     scopes = dict(_current(hub, "custom_scopes", {}))
     hub["custom_scopes"] = {**CUSTOM_SCOPES, **scopes}
     roles = list(_current(hub, "load_roles"))
-    user = next((role for role in roles if role["name"] == "user"), None)
+    user = next((role for role in roles if role.get("name") == "user"), None)
     if user is None:
         user = {"name": "user", "scopes": ["self"]}
         roles.append(user)
@@ -198,27 +296,39 @@ def _api_server() -> dict[str, str]:
     return {name: os.environ[name] for name in told if name in os.environ}
 
 
-def _program() -> str:
+def _program() -> list[str]:
     """The service's program, beside the interpreter that runs the Hub."""
     near = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service")
+    if near.is_file():
+        return [str(near)]
     # Debian's Python is in /usr/bin, what its pip installs in /usr/local/bin.
-    found = None if near.is_file() else shutil.which(near.name)
-    return found or str(near)
+    found = shutil.which(near.name)
+    if found:
+        return [found]
+    # The Hub ends itself where a service's program is not there.
+    return [sys.executable, "-m", "jupyterhub_gpu_reclaim.service.supervisor"]
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
     """Settings as a command line; what is None is left to its default."""
     words = []
     for name, value in options.items():
-        section, dot, trait = name.partition(".")
-        if not dot or not section.isidentifier() or not trait.isidentifier():
-            raise ValueError(f"{name!r} is not of the form 'ReclaimService.setting'")
         if value is not None:
             words.append(f"--{name}={value}")
     return words
 
 
-def _secret(path: Path) -> str:
+def _secret(path: Path, problems: list[str], usable: bool) -> str:
+    """The secret in that file; where it cannot be used, one that nobody else knows."""
+    if usable:
+        try:
+            return _kept_secret(path)
+        except (OSError, ValueError) as error:
+            problems.append(f"The file {path} cannot be used: {error}.")
+    return secrets.token_hex(32)
+
+
+def _kept_secret(path: Path) -> str:
     """A secret in a file that only its owner can read; made when it is not there."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with contextlib.suppress(FileExistsError):
@@ -255,17 +365,6 @@ def _current(section: Any, name: str, empty: Any = ()) -> Any:
 
 def _extend(section: Any, name: str, items: list[Any]) -> None:
     section[name] = [*_current(section, name), *items]
-
-
-def _add(section: Any, name: str, item: dict[str, Any]) -> None:
-    """Add to a list of things with names.
-
-    Raises:
-        ValueError: there is one of that name; the call was made twice.
-    """
-    if any(each.get("name") == item["name"] for each in _current(section, name)):
-        raise ValueError(f"{name} has {item['name']!r} already; configure(c) runs once")
-    _extend(section, name, [item])
 
 
 def _default(section: Any, name: str, value: Any) -> None:

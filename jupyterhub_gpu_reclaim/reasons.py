@@ -506,6 +506,17 @@ class Reason(Enum):
         "memory_limit",
         "The session needs {needed} of memory, the limit here is {limit}.",
     )
+    SERVER_TLS = (
+        "server_tls",
+        (
+            "The session's server speaks TLS, so it could not be brought back under its"
+            " users; it is left alone."
+        ),
+        (
+            "The administrator switches JupyterHub.internal_ssl off, or takes the"
+            " certificate out of the server's configuration."
+        ),
+    )
     IMAGE_MISMATCH = (
         "image_mismatch",
         "The session ran from image {there}, here it is {here}.",
@@ -644,12 +655,6 @@ class Reason(Enum):
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
     )
-    SERVICE_STARTING = (
-        "service_starting",
-        "The service that keeps suspended sessions is starting.",
-        "Try again in a moment.",
-        True,
-    )
     JOURNAL_HELD = (
         "journal_held",
         (
@@ -669,6 +674,21 @@ class Reason(Enum):
             " known whether yours is saved; it is not replaced by a new one."
         ),
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
+        True,
+    )
+    SERVICE_STARTING = (
+        "service_starting",
+        "The service that suspends and resumes sessions is being started.",
+        "It takes some seconds; try again.",
+        True,
+    )
+    SERVICE_BROKEN = (
+        "service_broken",
+        "The service that suspends and resumes sessions cannot work. {why}",
+        (
+            "Nothing is lost: what is saved is kept. The administrator mends it;"
+            " the Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'."
+        ),
         True,
     )
     HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)

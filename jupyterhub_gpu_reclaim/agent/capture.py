@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.agent import saved, surroundings, trees
+from jupyterhub_gpu_reclaim.agent import saved, surroundings, tls, trees
 from jupyterhub_gpu_reclaim.agent.host_memory import Need
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
@@ -183,6 +183,9 @@ class Capture:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            address = surroundings.address_of(self._session, login)
+            if await tls.speaks(self._parts.client, address, login):
+                raise Refused(Reason.SERVER_TLS)
             await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look

@@ -52,13 +52,18 @@ class Opened(Value, frozen=True, kw_only=True):
     terminals: list[str]
 
 
+def address_of(session: Session, login: Login) -> jupyter.Address:
+    """Where its server listens."""
+    return jupyter.Address(
+        login.port, login.prefix, login.token, session.init_pid, session.init_start
+    )
+
+
 async def ask_server(client: AsyncHTTPClient, session: Session, login: Login) -> Opened:
     """The kernels and terminals of a session's server; what is not told is left out."""
     if not login.port:
         return Opened(kernels=[], terminals=[])
-    address = jupyter.Address(
-        login.port, login.prefix, login.token, session.init_pid, session.init_start
-    )
+    address = address_of(session, login)
 
     async def ask(path: str, kind: type[list[T]]) -> list[T]:
         try:

@@ -59,7 +59,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     renew = add(
         "renew-login",
         "acting",
-        "let sessions come back whose login the Hub does not know any more",
+        "let sessions come back whose login is not known any more",
     )
     _which(renew, idle=False)
     _confirming(renew)

@@ -1,8 +1,9 @@
 """The Hub's process asks the service: how to start, how to stop, what is going on.
 
-Called by the spawner's mixin only. It decides nothing and retries nothing: what does
-not answer within its time limit is ``Unreachable(SERVICE_UNREACHABLE)``, what the
-service refuses is raised in the service's own words.
+Called by the spawner's mixin only. It decides nothing. A service that says that it is
+being started is asked again until it has been; nothing else is retried: what does not
+answer within its time limit is ``Unreachable(SERVICE_UNREACHABLE)``, what the service
+refuses is raised in the service's own words.
 
 Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
 ``docs/explanation/architecture.md``.
@@ -10,6 +11,7 @@ Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Seconds between two questions to a service that is being started, and all of them.
+STARTING_PAUSE, STARTING_LIMIT = 0.5, 60.0
 #: Longest silence of a progress stream, seconds; then it is asked for again.
 MAX_SILENCE = 3600.0
 
@@ -126,18 +130,25 @@ class ServiceClient:
     async def _tell(
         self, call: str, what: Placement | SessionKey, *, limit: float = 0.0
     ) -> bytes:
-        try:
-            answer = await self._http.ask(
-                "POST",
-                self._prefix + call,
-                limit=limit or self._timeout,
-                body=wire.encode(what),
-            )
-        except Silent as silent:
-            raise _unreachable(str(silent)) from None
-        if answer.status >= 300:
-            raise _refusal(answer, call)
-        return answer.body
+        waited = 0.0
+        while True:
+            try:
+                answer = await self._http.ask(
+                    "POST",
+                    self._prefix + call,
+                    limit=limit or self._timeout,
+                    body=wire.encode(what),
+                )
+            except Silent as silent:
+                raise _unreachable(str(silent)) from None
+            if answer.status < 300:
+                return answer.body
+            refusal = _refusal(answer, call)
+            starts = refusal.reason is Reason.SERVICE_STARTING
+            if not starts or waited >= STARTING_LIMIT:
+                raise refusal
+            await asyncio.sleep(STARTING_PAUSE)
+            waited += STARTING_PAUSE
 
 
 def _unreachable(detail: str) -> Unreachable:

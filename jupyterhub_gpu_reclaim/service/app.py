@@ -1,8 +1,9 @@
 """``jupyterhub-gpu-reclaim-service``: the program that the Hub runs as its service.
 
 The only place of the Hub's side that wires: settings, journal, clients, policy,
-controller, routes. The Hub gives it its address and its tokens in the environment; it
-ends with the Hub, at once when told to.
+controller, routes. The Hub gives it its address and its tokens in the environment.
+Normally ``supervisor.py`` runs it, hands it the listening socket, and starts it again
+when it has ended, whatever the cause; it ends with that, at once when told to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jupyterhub.services.auth import HubOAuth
 from sqlalchemy.exc import ArgumentError
 from tornado.httpserver import HTTPServer
 from traitlets import TraitError, default
-from traitlets.config import Application, catch_config_error
+from traitlets.config import Application
 
 from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
@@ -41,10 +42,18 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement, standby
+from jupyterhub_gpu_reclaim.service import (
+    exporter,
+    judging,
+    lifeline,
+    pages,
+    placement,
+    standby,
+)
 from jupyterhub_gpu_reclaim.service.context import Context
 from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.options import Options
+from jupyterhub_gpu_reclaim.service.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 
@@ -93,12 +102,15 @@ class ReclaimService(Application, Options):
     def _default_log_level(self) -> int:
         return logging.INFO
 
-    @catch_config_error
+    reporter = Reporter()  #: tells the supervisor how it goes
+    _ready = False
+
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the command line, then the file; the command line wins.
 
         Raises:
-            Refused: the named file is not there.
+            Refused: the named file is not there or is no Python, or a setting has a
+                name that none has or a value that makes no sense.
         """
         super().initialize(argv)
         if self.config_file:
@@ -107,14 +119,26 @@ class ReclaimService(Application, Options):
                 what = f"There is no configuration file {path}."
                 raise Refused(Reason.INVALID, what=what)
             given = copy.deepcopy(self.config)
-            self.load_config_file(path.name, str(path.parent.absolute()))
+            try:
+                self.load_config_file(path.name, str(path.parent.absolute()))
+            except TraitError:
+                raise
+            except Exception as error:
+                what = f"The configuration file {path} fails: {error!r}."
+                raise Refused(Reason.INVALID, what=what) from error
             self.update_config(given)
+        if problems := judging.problems(self.config):
+            raise Refused(Reason.INVALID, what=" ".join(problems))
 
     def start(self) -> None:
         """Run until told to end."""
         observability.set_up(cast("int | str", self.log_level))
         surroundings = Surroundings.read(os.environ)
-        parent = lifeline.die_with_parent() if self.end_with_hub else None
+        supervised = self.reporter.listening is not None
+        if supervised and not self.end_with_hub:
+            self.reporter.tell("stays")
+        ends = supervised or self.end_with_hub
+        parent = lifeline.die_with_parent() if ends else None
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:
@@ -135,20 +159,26 @@ class ReclaimService(Application, Options):
         if parent is not None:
             lifeline.watch(parent, told.set)
         stage = standby.Stage(surroundings)
-        server = self._listen(surroundings, stage)
+        server: HTTPServer | None = None
         try:
             while not told.is_set():
-                await self._work(surroundings, state, stage, told)
+                journal = self._journal(state)
+                if server is None:
+                    server = self._listen(surroundings, stage)
+                    self.reporter.tell("ready")
+                await self._work(surroundings, state, stage, journal, told)
         finally:
             log.info("service: ending")
-            server.stop()
-            await _within(FAREWELL, server.close_all_connections())
+            if server is not None:
+                server.stop()
+                await _within(FAREWELL, server.close_all_connections())
 
     async def _work(
         self,
         surroundings: Surroundings,
         state: lifeline.StateFolder,
         stage: standby.Stage,
+        journal: Journal,
         told: asyncio.Event,
     ) -> None:
         """From the journal's lease to its loss, or to the order to end.
@@ -156,7 +186,6 @@ class ReclaimService(Application, Options):
         Until the lease is held, and after it is lost, nothing is done and requests
         get to hear that.
         """
-        journal = self._journal(state)
         lease = Lease(journal, SystemClock(), self.journal_lease)
         held = None
         try:
@@ -168,12 +197,15 @@ class ReclaimService(Application, Options):
                 stage.application = self._application(
                     surroundings, state, controller, events
                 )
-                await controller.start()
+                if not await _first(told, controller.start()):
+                    return
+                self._ready = True
                 log.info("service: ready at %s", surroundings.prefix)
                 if await _first(told, held):
                     log.error("service: another one has taken the journal over")
                 stage.wait(Reason.JOURNAL_HELD)
         finally:
+            self._ready = False
             stage.wait(Reason.SERVICE_STARTING)
             if held is not None:
                 held.cancel()
@@ -271,6 +303,7 @@ class ReclaimService(Application, Options):
             metrics_open=self.metrics_open,
             limits=self.limits(),
             refused=None if events is None else events.refused,
+            ready=lambda: self._ready,
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
@@ -281,6 +314,10 @@ class ReclaimService(Application, Options):
             Refused: the address is taken.
         """
         server = HTTPServer(stage, max_body_size=MAX_BODY, xheaders=True)
+        given = self.reporter.socket()
+        if given is not None:
+            server.add_socket(given)
+            return server
         try:
             server.listen(surroundings.port, surroundings.host)
         except OSError as error:
@@ -316,12 +353,15 @@ async def _within(seconds: float, work: Any) -> None:
 
 def main() -> None:
     """Run the service; what hinders it is a sentence and exit status 1."""
+    reporter = ReclaimService.reporter = Reporter.take(os.environ)
     try:
         ReclaimService.launch_instance()
     except ReclaimError as error:
+        reporter.tell("failed", error.message)
         detail = error.detail.partition("\n")[0]
         _give_up(f"{error.message} {detail}".strip())
     except TraitError as error:
+        reporter.tell("failed", f"A setting makes no sense: {error}")
         _give_up(f"A setting makes no sense: {error}")
 
 

@@ -82,3 +82,4 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)
     refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
+    ready: Callable[[], bool] = lambda: True  #: whether the start is over

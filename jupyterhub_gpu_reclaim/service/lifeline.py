@@ -32,11 +32,20 @@ def die_with_parent() -> int:
     this call is not noticed by it: see :func:`watch`.
     """
     parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    _at_parents_end(signal.SIGTERM)
     return parent
+
+
+def live_on() -> None:
+    """Take :func:`die_with_parent` back."""
+    _at_parents_end(0)
+
+
+def _at_parents_end(number: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def watch(parent: int, on_end: Callable[[], None]) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.service.web import log_request
 if TYPE_CHECKING:
     from tornado.httputil import HTTPMessageDelegate
 
+    from jupyterhub_gpu_reclaim.models import Failure
     from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
 
 
@@ -72,6 +73,12 @@ class _Page(pages.HtmlErrors):
         """Say why there is none."""
         self.set_header("Retry-After", "5")
         raise Unreachable(self.settings["context"].why)
+
+    def write_failure(self, failure: Failure) -> None:
+        """On our own page with 200: the Hub ends itself at an error there."""
+        if self.request.path == self.settings["context"].prefix:
+            self.set_status(200)
+        super().write_failure(failure)
 
 
 class _Words:

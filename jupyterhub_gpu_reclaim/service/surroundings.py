@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SPAWNER_TOKEN = "GPU_RECLAIM_SPAWNER_TOKEN"  # noqa: S105 - a variable's name
+#: What ``configure(c)`` found wrong with the settings: a JSON list of sentences.
+PROBLEMS = "GPU_RECLAIM_SETTINGS_PROBLEMS"
 _NEEDED = (
     "JUPYTERHUB_API_TOKEN",
     "JUPYTERHUB_API_URL",
@@ -56,18 +58,35 @@ class Surroundings:
             )
         if len(environment[SPAWNER_TOKEN]) < _SHORTEST_TOKEN:
             raise _refused(f"{SPAWNER_TOKEN} is too short to be a secret.")
-        host, port = _address(environment["JUPYTERHUB_SERVICE_URL"])
+        host, port, prefix = address_of(environment)
         base = _slashed(environment.get("JUPYTERHUB_BASE_URL", "/"))
         return cls(
             api_url=environment["JUPYTERHUB_API_URL"],
             host=host,
             port=port,
-            prefix=_slashed(environment["JUPYTERHUB_SERVICE_PREFIX"]),
+            prefix=prefix,
             hub_prefix=f"{base}hub/",
             hub_host=environment.get("JUPYTERHUB_HOST", ""),
             api_token=environment["JUPYTERHUB_API_TOKEN"],
             spawner_token=environment[SPAWNER_TOKEN],
         )
+
+
+def address_of(environment: Mapping[str, str]) -> tuple[str, int, str]:
+    """Host, port and path that the Hub expects the service at.
+
+    Raises:
+        Refused: the environment is not that of a managed service.
+    """
+    url = environment.get("JUPYTERHUB_SERVICE_URL")
+    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX")
+    if not url or not prefix:
+        raise _refused(
+            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX must be set: this"
+            " program is run by JupyterHub as a managed service (see"
+            " hub_config.configure)."
+        )
+    return *_address(url), _slashed(prefix)
 
 
 def _address(url: str) -> tuple[str, int]:

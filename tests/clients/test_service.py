@@ -10,6 +10,8 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 from tornado.web import Application, RequestHandler
 
+from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim.clients import service
 from jupyterhub_gpu_reclaim.clients.service import ServiceClient
 from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Placement, SessionKey
@@ -129,3 +131,39 @@ async def test_progress_yields_events_as_they_come_and_says_when_it_breaks(clien
         await listen()
     assert seen == ["one", "two"]
     assert SEEN[0][0].endswith("/progress/a%2Fb/-?after=3")
+
+
+async def test_service_that_is_being_started_is_asked_again(client, monkeypatch):
+    monkeypatch.setattr(service, "STARTING_PAUSE", 0.01)
+    starting = wire.encode(wire.failure_of(Unreachable(Reason.SERVICE_STARTING)))
+    answers = [(503, starting), (503, starting), (200, b'{"action": "cold"}')]
+
+    async def in_turn(handler):
+        status, body = answers.pop(0)
+        handler.set_status(status)
+        handler.finish(body)
+
+    ANSWERS["plan-start"] = in_turn
+    assert (await client.plan_start(PLACEMENT)).action == "cold"
+    assert len(SEEN) == 3
+
+
+async def test_service_that_cannot_work_is_asked_once_and_says_why(client):
+    broken = Unreachable(Reason.SERVICE_BROKEN, why="A setting is wrong.")
+    ANSWERS["plan-start"] = (503, wire.encode(wire.failure_of(broken)))
+    with pytest.raises(Unreachable, match="A setting is wrong") as caught:
+        await client.plan_start(PLACEMENT)
+    assert caught.value.reason is Reason.SERVICE_BROKEN
+    assert len(SEEN) == 1
+
+
+async def test_service_that_never_comes_up_is_not_waited_for_for_ever(
+    client, monkeypatch
+):
+    monkeypatch.setattr(service, "STARTING_PAUSE", 0.01)
+    monkeypatch.setattr(service, "STARTING_LIMIT", 0.05)
+    starting = Unreachable(Reason.SERVICE_STARTING)
+    ANSWERS["plan-start"] = (503, wire.encode(wire.failure_of(starting)))
+    with pytest.raises(Unreachable) as caught:
+        await client.plan_start(PLACEMENT)
+    assert caught.value.reason is Reason.SERVICE_STARTING

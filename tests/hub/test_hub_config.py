@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.hub_config import TEMPLATES, configure
+from jupyterhub_gpu_reclaim.hub_config import TEMPLATES, configure, found_wrong
+from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN
 
 
 def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
@@ -30,8 +34,6 @@ def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
     assert c.JupyterHub.spawner_class == "gpu-reclaim"
     assert "--ReclaimService.placement=kubernetes" in service["command"]
     assert not any("Service.agent=" in word for word in service["command"])
-    with pytest.raises(ValueError, match="placement"):
-        configure(Config(), state_dir=str(tmp_path / "s"), placement="moon")
 
 
 def test_configure_in_a_pod_makes_the_service_listen_where_the_proxy_finds_it(
@@ -88,22 +90,133 @@ def test_secrets_are_made_once_and_are_for_root_only(tmp_path):
     assert made[0] not in " ".join(c.JupyterHub.services[0]["command"])
 
 
-def test_second_call_is_refused(tmp_path):
+def test_second_call_changes_nothing_and_is_said(tmp_path):
     c = Config()
     configure(c, state_dir=str(tmp_path / "s"))
-    with pytest.raises(ValueError, match="runs once"):
-        configure(c, state_dir=str(tmp_path / "s"))
+    assert found_wrong(c) == []
+    configure(c, state_dir=str(tmp_path / "s"), service_port=4711)
+    [service] = c.JupyterHub.services
+    assert service["url"] == "http://127.0.0.1:10101"
+    assert "runs once" in found_wrong(c)[0]
 
 
-@pytest.mark.parametrize("name", ["grace", "A.b c", "x-y.z"])
-def test_option_of_a_wrong_form_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match="is not of the form"):
-        configure(Config(), state_dir=str(tmp_path / "s"), service_options={name: 1})
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"idle_after": "30m"}, "idle_after must be a duration .* 30m is 1800"),
+        ({"idle_after": -5}, "idle_after must be a duration .*, not -5"),
+        ({"min_age": True}, "min_age must be a duration"),
+        ({"sample_interval": "nan"}, "sample_interval must be a number from 0.5"),
+        ({"sample_interval": 0}, "sample_interval must be a number from 0.5 to 600"),
+        ({"idel_after": 5}, "no idel_after; did you mean idle_after?"),
+        ({"placement": "kubernets"}, "'local' or 'kubernetes', not 'kubernets'"),
+        ({"placement": ["local"]}, "placement is 'local' or"),
+        ({"service_port": "http"}, "service_port must be a whole number"),
+        ({"service_port": True}, "service_port must be a whole number"),
+        ({"service_port": 8081}, "8081 is the port of JupyterHub.hub_bind_url"),
+        ({"service_host": "a b"}, "service_host must be an address"),
+        ({"agent": "/run/agent.sock"}, "agent must be like unix:/path"),
+        ({"agent_token_file": "token"}, "agent_token_file must be an absolute path"),
+        ({"state_dir": "state"}, "state_dir must be an absolute path"),
+        (
+            {"state_dir": "/proc/nothing/here"},
+            "state_dir: the folder .* cannot be made",
+        ),
+        ({"admins": "ada"}, "admins must be a list of names"),
+        ({"admins": ["ada", ""]}, "admins must be a list of names"),
+        ({"admin_groups": 5}, "admin_groups must be a list of names"),
+        ({"strict": "no"}, "strict must be True or False"),
+        ({"service_environment": {"A": 1}}, "service_environment must be"),
+        ({"service_options": "grace"}, "service_options must be a dictionary"),
+        ({"service_options": {"grace": 1}}, "'grace' is not of the form"),
+        ({"service_options": {"x-y.z": 1}}, "'x-y.z' is not of the form"),
+        ({"service_options": {"Guard.min_age": 1}}, "Guard is no .* mean Guards?"),
+        (
+            {"service_options": {"ReclaimService.grase": 1}},
+            "grase is no setting; did you mean grace?",
+        ),
+        ({"service_options": {"ReclaimService.grace": "1 h"}}, "1 h is 3600"),
+        (
+            {"service_options": {"ReclaimService.backoff": 9999}},
+            "backoff .9999. is longer than ReclaimService.backoff_limit",
+        ),
+        (
+            {"idle_after": 60, "service_options": {"IdlePolicy.idle_after": 70}},
+            "idle_after and IdlePolicy.idle_after say different things",
+        ),
+        (
+            {"service_options": {"ReclaimService.gpu_wait": 600}},
+            "gpu_wait .600. must be shorter than Spawner.start_timeout .300.",
+        ),
+        (
+            {"service_options": {"Rules.rules": [{"group": "a", "idle_afer": 3}]}},
+            "rule 1: 'idle_afer'",
+        ),
+    ],
+)
+def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
+    c = Config()
+    c.Spawner.start_timeout = 300
+    configure(c, **{"state_dir": str(tmp_path / "s"), **given})
+    [problem] = found_wrong(c)
+    assert re.search(said, problem), problem
+    [service] = c.JupyterHub.services
+    assert len(service["command"]) == 1  # nothing that could be wrong
+    assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
+    roles = {role["name"]: role for role in c.JupyterHub.load_roles}
+    assert roles["gpu-reclaim-admin"]["users"] == []
 
 
-def test_relative_folder_is_refused():
-    with pytest.raises(ValueError, match="absolute"):
-        configure(Config(), state_dir="state")
+def test_mistake_is_an_error_where_that_is_asked_for(tmp_path):
+    with pytest.raises(ValueError, match="30m is 1800"):
+        configure(
+            Config(), state_dir=str(tmp_path / "s"), idle_after="30m", strict=True
+        )
+
+
+def test_mistake_repeats_no_value_that_may_be_a_secret(tmp_path):
+    c = Config()
+    options = {"Notices.webhook_url": "ftp://user:hunter2@x", "Notices.mail_to": 5}
+    configure(c, state_dir=str(tmp_path / "s"), service_options=options)
+    assert "webhook_url must be like" in found_wrong(c)[0]
+    assert "hunter2" not in json.dumps(c.JupyterHub.services)
+
+
+def test_wrong_placement_in_a_pod_never_starts_sessions_beside_the_hub(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"), placement="kubernets")
+    assert c.JupyterHub.spawner_class == "gpu-reclaim"
+
+
+def test_wrong_setting_of_our_spawner_is_said_and_taken_out(tmp_path):
+    c = Config()
+    c.ReclaimMixin.reclaim_timeout = "10 s"
+    c.ReclaimMixin.reclaim_slow_timeout = 200.0
+    c.ReclaimMixin.start_timeout = 77  # of every spawner, and none of ours
+    configure(c, state_dir=str(tmp_path / "s"))
+    assert "reclaim_timeout must be a number, not '10 s'" in found_wrong(c)[0]
+    assert "reclaim_timeout" not in c.ReclaimMixin
+    assert c.ReclaimMixin.reclaim_slow_timeout == 200.0
+    assert c.ReclaimMixin.start_timeout == 77
+
+
+def test_secret_that_cannot_be_kept_is_said(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "spawner.token").mkdir()
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"))
+    assert "spawner.token cannot be used" in found_wrong(c)[0]
+    assert len(c.JupyterHub.services[0]["environment"][SPAWNER_TOKEN]) >= 32
+
+
+def test_names_that_can_be_read_only_once_are_kept(tmp_path):
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"), admins=(n for n in ("ada", "bob")))
+    roles = {role["name"]: role for role in c.JupyterHub.load_roles}
+    assert roles["gpu-reclaim-admin"]["users"] == ["ada", "bob"]
 
 
 def test_a_service_in_a_pod_finds_the_api_server(tmp_path, monkeypatch):

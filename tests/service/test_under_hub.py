@@ -120,6 +120,7 @@ class Stack:
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()
+        wait_until(self.answers, 60, self.hub.log)  # the Hub does not wait for it
 
     @property
     def service(self) -> str:
@@ -131,12 +132,12 @@ class Stack:
         return [
             pid
             for pid in self.hub.marked()
-            if b"gpu-reclaim-service" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"gpu_reclaim.service.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     def answers(self) -> bool:
         try:
-            return requests.get(self.service + "healthz", timeout=5).ok
+            return requests.get(self.service + "readyz", timeout=5).ok
         except requests.RequestException:
             return False
 

@@ -1,8 +1,10 @@
-"""The one patch of JupyterHub: applied once, and only to the method that we know."""
+"""The patches of JupyterHub: applied once, and only to methods that we know."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from types import SimpleNamespace
 
 from jupyterhub.app import JupyterHub
 
@@ -14,6 +16,31 @@ def test_patch_is_in_place_once_a_spawner_of_ours_is_imported():
     assert hub_patches.apply()
     assert JupyterHub.cleanup_oauth_clients is patched
     assert patched.__wrapped__.__qualname__ == "JupyterHub.cleanup_oauth_clients"
+    starts = JupyterHub.start_service
+    assert starts.__wrapped__.__qualname__ == "JupyterHub.start_service"
+
+
+class Hub:
+    """A Hub whose services do not come up: they fail, or say nothing."""
+
+    def __init__(self) -> None:
+        self.log = logging.getLogger("JupyterHub")
+
+    def cleanup_oauth_clients(self):
+        """Known."""
+
+    async def start_service(self, service_name, service, ssl_context=None):
+        if service.timeout < 0:
+            await asyncio.sleep(60)
+        return False
+
+
+async def test_service_of_ours_that_does_not_come_up_is_gone_on_without(caplog):
+    assert hub_patches.apply(Hub)
+    assert await Hub().start_service("gpu-reclaim", SimpleNamespace(timeout=5))
+    assert await Hub().start_service("gpu-reclaim", SimpleNamespace(timeout=-9.99))
+    assert not await Hub().start_service("another", SimpleNamespace(timeout=5))
+    assert caplog.text.count("goes on without it") == 2
 
 
 def test_unknown_hub_is_left_alone_with_a_warning(caplog):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.models import Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.openapi import operation
@@ -35,18 +36,20 @@ class Healthz(Route):
 
 
 class Readyz(Route):
-    """Whether the program works, and is not one that waits for another to end."""
+    """Whether sessions are looked after."""
 
     path: ClassVar = "readyz"
 
     @operation(
-        "The service works; 503 while another one holds the journal",
+        "The service works: it has its settings, its journal, and has begun",
         caller="anyone",
         answer=Health,
         errors=(503,),
     )
     async def get(self) -> None:
-        """It does: see ``standby.py`` for one that waits."""
+        """It is, or what hinders it."""
+        if not self.context.ready():
+            raise Unreachable(Reason.SERVICE_STARTING)
         self.answer(Health(version=__version__))
 
 

@@ -1,0 +1,73 @@
+"""What the service tells the program that started it: ready, or what hinders it.
+
+Lines of JSON on a pipe that the child inherits together with the listening socket; the
+variable :data:`SUPERVISED` names both. A service that nobody supervises reports to
+nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, MutableMapping
+
+#: Numbers of the listening socket and of the pipe, ``3,4``.
+SUPERVISED = "GPU_RECLAIM_SUPERVISED"
+_MAX_LINE = 64 * 1024
+
+
+@dataclass
+class Reporter:
+    """The child's end."""
+
+    listening: int | None = None
+    pipe: int | None = None
+
+    @classmethod
+    def take(cls, environment: MutableMapping[str, str]) -> Reporter:
+        """From the environment; it is removed there, and nobody else inherits it."""
+        words = environment.pop(SUPERVISED, "").split(",")
+        if len(words) != 2:
+            return cls()
+        listening, pipe = map(int, words)
+        for number in (listening, pipe):
+            os.set_inheritable(number, False)
+        return cls(listening, pipe)
+
+    def socket(self) -> socket.socket | None:
+        """The listening socket; None: nobody has opened one for us."""
+        if self.listening is None:
+            return None
+        made = socket.socket(fileno=self.listening)
+        made.setblocking(False)
+        return made
+
+    def tell(self, name: str, text: str = "") -> None:
+        """Report; nobody who listens is fine."""
+        if self.pipe is None:
+            return
+        line = json.dumps([name, text[:4096]]) + "\n"
+        with suppress(OSError):
+            os.write(self.pipe, line.encode())
+
+
+async def heard(reading: int) -> AsyncIterator[tuple[str, str]]:
+    """Reports from the pipe, which is closed at its end, when the child has ended."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_MAX_LINE)
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
+    )
+    try:
+        while line := await reader.readline():
+            name, text = json.loads(line)
+            yield str(name), str(text)
+    finally:
+        transport.close()

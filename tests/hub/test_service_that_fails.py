@@ -1,0 +1,234 @@
+"""Whatever is wrong with our service, the Hub starts, lives, and starts servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.hub import HubUnderTest, free_port, proxy_command, wait_until
+from tests.support.relaunching_service import RelaunchingService
+
+#: What the Hub runs before every Python of the service: see ``Stack.hold``.
+SITE = """
+import os, pathlib, signal, sys, time
+if "jupyterhub_gpu_reclaim.service.app" in " ".join(sys.orig_argv):
+    folder = pathlib.Path({folder!r})
+    while (folder / "slow").exists():
+        time.sleep(0.1)
+    if (folder / "deadly").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+#: The Hub's own limits are shortened, so that nobody waits 30 s for its end.
+CONFIG = """
+from jupyterhub.services.service import Service, _ServiceSpawner
+from jupyterhub_gpu_reclaim.hub_config import configure
+_ServiceSpawner.poll_interval = 1
+configure(
+    c,
+    agent="http://127.0.0.1:1",
+    agent_token_file="{folder}/agent.token",
+    state_dir="{folder}/state",
+    service_port={port},
+    service_environment={{
+        "PYTHONPATH": "{folder}/site",
+        "GPU_RECLAIM_TEST": "{folder}",
+    }},
+    {more}
+)
+if hasattr(Service, "timeout"):  # JupyterHub 6
+    c.JupyterHub.services[-1]["timeout"] = {patience}
+"""
+
+
+class Stack:
+    """A Hub with our service, which a test makes fail."""
+
+    def __init__(self, folder: Path, double: RelaunchingService | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        (folder / "site").mkdir()
+        (folder / "site/sitecustomize.py").write_text(SITE.format(folder=str(folder)))
+        (folder / "agent.token").write_text("token-of-the-agent")
+        self.hub = HubUnderTest(folder, double.config if double else "")
+
+    def start(self, more: str = "", patience: int = 8) -> None:
+        """Start the Hub with these arguments of ``configure`` on top."""
+        self.hub.configure(
+            CONFIG.format(
+                folder=self.folder, port=self.port, more=more, patience=patience
+            )
+        )
+        self.hub.start()
+
+    def ask(self, path: str) -> requests.Response:
+        """Ask the service through the proxy."""
+        url = f"{self.hub.url}/services/gpu-reclaim/{path}"
+        return requests.get(url, timeout=20, allow_redirects=False)
+
+    def ready(self) -> bool:
+        return self.ask("readyz").status_code == 200
+
+    def lives(self) -> bool:
+        return self.hub.process is not None and self.hub.process.poll() is None
+
+    def program(self, word: str) -> list[int]:
+        """Pids of the service's processes whose command has this word."""
+        found = []
+        for pid in self.hub.marked():
+            with contextlib.suppress(OSError):
+                if word in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.append(pid)
+        return found
+
+
+@pytest.fixture
+def stack(tmp_path):
+    """A Hub that has not been started."""
+    if os.geteuid() != 0:
+        pytest.skip("sessions in namespaces of their own need root")
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    stack = Stack(tmp_path)
+    try:
+        yield stack
+    finally:
+        stack.hub.close()
+
+
+def test_hub_with_settings_that_make_no_sense_lives_and_says_which(stack):
+    stack.start(
+        'idle_after="30m", idel_after=3, service_options={"Guards.min_agee": 1}'
+    )
+    answer = stack.ask("readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "service_broken")
+    for words in (
+        "'30m'; 30m is 1800",
+        "no idel_after; did you mean idle_after?",
+        "Guards.min_agee is no setting; did you mean min_age?",
+    ):
+        assert words in answer.json()["message"]
+        assert words in stack.hub.log()
+    page = stack.ask("")
+    assert page.status_code == 200
+    assert "30m is 1800" in page.text
+    assert stack.ask("sessions/ada/-/fresh").status_code == 503
+    amy = stack.hub.user("amy")
+    amy.start_server()
+    stack.hub.stop_server("amy")
+    assert stack.lives()
+    stack.hub.terminate()  # mended
+    stack.start("idle_after=1800")
+    wait_until(stack.ready, 90, stack.hub.log)
+
+
+def test_hub_with_a_service_that_loads_slowly_is_up_before_it(stack):
+    (stack.folder / "slow").touch()
+    stack.start()
+    answer = stack.ask("readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "service_starting")
+    assert stack.ask("healthz").status_code == 200
+    assert "is being started" in stack.ask("").text
+    (stack.folder / "slow").unlink()
+    wait_until(stack.ready, 90, stack.hub.log)
+    assert stack.lives()
+
+
+def test_service_that_dies_at_every_start_leaves_the_hub_up_until_it_does_not(stack):
+    (stack.folder / "deadly").touch()
+    stack.start()
+    wait_until(
+        lambda: "ended by signal 9" in stack.ask("readyz").json()["message"],
+        30,
+        stack.hub.log,
+    )
+    assert stack.lives()
+    (stack.folder / "deadly").unlink()
+    wait_until(stack.ready, 90, stack.hub.log)
+
+
+def test_service_and_supervisor_that_are_killed_come_back_under_the_same_hub(stack):
+    stack.start()
+    wait_until(stack.ready, 90, stack.hub.log)
+    (service,) = before = stack.program("gpu_reclaim.service.app")
+    os.kill(service, signal.SIGKILL)
+    came_back(stack, before)
+    before = stack.program("gpu_reclaim.service.app")
+    for pid in stack.program("gpu-reclaim-service"):
+        os.kill(pid, signal.SIGKILL)
+    came_back(stack, before)
+    assert stack.lives()
+
+
+def came_back(stack, before):
+    """Wait for a service that is ready and is none of those before."""
+
+    def anew() -> bool:
+        now = stack.program("gpu_reclaim.service.app")
+        return bool(now) and not {*now} & {*before} and stack.ready()
+
+    wait_until(anew, 90, stack.hub.log)
+
+
+def test_journal_that_cannot_be_opened_is_said_and_tried_again(stack):
+    journal = stack.folder / "state" / "journal.sqlite"
+    journal.mkdir(parents=True)
+    stack.start()
+    wait_until(
+        lambda: stack.ask("readyz").json()["code"] == "service_broken",
+        60,
+        stack.hub.log,
+    )
+    assert stack.lives()
+    journal.rmdir()
+    wait_until(stack.ready, 90, stack.hub.log)
+
+
+def test_address_that_somebody_else_has_does_not_end_the_hub(stack):
+    with socket.create_server(("127.0.0.1", stack.port)) as squatter:
+        threading.Thread(target=_accept_and_say_nothing, args=(squatter,)).start()
+        stack.start(patience=2, more="")
+        assert stack.lives()
+        assert "goes on without it" in stack.hub.log()
+        assert f"127.0.0.1:{stack.port} cannot be used" in stack.hub.log()
+        squatter.shutdown(socket.SHUT_RDWR)
+    wait_until(stack.ready, 90, stack.hub.log)
+
+
+def _accept_and_say_nothing(squatter: socket.socket) -> None:
+    kept = []
+    with contextlib.suppress(OSError):
+        while True:
+            kept.append(squatter.accept())
+    for one, _ in kept:
+        one.close()
+
+
+def test_saved_session_is_not_started_cold_while_the_service_cannot_work(tmp_path):
+    if os.geteuid() != 0 or proxy_command() is None:
+        pytest.skip("needs root and configurable-http-proxy")
+    with RelaunchingService(tmp_path) as double:
+        stack = Stack(tmp_path, double)
+        try:
+            stack.hub.start()
+            amy = stack.hub.user("amy")
+            amy.start_server()
+            double.capture("amy")
+            stack.hub.stop_server("amy")
+            pointer = stack.hub.server("amy")["state"]["gpu_reclaim"]
+            assert pointer["phase"] == "suspended"
+            stack.hub.terminate()
+            stack.start("min_age=-1")
+            answer = stack.hub.api("POST", "users/amy/server")
+            assert answer.status_code == 409
+            assert "min_age must be a duration in seconds" in answer.text
+            assert stack.hub.server("amy")["state"]["gpu_reclaim"] == pointer
+            stack.hub.user("bob").start_server()
+        finally:
+            stack.hub.close()
