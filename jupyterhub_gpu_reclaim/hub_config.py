@@ -116,6 +116,8 @@ def configure(
             "api_token": _secret(folder / "service.token"),
             "environment": {
                 "GPU_RECLAIM_SPAWNER_TOKEN": spawner_token,
+                # A Hub that ends before its service has begun leaves no orphan.
+                "GPU_RECLAIM_HUB_PID": str(os.getpid()),
                 **_api_server(),
                 **(service_environment or {}),
             },

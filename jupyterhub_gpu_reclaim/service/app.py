@@ -111,7 +111,8 @@ class ReclaimService(Application, Options):
         """Run until told to end."""
         observability.set_up(cast("int | str", self.log_level))
         surroundings = Surroundings.read(os.environ)
-        parent = lifeline.die_with_parent() if self.end_with_hub else None
+        hub = int(os.environ.get(lifeline.HUB_PID) or 0)
+        parent = lifeline.die_with_parent(hub) if self.end_with_hub else None
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:
