@@ -20,24 +20,30 @@ if TYPE_CHECKING:
 
 LOGS = {
     "the proxy's port": (
-        "[W 2026-11-22 11:06:16.462 JupyterHub proxy:783] Running JupyterHub without SSL\n"
-        "2026-11-22T11:06:17.736Z [ConfigProxy] \x1b[31merror\x1b[39m: Uncaught"
-        " Exception: listen EADDRINUSE: address already in use 127.0.0.1:42773\n"
-        "[E 2026-11-22 11:06:46.016 JupyterHub app:4090] later\n",
+        (
+            "[W 2026-11-22 11:06:16.462 JupyterHub proxy:783] Running without SSL\n"
+            "2026-11-22T11:06:17.736Z [ConfigProxy] \x1b[31merror\x1b[39m: Uncaught"
+            " Exception: listen EADDRINUSE: address already in use 127.0.0.1:42773\n"
+            "[E 2026-11-22 11:06:46.016 JupyterHub app:4090] later\n"
+        ),
         "listen EADDRINUSE: address already in use 127.0.0.1:42773",
     ),
     "the Hub's port": (
-        "2026-11-22T11:04:12.9Z [ConfigProxy] \x1b[31merror\x1b[39m: 404 GET /healthz \n"
-        "[E 2026-11-22 11:07:44.061 JupyterHub app:3917] Failed to bind hub to"
-        " http://127.0.0.1:48633/hub/\n"
-        "[E 2026-11-22 11:07:44.062 JupyterHub app:4090]\n"
-        "    Traceback (most recent call last):\n"
-        "    OSError: [Errno 98] Address already in use\n",
+        (
+            "11:04:12Z [ConfigProxy] \x1b[31merror\x1b[39m: 404 GET /healthz \n"
+            "[E 2026-11-22 11:07:44.061 JupyterHub app:3917] Failed to bind hub to"
+            " http://127.0.0.1:48633/hub/\n"
+            "[E 2026-11-22 11:07:44.062 JupyterHub app:4090]\n"
+            "    Traceback (most recent call last):\n"
+            "    OSError: [Errno 98] Address already in use\n"
+        ),
         "Failed to bind hub to http://127.0.0.1:48633/hub/",
     ),
     "a traceback": (
-        'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
-        "ModuleNotFoundError: No module named 'jupyterhub'\n",
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+            "ModuleNotFoundError: No module named 'jupyterhub'\n"
+        ),
         "ModuleNotFoundError: No module named 'jupyterhub'",
     ),
     "a refusal": ("Error: The store is away.\n", "The store is away"),
