@@ -186,7 +186,7 @@ def _minimum(release: str) -> tuple[int, ...]:
 
 
 def private_copy(folder: Path) -> Criu | None:
-    """The copy that ``criu install`` made, if it is there; whether it runs is not asked."""
+    """The copy that ``criu install`` made, if it is there; it need not run."""
     loaders = sorted((folder / "lib").glob("ld-linux*.so.*"))
     if not loaders or not (folder / "criu").is_file():
         return None
