@@ -95,7 +95,7 @@ def show(folder: Path, at: int, idle_after: int) -> int:
         while not ended.wait(1):
             for name, part in stack.parts.items():
                 if part.poll() is not None:
-                    raise StackError(f"{name} has ended:\n{stack.log(name)[-3000:]}")
+                    raise stack.failure(name, "has ended")
     return 0
 
 

@@ -44,6 +44,7 @@ configure(
     agent_token_file=str(folder / "agent.token"),
     state_dir=str(folder / "service"),
     service_port=settings["service_port"],
+    service_environment={"GPU_RECLAIM_DEMO": str(folder)},
     idle_after=settings.get("idle_after", 60),
     sample_interval=settings.get("sample_interval", 2),
     min_age=settings.get("min_age", 0),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import requests
 
-from demo import processes
+from demo import causes, processes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,7 +31,7 @@ BIN = Path(sys.executable).parent
 
 
 class StackError(RuntimeError):
-    """A part did not start; the text says which, and shows the end of its log."""
+    """A part did not start; the text says which, why, and where its log is."""
 
 
 def free_port() -> int:
@@ -96,8 +96,10 @@ class Stack:
         self.end("hub", signal.SIGTERM)
         self.end_sessions()
         self.end("agent", signal.SIGTERM)
-        if left := processes.end_all(self.folder):
-            raise StackError(f"processes {left} could not be ended")
+        left = processes.end_all(self.folder)
+        processes.give_ports_back(self.folder)
+        if left:
+            raise StackError(f"Processes {left} could not be ended.")
 
     # --- parts ---------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Stack:
             ],
             env=env,
         )
-        self._until("hub", self._hub_answers, seconds=60)
+        self._until("hub", self._hub_answers, seconds=120)
 
     def _hub_answers(self) -> bool:
         health = requests.get(
@@ -156,9 +158,15 @@ class Stack:
         return health.ok and page.ok
 
     def kill(self, part: str) -> None:
-        """SIGKILL one part: hub, agent, service or proxy."""
+        """SIGKILL one part: hub, agent, service or proxy.
+
+        Raises:
+            StackError: there is none, though the Hub runs, which starts it.
+        """
         if part in {"service", "proxy"}:
             pids = self.service_pids() if part == "service" else self.proxy_pids()
+            if not pids and "hub" in self.parts:
+                raise StackError(f"There is no {part} to kill.")
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         else:
@@ -243,9 +251,15 @@ class Stack:
                 if ready():
                     return
             if self.parts[part].poll() is not None:
-                break
+                raise self.failure(part, "did not start")
             time.sleep(0.1)
-        raise StackError(f"{part} did not start:\n{self.log(part)[-3000:]}")
+        raise self.failure(part, f"did not answer within {seconds:.0f} s")
+
+    def failure(self, part: str, what: str) -> StackError:
+        """What became of a part, and why, in a sentence."""
+        why = causes.cause(self.log(part)) or "its log names no error"
+        log = self.folder / f"{part}.log"
+        return StackError(f"The {part} {what}: {why}.\n  Its log: {log}")
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -132,6 +132,8 @@ def configure(
             "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
                 folder / "spawner.token", problems, usable
             ),
+            # A Hub that ends before its service has begun leaves no orphan.
+            "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             **_api_server(),
             **(asked["service_environment"] or {}),
         },

@@ -9,9 +9,10 @@ or changes a checkpoint.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, server_last, surroundings, tls, trees
@@ -63,6 +64,12 @@ T = TypeVar("T")
 _WAKE_SECONDS = 3.0
 #: Another program's short connection is over by then, and a page still waits.
 _PORT_SECONDS = 10.0
+#: What a page reads before it connects a notebook to its kernel; each once.
+_LISTS: Final = (
+    ("api/kernels", list[jupyter.Kernel]),
+    ("api/sessions", list[jupyter.NotebookSession]),
+)
+_LIST_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -249,6 +256,7 @@ class Restore:
                 )
                 try:
                     await self._await_answer(address)
+                    await self._await_lists(address)
                 finally:
                     if not await waking:
                         _log.info("%s a kernel answers late", self._session.key)
@@ -287,6 +295,19 @@ class Restore:
             raise RestoreFailed(
                 Reason.TIMED_OUT, step="answer", seconds=limit
             ) from None
+
+    async def _await_lists(self, address: jupyter.Address) -> None:
+        """Wait until it has told its kernels once; its first answers take longest.
+
+        A page that is shown before it knows them starts a kernel in the place of the
+        restored one as soon as a cell is run. A server that does not tell in time is
+        no error: with our extension its page waits by itself.
+        """
+        for path, kind in _LISTS:
+            with contextlib.suppress(ReclaimError):
+                await jupyter.ask(
+                    self._parts.client, address, path, kind, seconds=_LIST_SECONDS
+                )
 
     async def _answers(self, address: jupyter.Address, seconds: float) -> bool:
         try:

@@ -112,12 +112,21 @@ def rm(args: argparse.Namespace) -> int:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=id_)
     if not args.force:
         _refuse_newest(store, set(args.ids))
-    for id_ in args.ids:
-        store.repository.delete(id_)
+    with progress("deleting"):
+        freed = sum(store.repository.delete(id_) for id_ in args.ids)
+    kept = {id_: store.repository.kept_for_others(id_) for id_ in args.ids}
+    kept = {id_: (size, others) for id_, (size, others) in kept.items() if size}
     if args.json:
-        print_json({"removed": args.ids})
-    else:
-        say(f"{len(args.ids)} deleted")
+        left = [
+            {"id": id_, "bytes": size, "needed_by": others}
+            for id_, (size, others) in kept.items()
+        ]
+        print_json({"removed": args.ids, "freed_bytes": freed, "kept": left})
+        return 0
+    say(f"{len(args.ids)} deleted, {words.size(freed)} freed")
+    for id_, (size, others) in kept.items():
+        until = f"{', '.join(others)} is deleted, too" if others else "a sweep"
+        say(f"{words.size(size)} of {id_} stay until {until}")
     return 0
 
 

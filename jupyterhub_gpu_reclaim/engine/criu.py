@@ -33,6 +33,7 @@ HARMLESS = (
     "Can't get 1:",
     "Unable to create tun:",  # asked of every place; few containers have the device
 )
+NO_REASON = "no reason given"
 #: Of an agent's own container. Restores have a /proc of their own (``enter``).
 READ_ONLY_PROC = "ns_last_pid sysctl is inaccessible: Read-only file system"
 #: CRIU's answers come in a second; more means that it hangs.
@@ -94,7 +95,7 @@ def locate(folder: Path = FOLDER) -> Criu:
     Raises:
         Refused: there is none, it is too old, or it cannot be started.
     """
-    found = _private(folder) or _system()
+    found = private_copy(folder) or _system()
     if found is None:
         raise Refused(Reason.CRIU_MISSING)
     version, minimum = found.version(), _minimum(os.uname().release)
@@ -117,7 +118,7 @@ def check(folder: Path = FOLDER) -> list[Finding]:
     findings = []
     code, text = _run(criu.command("check"))
     if code != 0 and not _says_only(text, READ_ONLY_PROC):
-        findings.append(finding(Reason.CRIU_UNUSABLE, why=first_error(text)))
+        findings.append(finding(Reason.CRIU_UNUSABLE, why=_complaint(text)))
     if not has_capability(CAP_SYS_RESOURCE):
         findings.append(
             finding(
@@ -128,6 +129,13 @@ def check(folder: Path = FOLDER) -> list[Finding]:
             )
         )
     return findings
+
+
+def _complaint(text: str) -> str:
+    """Why its test failed; without rights it says so before it has a log."""
+    why = first_error(text)
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
+    return lines[0] if why == NO_REASON and lines else why
 
 
 def _says_only(log: str, words: str) -> bool:
@@ -156,8 +164,8 @@ def first_error(log: str) -> str:
         match = re.search(r"Error \([^)]*\): (.*)", line)
         if match and not any(words in match[1] for words in HARMLESS):
             words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
-            return words.rstrip(".") or "no reason given"
-    return "no reason given"
+            return words.rstrip(".") or NO_REASON
+    return NO_REASON
 
 
 def blinded(loader: bytes) -> bytes:
@@ -177,8 +185,8 @@ def _minimum(release: str) -> tuple[int, ...]:
     return max(version for linux, version in MINIMA.items() if linux <= here)
 
 
-def _private(folder: Path) -> Criu | None:
-    """The copy that ``criu install`` made, if it is there."""
+def private_copy(folder: Path) -> Criu | None:
+    """The copy that ``criu install`` made, if it is there; it need not run."""
     loaders = sorted((folder / "lib").glob("ld-linux*.so.*"))
     if not loaders or not (folder / "criu").is_file():
         return None

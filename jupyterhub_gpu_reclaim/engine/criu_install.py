@@ -7,6 +7,10 @@ system's packages, their state and apt's configuration are never touched.
 
 Whom to trust is apt's business: the index must be signed by a key of Debian's archive
 keyring, and the packages' digests stand in the index.
+
+An image is built on another machine than it runs on, and without rights: all that is
+asked of CRIU here is its version. Whether it works on a machine is what ``criu check``
+says there.
 """
 
 from __future__ import annotations
@@ -88,7 +92,7 @@ def install(
             _install(Path(name), to, suite, mirror, report)
     except OSError as error:
         raise _refused(f"{error.filename}: {error.strerror}") from error
-    return criu_module.locate(to)
+    return _runs(to)
 
 
 def _install(
@@ -97,30 +101,51 @@ def _install(
     report(f"Fetching CRIU of Debian {suite} from {mirror} …")
     packages = _fetch(work, suite, mirror)
     report(f"Unpacking {len(packages)} packages …")
-    unpacked = work / "unpacked"
-    for file in packages:
-        _run(["dpkg-deb", "-x", str(file), str(unpacked)])
-    made = work / "made"
-    _gather(unpacked, made)
-    listed = [Package(file.name, _digest(file)) for file in packages]
-    text = json.dumps(
-        {"suite": suite, "mirror": mirror, "packages": [asdict(p) for p in listed]},
-        indent=1,
-    )
-    (made / MANIFEST).write_text(text + "\n")
-    version = criu_module.locate(made).version()
-    report(f"CRIU {'.'.join(map(str, version))} runs; putting it into {to} …")
+    made = unpack(packages, work, {"suite": suite, "mirror": mirror})
+    report(f"It runs; putting it into {to} …")
     os.sync()
     if to.exists():
         to.rename(work / "former")
     made.rename(to)
 
 
+def unpack(packages: list[Path], work: Path, source: dict[str, str]) -> Path:
+    """Make a private copy of these packages below a work folder; where it lies.
+
+    Needs no rights beyond those of a file's owner.
+
+    Raises:
+        Refused: the packages do not hold what they should, or it does not run.
+    """
+    unpacked, made = work / "unpacked", work / "made"
+    for file in packages:
+        _run(["dpkg-deb", "-x", str(file), str(unpacked)])
+    _gather(unpacked, made)
+    listed = [asdict(Package(file.name, _digest(file))) for file in packages]
+    text = json.dumps({**source, "packages": listed}, indent=1)
+    (made / MANIFEST).write_text(text + "\n")
+    _runs(made)
+    return made
+
+
+def _runs(folder: Path) -> Criu:
+    """The copy in that folder, which tells its version.
+
+    Raises:
+        Refused: it is not there, or cannot be started.
+    """
+    found = criu_module.private_copy(folder)
+    if found is None:
+        raise _refused(f"there is none in {folder}")
+    found.version()
+    return found
+
+
 def _present(to: Path, suite: str) -> Criu | None:
     """The copy that is there, if it is of that suite and runs."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, Refused):
         if json.loads((to / MANIFEST).read_text())["suite"] == suite:
-            return criu_module.locate(to)
+            return _runs(to)
     return None
 
 

@@ -138,7 +138,8 @@ class ReclaimService(Application, Options):
         if supervised and not self.end_with_hub:
             self.reporter.tell("stays")
         ends = supervised or self.end_with_hub
-        parent = lifeline.die_with_parent() if ends else None
+        hub = 0 if supervised else lifeline.hub_of(os.environ)
+        parent = lifeline.die_with_parent(hub) if ends else None
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:

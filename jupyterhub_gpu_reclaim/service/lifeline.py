@@ -19,21 +19,36 @@ from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+#: Where the Hub says in our environment which process it is (``hub_config``).
+HUB_PID = "GPU_RECLAIM_HUB_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent() -> int:
-    """Have the kernel send SIGTERM when the parent ends; return the parent's pid.
+def die_with_parent(hub: int = 0) -> int:
+    """Have the kernel send SIGTERM when the parent ends; return whom to :func:`watch`.
 
     The kernel does it even while the event loop is stuck. A parent that ended before
-    this call is not noticed by it: see :func:`watch`.
+    this call is not noticed by it: another process has taken its place by then, which
+    may never end.
+
+    Args:
+        hub: pid of the Hub that started us, as it told itself; 0 where it did not.
+
+    Returns:
+        the parent's pid, or the Hub's, where that has ended already.
     """
     parent = os.getppid()
     _at_parents_end(signal.SIGTERM)
-    return parent
+    return hub if hub and hub != parent and not _exists(hub) else parent
+
+
+def hub_of(environment: Mapping[str, str]) -> int:
+    """The pid that the Hub has told; 0 where it did not."""
+    told = environment.get(HUB_PID, "")
+    return int(told) if told.isdecimal() else 0
 
 
 def live_on() -> None:
@@ -142,6 +157,16 @@ class StateFolder:
             what = f"The file {path} is cut short; delete it and start again."
             raise Refused(Reason.INVALID, what=what)
         return data
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # of another user
+    return True
 
 
 def _locked(descriptor: int) -> bool:

@@ -68,7 +68,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
-        self._forget_parent = lifeline.watch(lifeline.die_with_parent(), self._told.set)
+        hub = lifeline.die_with_parent(lifeline.hub_of(self._environment))
+        self._forget_parent = lifeline.watch(hub, self._told.set)
         listening = await self._listen()
         if listening is None:
             return

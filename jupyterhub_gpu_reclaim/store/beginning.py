@@ -64,14 +64,14 @@ class Place(NamedTuple):
         catalogue = Catalogue(backend, keys, infos)
         return cls(backend, catalogue, Garbage(backend, clock, catalogue.known_or_none))
 
-    def remove(self, checkpoint: str) -> None:
-        """Remove a checkpoint or its remains; see :meth:`Garbage.remove`.
+    def remove(self, checkpoint: str) -> int:
+        """Remove a checkpoint or its remains; the bytes freed, as `Garbage.remove`.
 
         Raises:
             StoreError: it could not be removed whole.
         """
         try:
-            self.garbage.remove(checkpoint)
+            return self.garbage.remove(checkpoint)
         finally:
             self.catalogue.drop(checkpoint)
 

@@ -222,21 +222,47 @@ class Repository:
         ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
         return sum(self._rewrap(id_) for id_ in ids)
 
-    def delete(self, checkpoint: str) -> None:
+    def delete(self, checkpoint: str) -> int:
         """Remove a checkpoint; idempotent: not there is fine.
 
-        Packs that a later generation needs stay until that is deleted.
+        What nobody else needs is gone at the return. Packs that a later generation
+        needs stay until that is deleted.
+
+        Returns:
+            Bytes that were freed, without the manifest's.
 
         Raises:
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
             StoreError: it could not be removed whole; call again.
         """
         if not layout.is_id(checkpoint):
-            return
+            return 0
         with self._removing:
             with self._busy.lock:
                 self._busy.refuse(checkpoint)
-            self._place.remove(checkpoint)
+                writing = set(self._busy.ids)
+            again = not self._catalogue.exists(checkpoint)
+            freed = self._place.remove(checkpoint)
+            if again:
+                # One that was cut off: which earlier generations only it has kept
+                # alive stood in its manifest, which is gone.
+                freed += self._place.garbage.sweep(writing)[1]
+        return freed
+
+    def kept_for_others(self, checkpoint: str) -> tuple[int, list[str]]:
+        """What a deleted checkpoint has left: bytes, and the checkpoints they are for.
+
+        Raises:
+            StoreError: the store does not work.
+        """
+        packs = self._backend.list(layout.pack_prefix(checkpoint))
+        names = {entry.name for entry in packs}
+        needing = [
+            body.info.id
+            for body in self._catalogue.all()
+            if any(need.name in names for need in body.objects())
+        ]
+        return sum(entry.length for entry in packs), sorted(needing)
 
     def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
         """Remove what nobody needs; committed checkpoints are not touched.

@@ -54,7 +54,7 @@ class Knows(Protocol):
     def intent(self, checkpoint: str) -> Intent:
         """What says to other nodes that its packs are being written."""
 
-    def delete(self, checkpoint: str) -> None:
+    def delete(self, checkpoint: str) -> int:
         """Remove what is left of one that was deleted."""
 
 

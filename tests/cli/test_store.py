@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -152,7 +153,11 @@ def test_rekey_goes_on_after_one_that_cannot_be_opened(run, store):
 
 
 def test_rm_of_an_older_one_keeps_what_the_newer_needs(run, store):
-    assert run("rm", "ada-1") == (0, "1 deleted\n", "")
+    code, out, _ = run("rm", "ada-1")
+    assert code == 0
+    assert re.fullmatch(
+        r"1 deleted, \d.* freed\n\d.* of ada-1 stay until ada-2 is deleted, too\n", out
+    )
     assert run("verify")[1] == "2 verified, 0 damaged\n"
     assert len(store.contents("ada-2")["more"]) == 5000
 
@@ -165,6 +170,22 @@ def test_rm_of_the_newest_is_refused_unless_it_is_forced(run, store):
     assert run("rm", "--force", "ada-1", "ada-2")[0] == 0
     assert not store.repository.exists("ada-2")
     assert not (store.root / "packs" / "ada-1").exists()
+
+
+def test_rm_of_everything_frees_every_pack_at_once_and_says_so(run, store):
+    ids = [info.id for info in store.repository.list()]
+    before = size_of(store.root / "packs")
+    assert before > 2_000_000
+    code, out, _ = run("rm", "--force", *ids, "--json")
+    assert code == 0
+    said = json.loads(out)
+    assert said["kept"] == []
+    assert before <= said["freed_bytes"] < before + 10_000
+    assert size_of(store.root / "packs") == 0
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def test_rm_of_one_that_cannot_be_read_is_refused_unless_it_is_forced(run, store):

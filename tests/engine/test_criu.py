@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,71 @@ def test_install_present_copy_is_left_alone(criu, tmp_path, capsys):
     assert cli.main(["criu", "install", "--to", str(folder)]) == 0
     assert "already" in capsys.readouterr().out
     assert (folder / "criu").stat().st_mtime_ns == before
+
+
+def without_rights(*command):
+    """Run as uid 0 with no capability at all: less than a build of an image has."""
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    return subprocess.run(
+        [*drop, sys.executable, *command], capture_output=True, text=True, check=False
+    )
+
+
+def test_install_without_rights_succeeds_and_check_names_the_right(criu, tmp_path):
+    folder = tmp_path / "criu"
+    shutil.copytree(criu.binary.parent, folder)
+    (folder / "MANIFEST.json").write_text(json.dumps({"suite": "forky"}))
+    start = "import sys; from jupyterhub_gpu_reclaim.cli import main; sys.exit(main())"
+    command = ["-c", start, "criu"]
+    done = without_rights(*command, "install", "--to", str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(folder / "criu") in done.stdout
+    done = without_rights(*command, "check", "--folder", str(folder))
+    assert done.returncode == 1
+    assert "CAP_CHECKPOINT_RESTORE" in done.stdout
+
+
+@pytest.fixture
+def package(criu, tmp_path):
+    """A package of Debian's layout with this machine's private CRIU in it."""
+    root = tmp_path / "package"
+    libraries = root / "usr/lib" / f"{platform.machine()}-linux-gnu"
+    shutil.copytree(criu.binary.parent / "lib", libraries)
+    (root / "usr/sbin").mkdir()
+    shutil.copy2(criu.binary, root / "usr/sbin/criu")
+    (root / "DEBIAN").mkdir()
+    (root / "DEBIAN/control").write_text(
+        "Package: criu\nVersion: 4.2.1\nArchitecture: all\nMaintainer: us\n"
+        "Description: made by a test\n"
+    )
+    file = tmp_path / "criu.deb"
+    command = ["dpkg-deb", "--build", "-Znone", str(root), str(file)]
+    subprocess.run(command, check=True, capture_output=True)
+    return file
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg")
+def test_unpack_without_rights_gives_a_copy_that_runs(package, criu, tmp_path):
+    work = (
+        "from pathlib import Path\n"
+        "from jupyterhub_gpu_reclaim.engine.criu_install import unpack\n"
+        f"made = unpack([Path({str(package)!r})], Path({str(tmp_path)!r}), {{}})\n"
+    )
+    done = without_rights("-c", work)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = module.private_copy(tmp_path / "made")
+    assert made.version() == criu.version()
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg")
+def test_unpack_program_that_does_not_run_is_refused(package, tmp_path):
+    root = tmp_path / "package"
+    (root / "usr/sbin/criu").write_text("not a program\n")
+    command = ["dpkg-deb", "--build", "-Znone", str(root), str(package)]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(Refused) as caught:
+        criu_install.unpack([package], tmp_path, {})
+    assert caught.value.reason is Reason.CRIU_UNUSABLE
 
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")

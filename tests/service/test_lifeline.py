@@ -57,6 +57,39 @@ def test_watch_tells_when_the_parent_ends():
         assert process.stdout.read() == b"told\n"
 
 
+def test_child_that_begins_after_its_hub_has_ended_is_told_at_once():
+    child = """
+        import asyncio, os, time
+        from jupyterhub_gpu_reclaim.service import lifeline
+        hub = os.getppid()
+        print("ready", flush=True)
+        while os.getppid() == hub:  # it ends while our modules are being loaded
+            time.sleep(0.01)
+        async def main():
+            told = asyncio.Event()
+            lifeline.watch(lifeline.die_with_parent(hub), told.set)
+            await asyncio.wait_for(told.wait(), 10)
+            print("told", flush=True)
+        asyncio.run(main())
+    """
+    with _grandchild(child) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        process.wait()
+        assert select.select([process.stdout], [], [], 20)[0]
+        assert process.stdout.read() == b"told\n"
+
+
+def test_parent_that_is_not_the_hub_is_watched_while_the_hub_lives():
+    child = """
+        import os
+        from jupyterhub_gpu_reclaim.service import lifeline
+        print(lifeline.die_with_parent(1) == os.getppid())
+    """
+    with _grandchild(child) as process:
+        assert process.stdout.read() == b"True\n"
+
+
 async def test_watch_of_a_process_that_is_no_parent_tells_at_once():
     told = asyncio.Event()
     lifeline.watch(os.getpid(), told.set)

@@ -12,6 +12,8 @@ from jupyterhub_gpu_reclaim.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.store import intents
+from jupyterhub_gpu_reclaim.store.around import Around
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.faults import FailsEveryThird
 from jupyterhub_gpu_reclaim.store.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
@@ -96,6 +98,46 @@ def test_deleting_the_newest_first_frees_its_own_only(store, backend):
     assert all(name.startswith("packs/c2/") for name in gone)
     assert second.stored_bytes < len(PLAIN) / 5
     assert store.open("c1").read("pages") == PLAIN
+
+
+class FailsInTheMiddle(Around):
+    """The deletion of a pack fails, as often as it is told to."""
+
+    def __init__(self, backend):
+        super().__init__(backend, lambda work: work())
+        self.failures = 0
+
+    def delete(self, name):
+        if name.startswith("packs/") and self.failures:
+            self.failures -= 1
+            raise Unavailable(f"{name} cannot be deleted")
+        super().delete(name)
+
+
+def test_deletion_that_was_cut_off_frees_all_when_it_is_repeated(backend, clock):
+    faulty = FailsInTheMiddle(backend)
+    store = Repository(faulty, clock=clock, keys=KEYS, pack_bytes=1 << 20)
+    save(store, 1)
+    save(store, 2, changed(PLAIN, 0.1))
+    store.delete("c1")  # its packs stay: the second generation needs them
+    faulty.failures = 1
+    with pytest.raises(StoreError):
+        store.delete("c2")
+    assert not store.exists("c2")
+    assert store.delete("c2") > 0.9 * len(PLAIN)
+    assert backend.objects == {}
+
+
+def test_deleted_checkpoint_says_what_stays_for_whom(store):
+    save(store, 1)
+    save(store, 2, changed(PLAIN, 0.1))
+    freed = store.delete("c1")
+    size, others = store.kept_for_others("c1")
+    assert 0.8 * len(PLAIN) < size <= len(PLAIN) + PAGE * 10
+    assert others == ["c2"]
+    assert freed < size
+    store.delete("c2")
+    assert store.kept_for_others("c1") == (0, [])
 
 
 def test_packs_that_are_mostly_dead_are_left_to_die(store, backend):

@@ -4,6 +4,7 @@
  * "@jupyterlab/hub-extension:connectionlost", whose dialog calls a saved session "not
  * running" and offers to restart it.
  */
+import { Attach } from "./attach.js";
 import { Item } from "./item.js";
 import { Notice } from "./notice.js";
 import { Service } from "./service.js";
@@ -15,7 +16,7 @@ const NAME = "jupyterhub-gpu-reclaim";
 /** `load` gives a module that the page shares. */
 export async function makePlugins(load) {
   const application = await load("@jupyterlab/application");
-  const { Dialog } = await load("@jupyterlab/apputils");
+  const { Dialog, SessionContext } = await load("@jupyterlab/apputils");
   const { IStatusBar } = await load("@jupyterlab/statusbar");
   const { ServerConnection } = await load("@jupyterlab/services");
   const { Widget } = await load("@lumino/widgets");
@@ -38,6 +39,7 @@ export async function makePlugins(load) {
       here.service = new Service(paths.urls);
       const parts = { ...here, Dialog, ServerConnection };
       here.watch = new Watch(app, paths.urls, info, parts);
+      new Attach({ ...here, ServerConnection }).install(SessionContext);
       // JupyterLab asks the service that is provided here, Notebook asks nobody
       app.serviceManager.connectionFailure.connect(() => void here.watch.lost());
       return () => here.watch.lost();

@@ -1,0 +1,218 @@
+"""The first key after a return: the cell runs, in the kernel that was saved.
+
+JupyterLab shows a notebook before it knows which kernels the server runs. Each round
+here suspends the session, opens its notebook in a new tab, and runs a cell as soon as
+it is shown, also while the server takes eight seconds to tell its kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import notebook_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import BrowserContext, Page
+
+    from demo.admin import Admin
+    from demo.stack import Stack
+    from demo.user import Kernel, Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
+
+#: The server's answer to "which sessions are there" reaches the page so much later.
+SLOW_LIST = """(() => {
+  const real = window.fetch;
+  window.fetch = async (request, options) => {
+    const answer = await real(request, options);
+    const method = options?.method || request.method || "GET";
+    if (method === "GET" && /\\/api\\/sessions(\\?|$)/.test(request.url || request)) {
+      await new Promise((wake) => setTimeout(wake, MILLISECONDS));
+    }
+    return answer;
+  };
+})()"""
+#: A tab that its user does not look at.
+HIDDEN = """Object.defineProperty(document, "hidden", {get: () => !window.shown})
+Object.defineProperty(document, "visibilityState",
+  {get: () => window.shown ? "visible" : "hidden"})"""
+SOMEBODY_LOOKS = """window.shown = true
+document.dispatchEvent(new Event("visibilitychange"))"""
+PAGES = {"lab": "lab/tree/mine.ipynb", "notebook": "notebooks/mine.ipynb"}
+#: What the extension promises; 8 s is longer than any kernel takes to start.
+CASES = [(page, slow) for page in PAGES for slow in (0, 8000)]
+
+
+@dataclass
+class Somebody:
+    """A person with a notebook, whose kernel knows what is in x."""
+
+    name: str
+    stack: Stack
+    admin: Admin
+    server: Server
+    tabs: BrowserContext
+    kernel: Kernel
+
+    def returns(self, page: str, script: str = "") -> Page:
+        """Suspended, and then visited in a new tab, which is on its way."""
+        for tab in self.tabs.pages:
+            tab.close()
+        self.admin.wait(self.name, phase="running")
+        self.admin.suspend(self.name)
+        tab = self.tabs.new_page()
+        if script:
+            tab.add_init_script(script)
+        url = f"{self.stack.url}/user/{self.name}/{PAGES[page]}"
+        tab.goto(url, wait_until="commit")
+        return tab
+
+    def kernels(self) -> list[str]:
+        """The kernels that the server runs."""
+        return [one["id"] for one in self.server.json("GET", "kernels")]
+
+
+@pytest.fixture
+def somebody(
+    stack: Stack, admin: Admin, new_name: str, sign_in: Callable[[str], Page]
+) -> Somebody:
+    from demo.user import User
+
+    home = stack.folder / "homes" / new_name
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "mine.ipynb").write_text(notebook_of("x = 41", "print('it is', x + 1)"))
+    user = User(stack.url, new_name, stack.password)
+    user.login()
+    user.start_server()
+    model = {"path": "mine.ipynb", "name": "mine.ipynb", "type": "notebook"}
+    made = user.server().json(
+        "POST", "sessions", json={**model, "kernel": {"name": "python3"}}
+    )
+    kernel = user.server().kernel(made["kernel"]["id"])
+    with kernel:
+        kernel.run("x = 41")
+    tabs = sign_in(new_name).context
+    return Somebody(new_name, stack, admin, user.server(), tabs, kernel)
+
+
+@pytest.fixture
+def without_extension(stack: Stack, new_name: str) -> None:
+    """The person's image has JupyterLab, and nothing of ours."""
+    path = stack.folder / "homes" / new_name / ".jupyter/labconfig/page_config.json"
+    path.parent.mkdir(parents=True)
+    off = {"disabledExtensions": {"jupyterhub-gpu-reclaim": True}}
+    path.write_text(json.dumps(off))
+
+
+def press(tab: Page) -> str:
+    """Type into the second cell and run it at once; what it has printed."""
+    cell = tab.locator(".jp-Notebook .jp-CodeCell").nth(1)
+    cell.locator(".cm-content").click(timeout=90_000)
+    tab.keyboard.press("Control+End")
+    tab.keyboard.type("  # typed")
+    tab.keyboard.press("Shift+Enter")
+    output = cell.locator(".jp-OutputArea-output")
+    output.first.wait_for(timeout=30_000)
+    return output.first.inner_text().strip()
+
+
+def slowly(milliseconds: int) -> str:
+    return SLOW_LIST.replace("MILLISECONDS", str(milliseconds)) if milliseconds else ""
+
+
+def rounds(somebody: Somebody, page: str, slow: int, number: int) -> None:
+    for _ in range(number):
+        tab = somebody.returns(page, slowly(slow))
+        assert press(tab) == "it is 42"
+        assert somebody.kernels() == [somebody.kernel.id]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_first_key_while_the_list_of_kernels_is_late_runs_in_the_old_kernel(
+    somebody: Somebody, page: str
+) -> None:
+    rounds(somebody, page, 8000, 1)
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(("page", "slow"), CASES)
+def test_first_key_twenty_times_runs_in_the_old_kernel(
+    somebody: Somebody, page: str, slow: int
+) -> None:
+    rounds(somebody, page, slow, 20)
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("page", PAGES)
+def test_first_key_without_the_extension_runs_in_the_old_kernel(
+    without_extension: None, somebody: Somebody, page: str
+) -> None:
+    rounds(somebody, page, 0, 20)
+
+
+def test_two_cells_run_at_once_wait_for_the_old_kernel_and_keep_their_order(
+    somebody: Somebody,
+) -> None:
+    tab = somebody.returns("lab", slowly(8000))
+    cells = tab.locator(".jp-Notebook .jp-CodeCell")
+    cells.nth(0).locator(".cm-content").click(timeout=90_000)
+    tab.keyboard.press("Control+a")
+    tab.keyboard.type("x += 100")
+    tab.keyboard.press("Shift+Enter")
+    tab.keyboard.press("Shift+Enter")
+    waiting = tab.locator("#gpu-reclaim-notice", has_text="Connecting to the kernel")
+    waiting.wait_for()
+    output = cells.nth(1).locator(".jp-OutputArea-output")
+    output.first.wait_for()
+    assert output.first.inner_text().strip() == "it is 142"
+    waiting.wait_for(state="hidden")
+    assert somebody.kernels() == [somebody.kernel.id]
+
+
+def test_notebook_in_a_tab_that_nobody_looks_at_gets_its_old_kernel(
+    somebody: Somebody,
+) -> None:
+    tab = somebody.returns("lab", HIDDEN)
+    somebody.admin.resume(somebody.name)
+    somebody.admin.wait(somebody.name, phase="running")
+    tab.goto(f"{somebody.stack.url}/user/{somebody.name}/{PAGES['lab']}")
+    tab.get_by_text("Python 3 (ipykernel)").first.wait_for(state="attached")
+    tab.evaluate(SOMEBODY_LOOKS)
+    assert press(tab) == "it is 42"
+    assert somebody.kernels() == [somebody.kernel.id]
+
+
+def test_list_of_kernels_that_fails_at_first_is_asked_for_again(
+    somebody: Somebody,
+) -> None:
+    tab = somebody.returns("notebook")
+    left = [502] * 4
+
+    def fail(route) -> None:
+        if route.request.method == "GET" and left:
+            route.fulfill(status=left.pop())
+        else:
+            route.continue_()
+
+    tab.route(re.compile(r"/api/sessions(\?|$)"), fail)
+    assert press(tab) == "it is 42"
+    assert not left
+    assert somebody.kernels() == [somebody.kernel.id]
+
+
+def test_notebook_without_a_kernel_starts_one(somebody: Somebody) -> None:
+    for one in somebody.server.json("GET", "sessions"):
+        somebody.server.api("DELETE", f"sessions/{one['id']}")
+    tab = somebody.returns("lab", slowly(2000))
+    cell = tab.locator(".jp-Notebook .jp-CodeCell").first
+    cell.locator(".cm-content").click(timeout=90_000)
+    tab.keyboard.press("Shift+Enter")
+    cell.locator(".jp-InputPrompt", has_text="[1]").wait_for()
+    assert len(somebody.kernels()) == 1

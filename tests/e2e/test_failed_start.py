@@ -1,0 +1,110 @@
+"""A demo that does not start says why in a sentence, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo import processes
+from demo.causes import cause
+from demo.stack import Stack, StackError
+from jupyterhub_gpu_reclaim.engine.ports import Reservations, read_sysctl
+from jupyterhub_gpu_reclaim.engine.sockets import Port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGS = {
+    "the proxy's port": (
+        (
+            "[W 2026-11-22 11:06:16.462 JupyterHub proxy:783] Running without SSL\n"
+            "2026-11-22T11:06:17.736Z [ConfigProxy] \x1b[31merror\x1b[39m: Uncaught"
+            " Exception: listen EADDRINUSE: address already in use 127.0.0.1:42773\n"
+            "[E 2026-11-22 11:06:46.016 JupyterHub app:4090] later\n"
+        ),
+        "listen EADDRINUSE: address already in use 127.0.0.1:42773",
+    ),
+    "the Hub's port": (
+        (
+            "11:04:12Z [ConfigProxy] \x1b[31merror\x1b[39m: 404 GET /healthz \n"
+            "[E 2026-11-22 11:07:44.061 JupyterHub app:3917] Failed to bind hub to"
+            " http://127.0.0.1:48633/hub/\n"
+            "[E 2026-11-22 11:07:44.062 JupyterHub app:4090]\n"
+            "    Traceback (most recent call last):\n"
+            "    OSError: [Errno 98] Address already in use\n"
+        ),
+        "Failed to bind hub to http://127.0.0.1:48633/hub/",
+    ),
+    "a traceback": (
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+            "ModuleNotFoundError: No module named 'jupyterhub'\n"
+        ),
+        "ModuleNotFoundError: No module named 'jupyterhub'",
+    ),
+    "a refusal": ("Error: The store is away.\n", "The store is away"),
+    "nothing wrong": ("[I 2026-11-22 11:07:44.061 JupyterHub app:1] fine\n", ""),
+}
+
+
+@pytest.mark.parametrize(("log", "words"), LOGS.values(), ids=LOGS)
+def test_cause_is_the_first_complaint_of_a_log(log: str, words: str) -> None:
+    assert cause(log) == words
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody else listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one.getsockname()[1]
+
+
+def test_failed_start_names_the_cause_and_ends_the_service(
+    tmp_path: Path, taken: int
+) -> None:
+    stack = Stack(tmp_path / "stack")
+    stack.settings["hub_port"] = taken  # the service is started before it is bound
+    with pytest.raises(StackError) as caught, stack:
+        pass
+    [sentence, log] = str(caught.value).splitlines()
+    assert sentence.startswith("The hub ")
+    assert str(taken) in sentence
+    assert str(stack.folder / "hub.log") in log
+    for program in ("gpu-reclaim-service", "configurable-http-proxy", "agent"):
+        assert not named(program, stack.folder)
+
+
+def named(program: str, folder: Path) -> list[str]:
+    """Command lines of a program for that folder, whatever their environment says."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            lines.append(file.read_bytes().decode(errors="replace"))
+    return [line for line in lines if program in line and str(folder) in line]
+
+
+def test_service_is_known_by_its_mark_and_can_be_killed(tmp_path: Path) -> None:
+    with Stack(tmp_path / "stack", idle_after=0) as stack:
+        [pid] = stack.service_pids()
+        stack.kill("service")
+        assert pid not in [one for one in stack.service_pids() if processes.alive(one)]
+
+
+def test_claim_gives_back_the_ports_that_a_dead_run_had_reserved(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "demo"
+    state = folder / "agent"
+    state.mkdir(parents=True)
+    before = read_sysctl()
+    Reservations(state).reserve("checkpoint-1", [Port("tcp", 40123, "127.0.0.1")])
+    assert 40123 in read_sysctl()
+    assert processes.claim(folder) is not None
+    assert read_sysctl() == before
+    assert not state.exists()
