@@ -131,8 +131,9 @@ class ReclaimService(Application, Options):
             loop.add_signal_handler(number, told.set)
         if parent is not None:
             lifeline.watch(parent, told.set)
-        async with self._controller(surroundings, state) as (controller, events):
-            server = self._listen(surroundings, state, controller, events)
+        hub = HubClient(surroundings.api_url, surroundings.api_token)
+        async with self._controller(hub, state) as (controller, events):
+            server = self._listen(surroundings, state, controller, events, hub)
             starting = asyncio.ensure_future(controller.start())
             try:
                 await _first(told, starting)
@@ -146,12 +147,11 @@ class ReclaimService(Application, Options):
 
     @contextlib.asynccontextmanager
     async def _controller(
-        self, surroundings: Surroundings, state: lifeline.StateFolder
+        self, hub: HubClient, state: lifeline.StateFolder
     ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
         journal = self._journal(state)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
-        hub = HubClient(surroundings.api_url, surroundings.api_token)
         idle = IdlePolicy(parent=self)
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after
@@ -220,6 +220,7 @@ class ReclaimService(Application, Options):
         state: lifeline.StateFolder,
         controller: Controller,
         events: EventLog | None,
+        hub: HubClient,
     ) -> HTTPServer:
         """Serve the routes.
 
@@ -235,8 +236,10 @@ class ReclaimService(Application, Options):
             spawner_token=surroundings.spawner_token.encode(),
             prefix=surroundings.prefix,
             hub_prefix=surroundings.hub_prefix,
+            created=hub.created,
             hub_host=surroundings.hub_host,
             metrics_open=self.metrics_open,
+            trust_plain_http=self.trust_plain_http,
             limits=self.limits(),
             refused=None if events is None else events.refused,
         )

@@ -232,6 +232,15 @@ class Options(StoreOptions):
         " stand in the metrics.",
     ).tag(config=True)
 
+    trust_plain_http = Bool(
+        False,
+        help="Whether a login's cookie counts though the browser does not say how a"
+        " page was opened. Browsers say it (`Sec-Fetch-*`) over HTTPS and at localhost,"
+        " not over plain HTTP. True: where the Hub has no subdomains, any page on a"
+        " user's server can do everything at this service that its visitor may do."
+        " False: over plain HTTP the service's pages say that they need HTTPS.",
+    ).tag(config=True)
+
     end_with_hub = Bool(
         True,
         help="Whether the service ends when the process that started it ends. False"

@@ -62,6 +62,12 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
         "Where a rule names a group, no session could be suspended by itself.",
     ),
     Scope(
+        "read:users",
+        "To know since when a user has their name: what a former user of the same name"
+        " did is not shown to them, and the passes of that user's tabs are void.",
+        "Users would see no history, and open tabs no state of their session.",
+    ),
+    Scope(
         "start:servers",
         "To bring a suspended session back when its user presses Resume.",
         "Only a visit to the server's own address would bring it back.",

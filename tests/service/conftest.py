@@ -88,6 +88,7 @@ class SessionsInMemory:
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
         self.queue: list[Waiting] = []
+        self.users_since: dict[str, float] = {}
         self.lines_known: list[Line] = []
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
@@ -114,6 +115,10 @@ class SessionsInMemory:
 
     def waiting(self) -> list[Waiting]:
         return self.queue
+
+    async def created(self, user: str) -> float:
+        """When the Hub has made that user; 0 where a test says nothing."""
+        return self.users_since.get(user, 0.0)
 
     def why(self, key: SessionKey) -> list[Verdict]:
         self.session(key)
@@ -306,6 +311,7 @@ async def service(tmp_path):
         spawner_token=SPAWNER_TOKEN.encode(),
         prefix=PREFIX,
         hub_prefix="/hub/",
+        created=control.created,
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )
