@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jupyterhub.services.auth import HubOAuth
 from sqlalchemy.exc import ArgumentError
-from tornado.httpserver import HTTPServer
 from traitlets import TraitError, default
 from traitlets.config import Application, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.door import door, raise_file_limit
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.events.feed import feeding
 from jupyterhub_gpu_reclaim.metrics.window import Window
@@ -50,6 +50,7 @@ from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.door import Door
     from jupyterhub_gpu_reclaim.events.log import EventLog
 
 log = logging.getLogger(__name__)
@@ -221,7 +222,7 @@ class ReclaimService(Application, Options):
         controller: Controller,
         events: EventLog | None,
         hub: HubClient,
-    ) -> HTTPServer:
+    ) -> Door:
         """Serve the routes.
 
         Raises:
@@ -244,7 +245,8 @@ class ReclaimService(Application, Options):
             refused=None if events is None else events.refused,
         )
         app = application(context, cookie_secret=state.secret("cookie_secret"))
-        server = HTTPServer(app, max_body_size=MAX_BODY, xheaders=True)
+        files = raise_file_limit()
+        server = door(app, max_body=MAX_BODY, files=files, xheaders=True)
         try:
             server.listen(surroundings.port, surroundings.host)
         except OSError as error:

@@ -256,6 +256,16 @@ class NoPage(HtmlErrors):
 class Static(StaticFileHandler):
     """Scripts and styles: asked for again each time, so that versions never mix."""
 
+    def validate_absolute_path(self, root: str, absolute_path: str) -> str | None:
+        """The file that is asked for.
+
+        Raises:
+            HTTPError: 404: no file can have that name.
+        """
+        if "\0" in absolute_path:
+            raise HTTPError(404)
+        return super().validate_absolute_path(root, absolute_path)
+
     def set_extra_headers(self, path: str) -> None:
         """A copy that a browser has is good only if it is still the same."""
         del path

@@ -215,7 +215,7 @@ async def test_frames_and_objects_show_nothing(world, victim):
 
 
 async def test_what_cookies_say_opens_nothing(world, victim):
-    """Paths protect no cookie: the Hub's XSRF cookie for our path, however it is got."""
+    """Paths protect no cookie: the Hub's XSRF cookie for our path, once it is got."""
     cookies = await victim.context.cookies(world.service)
     xsrf = [one["value"] for one in cookies if one["name"] == "_xsrf"]
     assert xsrf, "the Hub's login has set it"
@@ -282,9 +282,8 @@ async def test_streams_and_sockets_tell_nothing(world, victim):
 async def test_login_cookie_that_a_page_has_planted_is_refused(world, victim):
     """Eve's own login, for a longer path of ours: the visitor would act as eve."""
     await lured(world, victim)
-    await victim.evaluate(
-        "document.cookie = 'service-gpu-reclaim=planted; path=/services/gpu-reclaim/mine'"
-    )
+    planted = f"service-gpu-reclaim=planted; path={PREFIX}mine"
+    await victim.evaluate("(cookie) => { document.cookie = cookie; }", planted)
     answer = await victim.goto(world.service + "mine")
     assert answer.status == 403
     assert "two logins" in await victim.content()

@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.errors import (
 )
 from jupyterhub_gpu_reclaim.events.log import Refusal
 from jupyterhub_gpu_reclaim.models import Failure, SessionKey
+from jupyterhub_gpu_reclaim.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import visits
 from jupyterhub_gpu_reclaim.service.openapi import operations
@@ -76,9 +77,9 @@ class Person:
         return self.manages or (self.is_user and key.user == self.name)
 
     @property
-    def label(self) -> str:
-        """Their name for the audit and for reasons."""
-        return self.name if self.is_user else f"service {self.name}"
+    def label(self) -> Principal:
+        """Who they are in the audit and in reasons."""
+        return of_user(self.name) if self.is_user else of_service(self.name)
 
 
 class Route(RequestHandler):
