@@ -9,6 +9,7 @@ changed. It starts nothing and talks to nobody; it makes two secrets (files of m
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -25,6 +26,7 @@ from jupyterhub_gpu_reclaim.service.scopes import (
     ADMIN_SCOPES,
     CUSTOM_SCOPES,
     MANAGE,
+    OPTIONS,
     SERVICE_NAME,
     SERVICE_SCOPES,
     USER_SCOPES,
@@ -112,10 +114,12 @@ def configure(
             "name": SERVICE_NAME,
             "display": True,
             "url": url,
-            "command": [_program(), *_arguments(options)],
+            "command": [_program()],
             "api_token": _secret(folder / "service.token"),
             "environment": {
                 "GPU_RECLAIM_SPAWNER_TOKEN": spawner_token,
+                # everybody on the machine can read a command line
+                OPTIONS: json.dumps(_arguments(options)),
                 **_api_server(),
                 **(service_environment or {}),
             },
@@ -207,7 +211,7 @@ def _program() -> str:
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """Settings as a command line; what is None is left to its default."""
+    """Settings as words of a command line; what is None is left to its default."""
     words = []
     for name, value in options.items():
         section, dot, trait = name.partition(".")

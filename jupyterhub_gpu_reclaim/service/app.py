@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import logging
 import os
 import signal
@@ -44,6 +45,7 @@ from jupyterhub_gpu_reclaim.service import exporter, lifeline, pages, placement
 from jupyterhub_gpu_reclaim.service.context import Context
 from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.options import Options
+from jupyterhub_gpu_reclaim.service.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 
@@ -93,12 +95,15 @@ class ReclaimService(Application, Options):
 
     @catch_config_error
     def initialize(self, argv: list[str] | None = None) -> None:
-        """Read the command line, then the file; the command line wins.
+        """Read the settings of ``configure(c)`` and the command line, then the file.
+
+        The file holds what the others do not say.
 
         Raises:
             Refused: the named file is not there.
         """
-        super().initialize(argv)
+        words = json.loads(os.environ.get(OPTIONS, "[]"))
+        super().initialize([*words, *(sys.argv[1:] if argv is None else argv)])
         if self.config_file:
             path = Path(self.config_file)
             if not path.is_file():

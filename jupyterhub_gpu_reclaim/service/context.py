@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import Unreachable
@@ -85,3 +86,4 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)
     refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
+    run: str = field(default_factory=token_hex)  #: of this run of the service

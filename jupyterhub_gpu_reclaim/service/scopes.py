@@ -12,6 +12,10 @@ from dataclasses import dataclass
 #: Name of the service at the Hub, and so the end of its URL.
 SERVICE_NAME = "gpu-reclaim"
 
+#: Variable with the service's settings, as words of a command line in JSON: some of
+#: them are secrets, and everybody on a machine can read a command line.
+OPTIONS = "GPU_RECLAIM_OPTIONS"
+
 #: Custom scope: see and steer everybody's sessions.
 MANAGE = "custom:gpu-reclaim:manage"
 

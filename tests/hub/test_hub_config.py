@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub_config import TEMPLATES, configure
+
+
+def options_of(service):
+    assert len(service["command"]) == 1  # whatever is said there, everybody can read
+    return json.loads(service["environment"]["GPU_RECLAIM_OPTIONS"])
 
 
 def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
@@ -13,7 +20,7 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
     configure(c, state_dir=str(tmp_path / "s"), idle_after=1800, service_port=4711)
     [service] = c.JupyterHub.services
     assert service["url"] == "http://127.0.0.1:4711"
-    assert "--IdlePolicy.idle_after=1800" in service["command"]
+    assert "--IdlePolicy.idle_after=1800" in options_of(service)
     assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
     assert c.JupyterHub.cleanup_servers is False
     assert c.JupyterHub.template_paths == [str(TEMPLATES)]
@@ -28,8 +35,8 @@ def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
     configure(c, state_dir=str(tmp_path / "s"), placement="kubernetes")
     [service] = c.JupyterHub.services
     assert c.JupyterHub.spawner_class == "gpu-reclaim"
-    assert "--ReclaimService.placement=kubernetes" in service["command"]
-    assert not any("Service.agent=" in word for word in service["command"])
+    assert "--ReclaimService.placement=kubernetes" in options_of(service)
+    assert not any("Service.agent=" in word for word in options_of(service))
     with pytest.raises(ValueError, match="placement"):
         configure(Config(), state_dir=str(tmp_path / "s"), placement="moon")
 

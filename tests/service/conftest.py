@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.service import pages
 from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+from jupyterhub_gpu_reclaim.vouching import Vouching
 from tests.support.commands import Command
 
 if TYPE_CHECKING:
@@ -274,7 +275,8 @@ class Running:
         return await AsyncHTTPClient().fetch(request, raise_error=False)
 
     async def spawner(self, path: str, body: object, method: str = "POST"):
-        return await self.call(f"api/spawner/{path}", SPAWNER_TOKEN, method, body)
+        token = Vouching(SPAWNER_TOKEN.encode()).token(self.context.run)
+        return await self.call(f"api/spawner/{path}", token, method, body)
 
 
 def _failure(response: HTTPResponse) -> Failure:

@@ -32,6 +32,8 @@ from jupyterhub_gpu_reclaim.service import visits
 from jupyterhub_gpu_reclaim.service.openapi import operations
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.service.visits import Login
+from jupyterhub_gpu_reclaim.vouching import NONCE, Vouching
+from jupyterhub_gpu_reclaim.vouching import PROOF as PROOF_OF_ANSWER
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -195,15 +197,46 @@ class NothingHere(Route):
         raise HTTPError(404)
 
 
-class SpawnerRoute(Route):
+class VouchedRoute(Route):
+    """A call whose answers prove that they are the service's; see ``vouching.py``."""
+
+    _sealed = 0
+
+    @property
+    def vouching(self) -> Vouching:
+        """With the secret that the spawner has, too."""
+        return Vouching(self.context.spawner_token)
+
+    @property
+    def _nonce(self) -> str:
+        return str(self.request.headers.get(NONCE, ""))[:200]
+
+    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
+        """End the answer with its proof."""
+        if chunk is not None:
+            self.write(chunk)
+        if not self._headers_written:
+            body = b"".join(self._write_buffer)
+            proof = self.vouching.proof(self._nonce, self.get_status(), body)
+            self.set_header(PROOF_OF_ANSWER, proof)
+        return super().finish()
+
+    def write_line(self, line: bytes) -> None:
+        """A line of a stream, with its own proof."""
+        self.write(self.vouching.sealed(self._nonce, self._sealed, line) + b"\n")
+        self._sealed += 1
+
+
+class SpawnerRoute(VouchedRoute):
     """A call that only the spawner in the Hub's process may make."""
 
     async def prepare(self) -> None:
-        """Compare the token in constant time."""
+        """Compare the token of this run in constant time."""
         kind, _, token = self.request.headers.get("Authorization", "").partition(" ")
         given = token.strip().encode("utf-8", "replace")
+        wanted = self.vouching.token(self.context.run).encode()
         if kind.lower() not in ("token", "bearer") or not hmac.compare_digest(
-            given, self.context.spawner_token
+            given, wanted
         ):
             raise Unauthenticated(Reason.UNAUTHENTICATED)
 
