@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError
 from jupyterhub_gpu_reclaim.models import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from tornado.iostream import IOStream
 
@@ -204,7 +204,7 @@ class Connection:
         *,
         silence: float,
         headers: dict[str, str] | None = None,
-    ) -> AsyncIterator[bytes | Answer]:
+    ) -> AsyncGenerator[bytes | Answer, None]:
         """A request whose answer comes line by line; who leaves early lets go of it.
 
         Args:

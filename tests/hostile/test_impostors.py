@@ -65,7 +65,7 @@ async def test_impostor_hears_no_secret_and_is_not_believed(impostor):
 
 
 async def test_impostor_after_the_service_is_not_believed_either(service, impostor):
-    """It died; the spawner had known it. What is heard opens nothing of the next one."""
+    """The spawner had known it. What is heard opens nothing of the next one."""
     port, _ = impostor
     client = ServiceClient(
         service.url.removesuffix("/services/gpu-reclaim/"), SPAWNER_TOKEN

@@ -1,4 +1,4 @@
-"""Other users of the machine read the command lines of all that ``configure`` starts."""
+"""Other users read the command lines of all that ``configure(c)`` starts."""
 
 from __future__ import annotations
 
@@ -51,9 +51,8 @@ def test_command_lines_hold_no_secret_and_the_settings_hold(hub):
     wait_until(lambda: requests.get(health, timeout=5).ok, 60, hub.log)
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in hub.marked()]
     assert any("gpu-reclaim-service" in line for line in lines)
-    secrets = ["password-of"]
-    for name in ("spawner.token", "service.token"):
-        secrets.append((hub.folder / "state" / name).read_text().strip())
+    files = [hub.folder / "state" / f"{name}.token" for name in ("spawner", "service")]
+    secrets = ["password-of", *(file.read_text().strip() for file in files)]
     for secret in secrets:
         assert not any(secret in line for line in lines)
         assert secret not in hub.log()

@@ -1,8 +1,8 @@
 """What the spawner in the Hub's process asks before, during and after a start or stop.
 
 Called by ``clients/service.py`` only, which shares a secret with us (``vouching.py``),
-because an answer may carry the login of a saved session. The meaning of every call stands in
-``docs/explanation/architecture.md``.
+because an answer may carry the login of a saved session. The meaning of every call
+stands in ``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
