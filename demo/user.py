@@ -47,6 +47,9 @@ class User:
         self.name = name
         self.password = password
         self.http = requests.Session()
+        # what a browser says of the pages that it opens
+        self.http.headers["Sec-Fetch-Mode"] = "navigate"
+        self.http.headers["Sec-Fetch-Dest"] = "document"
         self.logins = 0
 
     # --- pages ---------------------------------------------------------------------
@@ -112,7 +115,12 @@ class User:
         return self.http.request(
             method,
             f"{self.base}/hub/api/{path.lstrip('/')}",
-            headers={"X-XSRFToken": xsrf, "Referer": f"{self.base}/hub/home"},
+            headers={
+                "X-XSRFToken": xsrf,
+                "Referer": f"{self.base}/hub/home",
+                "Sec-Fetch-Mode": "cors",
+                "Sec-Fetch-Dest": "empty",
+            },
             **kwargs,
         )
 

@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.service.scopes import (
     ADMIN_SCOPES,
     CUSTOM_SCOPES,
     MANAGE,
+    OPTIONS,
     SERVICE_NAME,
     SERVICE_SCOPES,
     USER_SCOPES,
@@ -126,7 +127,7 @@ def configure(
         "name": SERVICE_NAME,
         "display": True,
         "url": url,
-        "command": [*_program(), *([] if problems else _arguments(options))],
+        "command": _program(),
         "api_token": _secret(folder / "service.token", problems, usable),
         "environment": {
             "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
@@ -134,6 +135,8 @@ def configure(
             ),
             # A Hub that ends before its service has begun leaves no orphan.
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
+            # everybody on the machine can read a command line
+            OPTIONS: json.dumps([] if problems else _arguments(options)),
             **_api_server(),
             **(asked["service_environment"] or {}),
         },
@@ -312,7 +315,7 @@ def _program() -> list[str]:
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """Settings as a command line; what is None is left to its default."""
+    """Settings as words of a command line; what is None is left to its default."""
     words = []
     for name, value in options.items():
         if value is not None:

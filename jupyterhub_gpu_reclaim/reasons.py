@@ -710,6 +710,16 @@ class Reason(Enum):
     WRONG_PHASE = ("wrong_phase", "A session that is {phase} cannot {action}.")
     INVALID = ("invalid", "{what}")
     FORBIDDEN = ("forbidden", "You may not do that.")
+    PLAIN_HTTP = (
+        "plain_http",
+        "This page needs HTTPS: without it, other people's pages could use your login.",
+        "Open it by https; the administrator finds it under `trust_plain_http`.",
+    )
+    TWO_LOGINS = (
+        "two_logins",
+        "Your browser sent two logins for this page; another page may have set one.",
+        "Delete this site's cookies in your browser, and log in again.",
+    )
     UNAUTHENTICATED = (
         "unauthenticated",
         "Log in first; where you have, reload the page.",

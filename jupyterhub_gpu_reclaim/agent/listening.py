@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets, bind_unix_socket
 
 from jupyterhub_gpu_reclaim.agent import routes
 from jupyterhub_gpu_reclaim.agent.records import write_durably
+from jupyterhub_gpu_reclaim.door import door, raise_file_limit
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.agent.handler import Node
     from jupyterhub_gpu_reclaim.agent.settings import AgentSettings
+    from jupyterhub_gpu_reclaim.door import Door
 
 _UNIX = "unix:"
 
@@ -31,17 +32,18 @@ class CannotStartError(Exception):
     """The agent cannot start; the message is the sentence to print."""
 
 
-def listen(settings: AgentSettings, node: Node) -> HTTPServer:
+def listen(settings: AgentSettings, node: Node) -> Door:
     """A server that answers for that node; it accepts calls from now on.
 
     Raises:
         CannotStartError: the address, the token or the certificate is off.
     """
     application = routes.make_application(node, read_token(Path(settings.token_file)))
-    server = HTTPServer(
+    server = door(
         application,
-        ssl_options=_tls(settings),
-        max_body_size=settings.max_body_bytes,
+        tls=_tls(settings),
+        max_body=settings.max_body_bytes,
+        files=raise_file_limit(),
     )
     where = settings.listen
     try:

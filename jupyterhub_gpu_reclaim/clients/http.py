@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tornado.httpclient import HTTPError, HTTPRequest
+from tornado.httputil import HTTPHeaders
 from tornado.iostream import StreamClosedError
 from tornado.netutil import Resolver
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
@@ -23,7 +24,7 @@ from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError
 from jupyterhub_gpu_reclaim.models import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from tornado.iostream import IOStream
 
@@ -43,6 +44,7 @@ class Answer:
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self) -> ReclaimError | None:
         """An error in the far part's own words; None where it has none of ours."""
@@ -192,11 +194,17 @@ class Connection:
             raise Silent(f"{method} {path}: {error}") from None
         if response.code == 599:
             raise Silent(f"{method} {path}: {response.error}")
-        return Answer(response.code, bytes(response.body or b""))
+        return Answer(response.code, bytes(response.body or b""), response.headers)
 
     async def lines(
-        self, method: str, path: str, body: bytes | None = None, *, silence: float
-    ) -> AsyncIterator[bytes | Answer]:
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        silence: float,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncGenerator[bytes | Answer, None]:
         """A request whose answer comes line by line; who leaves early lets go of it.
 
         Args:
@@ -204,6 +212,7 @@ class Connection:
             path: of the call, with query.
             body: of the request.
             silence: longest time in seconds between two pieces of the answer.
+            headers: on top of those of every request.
 
         Yields:
             Each line, or one :class:`Answer` where it is an error.
@@ -213,16 +222,20 @@ class Connection:
         """
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         status: list[int] = []
+        told = HTTPHeaders()
 
         def header(line: str) -> None:
             if line.startswith("HTTP/"):
                 status[:] = [int(line.split()[1])]
+            elif line.strip():
+                told.parse_line(line)
 
         request = self._request(
             method,
             path,
             0.0,
             body=body,
+            headers=headers or {},
             header_callback=header,
             streaming_callback=lambda data: pieces.put_nowait(bytes(data)),
         )
@@ -243,7 +256,7 @@ class Connection:
                         yield line
             _check(fetched, path)
             if status and status[0] >= 400:
-                yield Answer(status[0], rest)
+                yield Answer(status[0], rest, told)
         finally:
             one.let_go()
             client.close()

@@ -8,6 +8,8 @@ stand beside it; ``service/scopes.py`` lists them with their reasons.
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -37,6 +39,7 @@ class _Server(Value, frozen=True, kw_only=True):
 class _User(Value, frozen=True, kw_only=True):
     name: str = ""
     groups: list[str] | None = None  #: left out likewise (``read:users:groups``)
+    created: datetime | None = None  #: left out likewise (``read:users``)
     #: left out by a Hub that does not let us see them
     servers: dict[str, _Server] | None = None
 
@@ -137,6 +140,24 @@ class HubClient:
         known = self._users.get(key.user)
         server = (known.servers or {}).get(key.server) if known is not None else None
         return None if server is None else _texts(server.user_options)
+
+    async def created(self, user: str) -> float:
+        """When the Hub has made that user (``read:users``), seconds since the epoch.
+
+        Infinity where there is none now, or the Hub does not let us see it: a name may
+        have been another person's before.
+
+        Raises:
+            Unreachable: no answer, or not one for us.
+        """
+        path = f"/users/{_quoted(user)}"
+        answer = await self._get(path, missing_ok=True)
+        if answer.status == 404:
+            return math.inf
+        made = _understood(answer, _User, path).created
+        if made is None:
+            return math.inf
+        return made.replace(tzinfo=made.tzinfo or UTC).timestamp()
 
     async def stop(self, key: SessionKey) -> None:
         """Ask for a stop (``delete:servers``); one that is not there is stopped.

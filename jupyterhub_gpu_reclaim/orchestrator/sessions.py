@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.orchestrator.rows import (
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.orchestrator.streams import Broadcast, Operation, Watch
+from jupyterhub_gpu_reclaim.principals import OURSELVES
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Who acts when nobody asked.
-SERVICE = "gpu-reclaim"
+SERVICE = OURSELVES
 
 
 class Sessions(Known):

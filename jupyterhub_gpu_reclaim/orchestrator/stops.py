@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, SAVED, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.orchestrator.sessions import SERVICE
 from jupyterhub_gpu_reclaim.orchestrator.spawning import Spawning
+from jupyterhub_gpu_reclaim.principals import of_user
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Stops(Spawning):
         self._sessions.apply(
             row.key,
             Happened.STOPPED,
-            by=row.key.user,
+            by=of_user(row.key.user),
             checkpoints=aside,
             bring_back="",
             checkpoint="",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import logging
 import os
 import signal
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jupyterhub.services.auth import HubOAuth
 from sqlalchemy.exc import ArgumentError
-from tornado.httpserver import HTTPServer
 from traitlets import TraitError, default
 from traitlets.config import Application
 
 from jupyterhub_gpu_reclaim import __version__, observability
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.clock import SystemClock
+from jupyterhub_gpu_reclaim.door import door, raise_file_limit
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.events.feed import feeding
 from jupyterhub_gpu_reclaim.metrics.window import Window
@@ -54,6 +55,7 @@ from jupyterhub_gpu_reclaim.service.context import Context
 from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.options import Options
 from jupyterhub_gpu_reclaim.service.reporting import Reporter
+from jupyterhub_gpu_reclaim.service.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
 
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
     from tornado import web
 
+    from jupyterhub_gpu_reclaim.door import Door
     from jupyterhub_gpu_reclaim.events.log import EventLog
 
 log = logging.getLogger(__name__)
@@ -106,13 +109,16 @@ class ReclaimService(Application, Options):
     _ready = False
 
     def initialize(self, argv: list[str] | None = None) -> None:
-        """Read the command line, then the file; the command line wins.
+        """Read the settings of ``configure(c)`` and the command line, then the file.
+
+        The file holds what the others do not say.
 
         Raises:
             Refused: the named file is not there or is no Python, or a setting has a
                 name that none has or a value that makes no sense.
         """
-        super().initialize(argv)
+        words = json.loads(os.environ.get(OPTIONS, "[]"))
+        super().initialize([*words, *(sys.argv[1:] if argv is None else argv)])
         if self.config_file:
             path = Path(self.config_file)
             if not path.is_file():
@@ -160,7 +166,7 @@ class ReclaimService(Application, Options):
         if parent is not None:
             lifeline.watch(parent, told.set)
         stage = standby.Stage(surroundings)
-        server: HTTPServer | None = None
+        server: Door | None = None
         try:
             while not told.is_set():
                 journal = self._journal(state)
@@ -194,9 +200,10 @@ class ReclaimService(Application, Options):
             if not await _first(told, taken):
                 return
             held = asyncio.ensure_future(lease.keep())
-            async with self._controller(surroundings, journal) as (controller, events):
+            hub = HubClient(surroundings.api_url, surroundings.api_token)
+            async with self._controller(hub, journal) as (controller, events):
                 stage.application = self._application(
-                    surroundings, state, controller, events
+                    surroundings, state, controller, events, hub
                 )
                 if not await _first(told, controller.start()):
                     return
@@ -215,12 +222,11 @@ class ReclaimService(Application, Options):
 
     @contextlib.asynccontextmanager
     async def _controller(
-        self, surroundings: Surroundings, journal: Journal
+        self, hub: HubClient, journal: Journal
     ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
         """Everything behind the routes; ended in an orderly way if that is quick."""
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
-        hub = HubClient(surroundings.api_url, surroundings.api_token)
         idle = IdlePolicy(parent=self)
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after
@@ -289,6 +295,7 @@ class ReclaimService(Application, Options):
         state: lifeline.StateFolder,
         controller: Controller,
         events: EventLog | None,
+        hub: HubClient,
     ) -> web.Application:
         """The routes, with all that is behind them."""
         HubOAuth.instance(parent=self)
@@ -300,21 +307,24 @@ class ReclaimService(Application, Options):
             spawner_token=surroundings.spawner_token.encode(),
             prefix=surroundings.prefix,
             hub_prefix=surroundings.hub_prefix,
+            created=hub.created,
             hub_host=surroundings.hub_host,
             metrics_open=self.metrics_open,
+            trust_plain_http=self.trust_plain_http,
             limits=self.limits(),
             refused=None if events is None else events.refused,
             ready=lambda: self._ready,
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
-    def _listen(self, surroundings: Surroundings, stage: standby.Stage) -> HTTPServer:
+    def _listen(self, surroundings: Surroundings, stage: standby.Stage) -> Door:
         """Serve what is on the stage.
 
         Raises:
             Refused: the address is taken.
         """
-        server = HTTPServer(stage, max_body_size=MAX_BODY, xheaders=True)
+        files = raise_file_limit()
+        server = door(stage, max_body=MAX_BODY, files=files, xheaders=True)
         given = self.reporter.socket()
         if given is not None:
             server.add_socket(given)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from jinja2 import Environment
     from prometheus_client import CollectorRegistry
@@ -77,9 +78,13 @@ class Context:
     spawner_token: bytes
     prefix: str  #: of the service, with slashes at both ends
     hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
+    #: When the Hub has made a user: what is older is another's of the same name.
+    created: Callable[[str], Awaitable[float]]
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
+    trust_plain_http: bool = False  #: cookies count though no browser says for what
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)
     refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
     ready: Callable[[], bool] = lambda: True  #: whether the start is over
+    run: str = field(default_factory=token_hex)  #: of this run of the service

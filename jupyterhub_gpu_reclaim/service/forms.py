@@ -1,7 +1,7 @@
 """What the pages' buttons do: forms that work without scripts, and "start fresh".
 
-Called by browsers with the Hub's OAuth login and the page's XSRF token, by a script of
-ours or without one. Every action goes through the same calls as the API's.
+Called by browsers with the proof that stands in the page (``visits.py``), by a script
+of ours or without one. Every action goes through the same calls as the API's.
 """
 
 from __future__ import annotations

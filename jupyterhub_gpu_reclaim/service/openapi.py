@@ -25,7 +25,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 #: Whom a call wants to know: the name of its security scheme and what may go wrong.
 _CALLERS: dict[str, tuple[list[dict[str, list[str]]], tuple[int, ...]]] = {
-    "person": ([{"hubToken": []}, {"hubLogin": []}], (400, 401, 403, 503)),
+    "person": ([{"hubToken": []}, {"pageProof": []}], (400, 401, 403, 503)),
     "spawner": ([{"spawnerToken": []}], (400, 401, 503)),
     "anyone": ([], (400,)),
 }
@@ -37,18 +37,19 @@ _SECURITY_SCHEMES = {
         "name": "Authorization",
         "description": "`token <token of the Hub>`, or `Bearer <token of the Hub>`.",
     },
-    "hubLogin": {
+    "pageProof": {
         "type": "apiKey",
-        "in": "cookie",
-        "name": "service-gpu-reclaim",
-        "description": "The Hub's OAuth login of a browser, with `X-XSRFToken` in all"
-        " that changes something.",
+        "in": "header",
+        "name": "X-XSRFToken",
+        "description": "The proof that stands in a page of the service, which a browser"
+        " opens with the Hub's login; a cookie opens no call.",
     },
     "spawnerToken": {
         "type": "apiKey",
         "in": "header",
         "name": "Authorization",
-        "description": "`token <spawner token>`, known to the Hub's process alone.",
+        "description": "`token <…>` of this run of the service, which the Hub's process"
+        " alone can make (`vouching.py`).",
     },
 }
 

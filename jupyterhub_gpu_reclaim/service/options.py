@@ -37,7 +37,8 @@ class Options(StoreOptions):
     agent = Unicode(
         "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
         help="Address of the machine's agent: `unix:/path` for a socket,"
-        " `http://127.0.0.1:8099` or `https://host:8099` for TCP.",
+        " `https://host:8099` for TCP. `http://127.0.0.1:8099` is for tests: who takes"
+        " that port of the machine while the agent is away gets its token.",
     ).tag(config=True)
 
     agent_token_file = Unicode(
@@ -241,6 +242,15 @@ class Options(StoreOptions):
         help="Whether `/metrics` needs no login. False: a Hub token with the scope"
         " `read:metrics` or `custom:gpu-reclaim:manage`. The names of users never"
         " stand in the metrics.",
+    ).tag(config=True)
+
+    trust_plain_http = Bool(
+        False,
+        help="Whether a login's cookie counts though the browser does not say how a"
+        " page was opened. Browsers say it (`Sec-Fetch-*`) over HTTPS and at localhost,"
+        " not over plain HTTP. True: where the Hub has no subdomains, any page on a"
+        " user's server can do everything at this service that its visitor may do."
+        " False: over plain HTTP the service's pages say that they need HTTPS.",
     ).tag(config=True)
 
     end_with_hub = Bool(

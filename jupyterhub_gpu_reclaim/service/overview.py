@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.models import Phase
@@ -135,10 +135,13 @@ class Overview(ManagerPage):
 class Part(ManagerPage):
     """The table or the totals alone, for the script that keeps the page up to date."""
 
+    is_page: ClassVar = False
+
     async def prepare(self) -> None:
         """A script is never led to a login."""
         await PersonRoute.prepare(self)
-        self.check_manages()
+        if not self._finished:
+            self.check_manages()
 
     async def get(self, part: str) -> None:
         """Show it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,15 +22,19 @@ from jupyterhub_gpu_reclaim.orchestrator.story import sentence
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.cards import Card, ago, card
 from jupyterhub_gpu_reclaim.service.routes.base import (
+    Forbidden,
     PersonRoute,
     Route,
     Unauthenticated,
 )
+from jupyterhub_gpu_reclaim.service.routes.users import story_since
+from jupyterhub_gpu_reclaim.service.visits import SANDBOX, is_told, is_visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.models import Failure, SessionView
+    from jupyterhub_gpu_reclaim.service.visits import PageLogins
 
 #: What the page says after a form was taken, by the form's name.
 DONE = {
@@ -68,7 +72,7 @@ class HtmlErrors(Route):
             "Content-Security-Policy",
             "default-src 'none'; script-src 'self'; style-src 'self'; "
             f"img-src 'self' {host}; connect-src 'self'; base-uri 'none'; "
-            f"form-action 'self' {host}; frame-ancestors 'none'",
+            f"form-action 'self' {host}; frame-ancestors 'none'; {SANDBOX}",
         )
 
     def page(self, name: str, **values: Any) -> None:
@@ -99,12 +103,14 @@ class HtmlErrors(Route):
 class Page(PersonRoute, HtmlErrors):
     """A page for somebody who is logged in; a visit without a login leads to it."""
 
+    is_page: ClassVar = True
+
     async def prepare(self) -> None:
-        """Log in where that is missing."""
+        """Log in where that is missing; a script is never led to a login."""
         try:
             await super().prepare()
         except Unauthenticated:
-            if self.request.method not in ("GET", "HEAD"):
+            if not self.is_visit():
                 raise
             self.redirect(self.get_login_url())
 
@@ -141,9 +147,9 @@ class Page(PersonRoute, HtmlErrors):
         return DONE.get(self.get_query_argument("done", ""), "")
 
     def xsrf(self) -> str:
-        """The token that forms and scripts have to send back."""
-        token = self.xsrf_token
-        return token.decode() if isinstance(token, bytes) else str(token)
+        """The proof that the page's forms and scripts send back (``visits.py``)."""
+        logins: PageLogins = self.settings["page_logins"]
+        return logins.proof(self._login) if self._login is not None else ""
 
 
 class Mine(Page):
@@ -177,8 +183,11 @@ class One(Page):
         control, key = self.context.control, self.key(user, server)
         (shown,) = self.cards([control.session(key)])
         now = self.context.clock.now()
+        since = await self.seen_since(user)
         log = [
-            (ago(one.at, now), sentence(one)) for one in control.audit(key, _LOG_LINES)
+            (ago(one.at, now), sentence(one))
+            for one in control.audit(key, _LOG_LINES)
+            if one.at >= since
         ]
         self.page(
             "session.html",
@@ -203,7 +212,9 @@ class Log(Page):
         if not self.person.may_see(SessionKey(user)):
             raise NotFound(Reason.UNKNOWN_SESSION, session=user)
         now = self.context.clock.now()
-        story = self.context.control.story(user, self.number("before"), _LOG_LINES)
+        control, before = self.context.control, self.number("before")
+        since = await self.seen_since(user)
+        story = story_since(control.story(user, before, _LOG_LINES), since)
         self.page(
             "log.html",
             user=user,
@@ -214,6 +225,8 @@ class Log(Page):
 
 class Fragment(Page):
     """One session's card, for the script that keeps the page up to date."""
+
+    is_page: ClassVar = False
 
     async def prepare(self) -> None:
         """A script is never led to a login."""
@@ -230,6 +243,16 @@ class Fragment(Page):
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
     """The Hub's answer to a login; sets the cookie and goes on."""
 
+    async def prepare(self) -> None:
+        """A login that a script or a frame has begun ends here.
+
+        Raises:
+            Forbidden: it was not a visit.
+        """
+        told = is_told(self.request.headers)
+        if told and not is_visit(self.request.headers):
+            raise Forbidden(Reason.FORBIDDEN)
+
 
 class NoPage(HtmlErrors):
     """Any address that no page has."""
@@ -242,11 +265,24 @@ class NoPage(HtmlErrors):
 class Static(StaticFileHandler):
     """Scripts and styles: asked for again each time, so that versions never mix."""
 
+    def validate_absolute_path(self, root: str, absolute_path: str) -> str | None:
+        """The file that is asked for.
+
+        Raises:
+            HTTPError: 404: no file can have that name.
+        """
+        if "\0" in absolute_path:
+            raise HTTPError(404)
+        return super().validate_absolute_path(root, absolute_path)
+
     def set_extra_headers(self, path: str) -> None:
         """A copy that a browser has is good only if it is still the same."""
         del path
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Content-Security-Policy", "default-src 'none'; sandbox")
+        # our pages have an origin of their own, and modules are asked for as across one
+        self.set_header("Access-Control-Allow-Origin", "*")
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:

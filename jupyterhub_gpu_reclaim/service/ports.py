@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
     from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
     from jupyterhub_gpu_reclaim.orchestrator.totals import StoreUse, Totals
+    from jupyterhub_gpu_reclaim.principals import Principal
 
 
 class People(Protocol):
@@ -53,20 +54,20 @@ class People(Protocol):
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""
 
-    async def suspend(self, key: SessionKey, by: str) -> SessionView:
+    async def suspend(self, key: SessionKey, by: Principal) -> SessionView:
         """Save the session and free its machine, as soon as can be."""
 
     async def resume(
-        self, key: SessionKey, by: str, *, manages: bool = False
+        self, key: SessionKey, by: Principal, *, manages: bool = False
     ) -> SessionView:
         """Bring the saved session back."""
 
     async def keep(
-        self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
+        self, key: SessionKey, seconds: float, by: Principal, *, manages: bool = False
     ) -> SessionView:
         """Leave it alone for that long; 0 takes that back; limits bind users only."""
 
-    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
+    async def opt_out(self, key: SessionKey, out: bool, by: Principal) -> SessionView:
         """Never suspend it by policy, or do again."""
 
     def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
@@ -75,28 +76,35 @@ class People(Protocol):
     def audit(self, key: SessionKey, limit: int = 100) -> Sequence[AuditRow]:
         """Who did what to it, the newest first."""
 
-    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+    async def renew_login(self, key: SessionKey, by: Principal) -> SessionView:
         """Let the next start make a login valid that the Hub does not know any more."""
 
     async def bring_back(
-        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+        self,
+        key: SessionKey,
+        checkpoint: str,
+        by: Principal,
+        *,
+        save_running: bool = False,
     ) -> SessionView:
         """Bring back another saved state than the one that the session is in."""
 
-    async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
+    async def start_fresh(self, key: SessionKey, by: Principal) -> SessionView:
         """Put the saved session aside, so that the next start is a new one."""
 
     async def delete(
         self,
         key: SessionKey,
-        by: str,
+        by: Principal,
         checkpoint: str | None = None,
         *,
         everything: bool = False,
     ) -> Deleted:
         """Delete what is saved of the session, or one of its checkpoints."""
 
-    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
+    async def end_second(
+        self, key: SessionKey, incarnation: str, by: Principal
+    ) -> None:
         """End programs of the session that the Hub does not know of."""
 
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 #: Name of the service at the Hub, and so the end of its URL.
 SERVICE_NAME = "gpu-reclaim"
 
+#: Variable with the service's settings, as words of a command line in JSON: some of
+#: them are secrets, and everybody on a machine can read a command line.
+OPTIONS = "GPU_RECLAIM_OPTIONS"
+
 #: Custom scope: see and steer everybody's sessions.
 MANAGE = "custom:gpu-reclaim:manage"
 
@@ -60,6 +64,12 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
         "read:users:groups",
         "To tell which of the administrator's rules (`Rules.rules`) hold for a user.",
         "Where a rule names a group, no session could be suspended by itself.",
+    ),
+    Scope(
+        "read:users",
+        "To know since when a user has their name: what a former user of the same name"
+        " did is not shown to them, and the passes of that user's tabs are void.",
+        "Users would see no history, and open tabs no state of their session.",
     ),
     Scope(
         "start:servers",

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from tornado.web import Application
 
-from jupyterhub_gpu_reclaim.service import forms, overview, pages, tab
+from jupyterhub_gpu_reclaim.service import forms, overview, pages
 from jupyterhub_gpu_reclaim.service.openapi import pattern
 from jupyterhub_gpu_reclaim.service.routes import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.routes.base import NothingHere
+from jupyterhub_gpu_reclaim.service.visits import PageLogins
 
 if TYPE_CHECKING:
     from tornado.web import RequestHandler
@@ -45,14 +46,14 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
             *pages.rules(context.prefix),
             *forms.rules(context.prefix),
             *overview.rules(context.prefix),
-            *tab.rules(context.prefix),
             (r".*", pages.NoPage),
         ],
         context=context,
         openapi=openapi(context.prefix),
         cookie_secret=cookie_secret,
+        page_logins=PageLogins(cookie_secret, context.clock),
         log_function=log_request,
-        # XSRF is checked by HubOAuth for cookie logins, and tokens need none
+        # a cookie alone changes nothing (visits.py), and a token needs no more
         xsrf_cookies=False,
     )
 

@@ -16,7 +16,7 @@ from jupyterhub.utils import url_escape_path
 from traitlets import Float, Unicode
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim import passes, words
 from jupyterhub_gpu_reclaim.clients.service import ServiceClient
 from jupyterhub_gpu_reclaim.clock import Clock, SystemClock
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Unreachable
@@ -137,6 +137,16 @@ class PointerKeeper(Base):
         """Path of the service, on its own address as on the Hub's."""
         base = str(self.hub.base_url).removesuffix("hub/")
         return f"{base}services/{SERVICE_NAME}"
+
+    def get_env(self) -> dict[str, str]:
+        """With the key for the passes of the session's open tabs (``passes.py``)."""
+        env: dict[str, str] = super().get_env()
+        if self.reclaim_service and self.reclaim_token_file:
+            with suppress(OSError):
+                secret = Path(self.reclaim_token_file).read_text().strip().encode()
+                made = passes.session_key(secret, self.reclaim_key, self._clock.now())
+                env[passes.VARIABLE] = made
+        return env
 
     # --- state ---
 

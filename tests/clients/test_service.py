@@ -16,7 +16,9 @@ from jupyterhub_gpu_reclaim.clients.service import ServiceClient
 from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Vouching
 
+VOUCHING = Vouching(b"secret")
 KEY = SessionKey("a/b", "")
 PLACEMENT = Placement(key=KEY, incarnation="i1")
 ANSWERS: dict[str, object] = {}
@@ -35,12 +37,20 @@ class Scripted(RequestHandler):
             )
         )
         word = self.request.path.rpartition("/")[2]
+        if word == "hello":
+            SEEN.pop()
+            self.proved(200, b'{"run": "r1"}')
+            return
         answer = ANSWERS[word if word in ANSWERS else "progress"]
         if callable(answer):
             await answer(self)
             return
-        status, body = answer
+        self.proved(*answer)
+
+    def proved(self, status: int, body: bytes) -> None:
         self.set_status(status)
+        nonce = self.request.headers[NONCE]
+        self.set_header(PROOF, VOUCHING.proof(nonce, status, body))
         self.finish(body)
 
 
@@ -76,7 +86,7 @@ async def test_call_carries_token_and_body(client):
     assert (await client.plan_start(PLACEMENT)).action == "cold"
     [(uri, token, body)] = SEEN
     assert uri == "/services/gpu-reclaim/api/spawner/plan-start"
-    assert token == "token secret"
+    assert token == f"token {VOUCHING.token('r1')}"
     assert json.loads(body)["incarnation"] == "i1"
 
 
@@ -114,8 +124,10 @@ async def test_nobody_listens_is_unreachable():
 
 async def test_progress_yields_events_as_they_come_and_says_when_it_breaks(client):
     async def stream(handler):
-        for title in ("one", "two"):
-            handler.write(json.dumps({"step": {"step": title, "title": title}}) + "\n")
+        nonce = handler.request.headers[NONCE]
+        for number, title in enumerate(("one", "two")):
+            line = json.dumps({"step": {"step": title, "title": title}}).encode()
+            handler.write(VOUCHING.sealed(nonce, number, line) + b"\n")
             await handler.flush()
         await asyncio.sleep(0.1)  # what was sent has arrived
         handler.request.connection.stream.close()

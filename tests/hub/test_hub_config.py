@@ -12,12 +12,17 @@ from jupyterhub_gpu_reclaim.hub_config import TEMPLATES, configure, found_wrong
 from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN
 
 
+def options_of(service):
+    assert len(service["command"]) == 1  # whatever is said there, everybody can read
+    return json.loads(service["environment"]["GPU_RECLAIM_OPTIONS"])
+
+
 def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
     c = Config()
     configure(c, state_dir=str(tmp_path / "s"), idle_after=1800, service_port=4711)
     [service] = c.JupyterHub.services
     assert service["url"] == "http://127.0.0.1:4711"
-    assert "--IdlePolicy.idle_after=1800" in service["command"]
+    assert "--IdlePolicy.idle_after=1800" in options_of(service)
     assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
     assert c.JupyterHub.cleanup_servers is False
     assert c.JupyterHub.template_paths == [str(TEMPLATES)]
@@ -32,8 +37,8 @@ def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
     configure(c, state_dir=str(tmp_path / "s"), placement="kubernetes")
     [service] = c.JupyterHub.services
     assert c.JupyterHub.spawner_class == "gpu-reclaim"
-    assert "--ReclaimService.placement=kubernetes" in service["command"]
-    assert not any("Service.agent=" in word for word in service["command"])
+    assert "--ReclaimService.placement=kubernetes" in options_of(service)
+    assert not any("Service.agent=" in word for word in options_of(service))
 
 
 def test_configure_in_a_pod_makes_the_service_listen_where_the_proxy_finds_it(

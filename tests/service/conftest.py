@@ -43,6 +43,7 @@ from jupyterhub_gpu_reclaim.service import pages
 from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+from jupyterhub_gpu_reclaim.vouching import Vouching
 from tests.support.commands import Command
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class SessionsInMemory:
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
         self.queue: list[Waiting] = []
+        self.users_since: dict[str, float] = {}
         self.lines_known: list[Line] = []
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
@@ -116,6 +118,10 @@ class SessionsInMemory:
 
     def waiting(self) -> list[Waiting]:
         return self.queue
+
+    async def created(self, user: str) -> float:
+        """When the Hub has made that user; 0 where a test says nothing."""
+        return self.users_since.get(user, 0.0)
 
     def why(self, key: SessionKey) -> list[Verdict]:
         self.session(key)
@@ -303,7 +309,8 @@ class Running:
         return await AsyncHTTPClient().fetch(request, raise_error=False)
 
     async def spawner(self, path: str, body: object, method: str = "POST"):
-        return await self.call(f"api/spawner/{path}", SPAWNER_TOKEN, method, body)
+        token = Vouching(SPAWNER_TOKEN.encode()).token(self.context.run)
+        return await self.call(f"api/spawner/{path}", token, method, body)
 
 
 def _failure(response: HTTPResponse) -> Failure:
@@ -340,6 +347,7 @@ async def service(tmp_path):
         spawner_token=SPAWNER_TOKEN.encode(),
         prefix=PREFIX,
         hub_prefix="/hub/",
+        created=control.created,
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.service.openapi import METHODS, document, operations
 from jupyterhub_gpu_reclaim.service.routes import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.routes.base import Route
+from jupyterhub_gpu_reclaim.vouching import Vouching
 
 SCHEMATHESIS = shutil.which("st", path=str(Path(sys.executable).parent))
 
@@ -44,7 +45,7 @@ def test_every_call_of_the_architecture_is_in_the_document():
         for line in text.read_text().splitlines()
         if line.startswith("| `") and "/api/spawner/" in line.split("`")[1]
     }
-    assert len(named) == 8
+    assert len(named) == 9
     assert named <= paths
 
 
@@ -78,7 +79,7 @@ async def test_service_keeps_to_its_document_when_schemathesis_tries_it(
         service.control.put(name, phase=Phase.RUNNING)
         service.control.put(name, "saved", phase=Phase.SUSPENDED)
     if token == "spawner":
-        token = service.context.spawner_token.decode()
+        token = Vouching(service.context.spawner_token).token(service.context.run)
     process = await asyncio.create_subprocess_exec(
         SCHEMATHESIS,
         "run",

@@ -130,7 +130,7 @@ async def test_keep_for_no_sensible_time_is_a_bad_request(service, browser, seco
 
 async def test_fragment_is_one_card(service, browser):
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
-    page = (await browser.get("sessions/ada/-/card")).body.decode()
+    page = (await browser.part("sessions/ada/-/card")).body.decode()
     tags = Tags(page)
     assert [card["data-session"] for card in tags.all("article")] == ["ada/"]
     assert not tags.all("html")

@@ -74,6 +74,7 @@ def test_scopes_are_explained_and_the_least():
         "list:users",
         "read:servers",
         "read:users:groups",
+        "read:users",
         "start:servers",
         "delete:servers",
     ]

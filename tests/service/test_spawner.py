@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.models import (
     Step,
 )
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.vouching import Vouching
 
 ADA = SessionKey("ada", "train")
 PLACE = Placement(key=ADA, incarnation="i2", checkpoint="c1")
@@ -34,7 +35,9 @@ def client(service):
     made.close()
 
 
-@pytest.mark.parametrize("token", ["", "wrong", "token-root"])
+@pytest.mark.parametrize(
+    "token", ["", "wrong", "token-root", "spawner-secret-of-the-tests"]
+)
 async def test_spawner_call_without_its_token_is_unauthenticated(
     service, failure, token
 ):
@@ -46,9 +49,9 @@ async def test_spawner_call_without_its_token_is_unauthenticated(
 
 
 async def test_spawner_token_opens_no_call_for_people(service):
-    token = service.context.spawner_token.decode()
-    response = await service.call("api/sessions", token)
-    assert response.code == 401
+    secret = service.context.spawner_token
+    for token in (secret.decode(), Vouching(secret).token(service.context.run)):
+        assert (await service.call("api/sessions", token)).code == 401
 
 
 async def test_plan_start_carries_the_login_of_the_saved_session(service, client):

@@ -18,7 +18,7 @@ BAD = ("serious", "critical")
 _RUN = """async ([within, without]) => {
   const all = (selectors) => selectors.map((one) => [one]);
   const where = {include: all(within), exclude: all(without)};
-  const found = await axe.run(where, {resultTypes: ["violations"]});
+  const found = await axe.run(where, {resultTypes: ["violations"], preload: false});
   return found.violations.flatMap((rule) => rule.nodes.map((node) => [
     node.impact || rule.impact, rule.id, node.target.join(" "), node.failureSummary]));
 }"""

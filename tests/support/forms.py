@@ -8,6 +8,9 @@ from urllib.parse import urlencode
 
 from tornado.web import create_signed_value
 
+#: What a browser says of a page that it opens in a tab.
+VISIT = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
 
 class Browser:
     """Cookies, pages and forms; what a person without scripts has."""
@@ -22,7 +25,13 @@ class Browser:
             self.cookies[name] = signed.decode()
 
     async def get(self, path: str = "", **headers: str):
-        return await self._call(path, "GET", None, headers)
+        return await self._call(path, "GET", None, {**VISIT, **headers})
+
+    async def part(self, path: str):
+        """What a script of a page asks for: with the page's proof, without a cookie."""
+        headers = {"X-XSRFToken": await self.xsrf(), "Sec-Fetch-Mode": "cors"}
+        headers["Origin"] = "null"
+        return await self.service.call(path, "", headers=headers)
 
     async def post(self, path: str, accept: str = "text/html", **fields: str):
         kind = "application/x-www-form-urlencoded"

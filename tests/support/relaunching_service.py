@@ -20,7 +20,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Vouching
+
 TOKEN = "spawner-token-of-the-tests"
+VOUCHING = Vouching(TOKEN.encode())
+RUN = "the-only-one"
 Key = tuple[str, str]
 
 
@@ -239,14 +243,21 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = self.service.answer(self.path.rpartition("/")[2], body)
         except (LookupError, OSError) as error:
             status, answer = 409, {"code": "internal", "message": repr(error)}
-        data = b"" if answer is None else json.dumps(answer).encode()
+        self._send(status, b"" if answer is None else json.dumps(answer).encode())
+
+    def _send(self, status: int, data: bytes) -> None:
         self.send_response(status)
+        proof = VOUCHING.proof(self.headers[NONCE], status, data)
+        self.send_header(PROOF, proof)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         with contextlib.suppress(OSError):
             self.wfile.write(data)
 
     def do_GET(self) -> None:
+        if self.path.endswith("/hello"):
+            self._send(200, json.dumps({"run": RUN}).encode())
+            return
         if self._refused():
             return
         user, server = self.path.partition("?")[0].split("/")[-2:]
@@ -254,16 +265,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         with contextlib.suppress(OSError):
-            for event in self.service.events(key):
-                self.wfile.write(json.dumps(event).encode() + b"\n")
+            for number, event in enumerate(self.service.events(key)):
+                line = json.dumps(event).encode()
+                sealed = VOUCHING.sealed(self.headers[NONCE], number, line)
+                self.wfile.write(sealed + b"\n")
                 self.wfile.flush()
 
     def _refused(self) -> bool:
-        if self.headers["Authorization"] == f"token {TOKEN}":
+        if self.headers["Authorization"] == f"token {VOUCHING.token(RUN)}":
             return False
-        self.send_response(403)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self._send(403, b"")
         return True
 
     def log_message(self, *_: object) -> None:

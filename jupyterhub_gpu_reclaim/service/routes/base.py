@@ -16,7 +16,7 @@ import msgspec
 from jupyterhub.services.auth import HubOAuthenticated, UserNotAllowed
 from tornado.web import HTTPError, RequestHandler
 
-from jupyterhub_gpu_reclaim import wire
+from jupyterhub_gpu_reclaim import passes, wire
 from jupyterhub_gpu_reclaim.errors import (
     BadRequest,
     NotFound,
@@ -26,10 +26,14 @@ from jupyterhub_gpu_reclaim.errors import (
 )
 from jupyterhub_gpu_reclaim.events.log import Refusal
 from jupyterhub_gpu_reclaim.models import Failure, SessionKey
+from jupyterhub_gpu_reclaim.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import passes
+from jupyterhub_gpu_reclaim.service import visits
 from jupyterhub_gpu_reclaim.service.openapi import operations
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
+from jupyterhub_gpu_reclaim.service.visits import Login
+from jupyterhub_gpu_reclaim.vouching import NONCE, Vouching
+from jupyterhub_gpu_reclaim.vouching import PROOF as PROOF_OF_ANSWER
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+#: The header that a page's scripts send its proof in; its forms have a field.
+PROOF = "X-XSRFToken"
 #: A whole number in a query string.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
@@ -73,9 +79,9 @@ class Person:
         return self.manages or (self.is_user and key.user == self.name)
 
     @property
-    def label(self) -> str:
-        """Their name for the audit and for reasons."""
-        return self.name if self.is_user else f"service {self.name}"
+    def label(self) -> Principal:
+        """Who they are in the audit and in reasons."""
+        return of_user(self.name) if self.is_user else of_service(self.name)
 
 
 class Route(RequestHandler):
@@ -90,12 +96,20 @@ class Route(RequestHandler):
         return context
 
     def set_default_headers(self) -> None:
-        """Nothing is cached, sniffed, framed or told to others."""
+        """Nothing is cached, sniffed, framed, told to others or looked into.
+
+        The ``sandbox`` gives whatever is shown an origin of its own: a page of a
+        user's server, which has ours where the Hub has no subdomains, cannot read it
+        through a frame or a window.
+        """
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("X-Frame-Options", "DENY")
+        self.set_header("Cross-Origin-Opener-Policy", "same-origin")
         self.set_header("Referrer-Policy", "same-origin")
         self.set_header(
-            "Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"
+            "Content-Security-Policy",
+            "default-src 'none'; frame-ancestors 'none'; sandbox",
         )
         self.clear_header("Server")
 
@@ -183,15 +197,46 @@ class NothingHere(Route):
         raise HTTPError(404)
 
 
-class SpawnerRoute(Route):
+class VouchedRoute(Route):
+    """A call whose answers prove that they are the service's; see ``vouching.py``."""
+
+    _sealed = 0
+
+    @property
+    def vouching(self) -> Vouching:
+        """With the secret that the spawner has, too."""
+        return Vouching(self.context.spawner_token)
+
+    @property
+    def _nonce(self) -> str:
+        return str(self.request.headers.get(NONCE, ""))[:200]
+
+    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
+        """End the answer with its proof."""
+        if chunk is not None:
+            self.write(chunk)
+        if not self._headers_written:
+            body = b"".join(self._write_buffer)
+            proof = self.vouching.proof(self._nonce, self.get_status(), body)
+            self.set_header(PROOF_OF_ANSWER, proof)
+        return super().finish()
+
+    def write_line(self, line: bytes) -> None:
+        """A line of a stream, with its own proof."""
+        self.write(self.vouching.sealed(self._nonce, self._sealed, line) + b"\n")
+        self._sealed += 1
+
+
+class SpawnerRoute(VouchedRoute):
     """A call that only the spawner in the Hub's process may make."""
 
     async def prepare(self) -> None:
-        """Compare the token in constant time."""
+        """Compare the token of this run in constant time."""
         kind, _, token = self.request.headers.get("Authorization", "").partition(" ")
         given = token.strip().encode("utf-8", "replace")
+        wanted = self.vouching.token(self.context.run).encode()
         if kind.lower() not in ("token", "bearer") or not hmac.compare_digest(
-            given, self.context.spawner_token
+            given, wanted
         ):
             raise Unauthenticated(Reason.UNAUTHENTICATED)
 
@@ -199,19 +244,45 @@ class SpawnerRoute(Route):
 class PersonRoute(HubOAuthenticated, Route):
     """A call of a person or a program with a login of the Hub.
 
-    A cookie counts only with its XSRF token where something is changed; a token in
-    the ``Authorization`` header needs none. An open tab sends its pass in place of
-    the XSRF token, and may do less then: see ``passes.py``.
+    A login counts in three ways: as a token in the ``Authorization`` header; as the
+    proof that stands in a page of ours, whose scripts and forms send it
+    (``visits.py``); and, for pages alone, as the cookie of a browser that opens one.
+    An open tab of JupyterLab sends its pass, and may do less then: see ``passes.py``.
     """
 
     #: Whether an open tab may ask this for its own session.
     for_tabs: ClassVar[bool] = False
+    #: Whether this is a page, which a browser opens with its cookie alone.
+    is_page: ClassVar[bool] = False
 
     person: Person
+    _login: Login | None = None
 
     async def prepare(self) -> None:
         """Find out who asks, without ever blocking the event loop."""
-        self.person = await self.identify(allowed_only=True)
+        if not self.is_preflight():
+            self.person = await self.identify(allowed_only=True)
+
+    def set_default_headers(self) -> None:
+        """What a page of ours may read: its sandbox gives it the origin ``null``.
+
+        It sends no cookies from there, and others that have this origin know no proof.
+        """
+        super().set_default_headers()
+        if self.request.headers.get("Origin") == "null":
+            self.set_header("Access-Control-Allow-Origin", "null")
+            self.set_header("Vary", "Origin")
+
+    def is_preflight(self) -> bool:
+        """Whether a browser asks first if a page of ours may ask; answers it then."""
+        asked = self.request.headers.get("Access-Control-Request-Method")
+        if self.request.method != "OPTIONS" or not asked:
+            return False
+        self.set_header("Access-Control-Allow-Headers", PROOF)
+        self.set_header("Access-Control-Allow-Methods", "GET, POST")
+        self.set_header("Access-Control-Max-Age", "600")
+        self.no_content()
+        return True
 
     def log_exception(
         self,
@@ -240,42 +311,18 @@ class PersonRoute(HubOAuthenticated, Route):
                 )
             )
 
-    def check_xsrf_cookie(self) -> None:
-        """A pass that is good stands for the XSRF token."""
-        if self._tab() is None:
-            super().check_xsrf_cookie()
-
-    def _tab(self) -> str | None:
-        """The session of the tab that asks; None where no tab does.
-
-        Raises:
-            Unauthenticated: its pass is none, or none any more.
-        """
-        given = self.request.headers.get(passes.HEADER)
-        if given is None:
-            return None
-        found = passes.read(self.settings["cookie_secret"], given)
-        if found is None:
-            raise Unauthenticated(Reason.UNAUTHENTICATED)
-        return found
-
     async def identify(self, *, allowed_only: bool) -> Person:
         """Who asks.
 
         Raises:
-            Unauthenticated: nobody the Hub knows, or a cookie without its XSRF token.
+            Unauthenticated: nobody the Hub knows, or a cookie where none counts.
             Forbidden: somebody without access to this service, or a tab.
             Unreachable: the Hub does not answer.
         """
-        only = self._tab()
-        if only is not None and not self.for_tabs:
-            raise Forbidden(Reason.FORBIDDEN)
-        try:
-            model = await self.hub_auth.get_user(self, sync=False)
-        except HTTPError as error:
-            raise Unreachable(
-                Reason.HUB_UNREACHABLE, detail=error.log_message or ""
-            ) from error
+        tab = self.request.headers.get(passes.HEADER)
+        if tab is not None:
+            return await self._of_tab(tab)
+        model = await self._model()
         if not model:
             raise Unauthenticated(Reason.UNAUTHENTICATED)
         if allowed_only:
@@ -288,10 +335,80 @@ class PersonRoute(HubOAuthenticated, Route):
         return Person(
             name=model["name"],
             is_user=model.get("kind", "user") == "user",
-            manages=only is None and bool(holds({MANAGE}, model)),
+            manages=bool(holds({MANAGE}, model)),
             scrapes=bool(holds({METRICS}, model)),
-            only=only,
         )
+
+    async def _of_tab(self, given: str) -> Person:
+        """The session whose open tab asks, as far as its pass reaches."""
+        now = self.context.clock.now()
+        shown = passes.read(self.context.spawner_token, given, now)
+        if shown is None or shown.since < await self.context.created(shown.key.user):
+            raise Unauthenticated(Reason.UNAUTHENTICATED)
+        if not self.for_tabs:
+            raise Forbidden(Reason.FORBIDDEN)
+        key = shown.key
+        return Person(
+            name=key.user, is_user=True, manages=False, scrapes=False, only=key.path
+        )
+
+    async def seen_since(self, user: str) -> float:
+        """From when on the caller may know what happened to that user's sessions.
+
+        Managers see all of it. Somebody else sees nothing of a former user who had the
+        same name.
+        """
+        return 0.0 if self.person.manages else await self.context.created(user)
+
+    async def _model(self) -> dict[str, Any] | None:
+        """What the Hub says of the login that was sent."""
+        auth = self.hub_auth
+        token = auth.get_token(self, in_cookie=False)
+        self._login = Login(token, "") if token else self._sent_login()
+        if self._login is None:
+            return None
+        try:
+            model: dict[str, Any] | None = await auth.user_for_token(
+                self._login.token, session_id=self._login.session_id, sync=False
+            )
+        except HTTPError as error:
+            raise Unreachable(
+                Reason.HUB_UNREACHABLE, detail=error.log_message or ""
+            ) from error
+        return model
+
+    def _sent_login(self) -> Login | None:
+        """The login behind a page's proof; or that of a browser that opens a page.
+
+        Raises:
+            Forbidden: the browser does not say whether it opens a page, or it sends
+                the cookie twice, of which a page on the same host has set one.
+        """
+        proof = self.request.headers.get(PROOF) or self.get_body_argument("_xsrf", "")
+        if proof:
+            logins: visits.PageLogins = self.settings["page_logins"]
+            return logins.login(proof)
+        if not self.is_visit():
+            return None
+        name = self.hub_auth.cookie_name
+        if visits.times_sent(self.request.headers, name) > 1:
+            raise Forbidden(Reason.TWO_LOGINS)
+        token = self.hub_auth._get_token_cookie(self)  # noqa: SLF001 - no other way
+        return Login(token, self.hub_auth.get_session_id(self)) if token else None
+
+    def is_visit(self) -> bool:
+        """Whether this is a page that a browser opens, so that its cookie counts.
+
+        Raises:
+            Forbidden: it is one, and the browser says nothing of how it was opened.
+        """
+        if not self.is_page or self.request.method not in {"GET", "HEAD"}:
+            return False
+        if visits.is_told(self.request.headers):
+            return visits.is_visit(self.request.headers)
+        if not self.context.trust_plain_http:
+            raise Forbidden(Reason.PLAIN_HTTP)
+        return True
 
     def key(self, user: str, server: str) -> SessionKey:
         """The session that the path names.

@@ -37,7 +37,7 @@ class ManagerRoute(PersonRoute):
             Forbidden: it tells of everybody's sessions.
         """
         await super().prepare()
-        if not self.person.manages:
+        if not self._finished and not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
 
 

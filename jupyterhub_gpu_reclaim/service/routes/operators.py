@@ -60,7 +60,7 @@ class Metrics(PersonRoute):
 
     async def prepare(self) -> None:
         """Let in who manages or scrapes, or anybody where they are open."""
-        if self.context.metrics_open:
+        if self.context.metrics_open or self.is_preflight():
             return
         self.person = await self.identify(allowed_only=False)
         if not (self.person.manages or self.person.scrapes):

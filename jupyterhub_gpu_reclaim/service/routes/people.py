@@ -225,7 +225,9 @@ class History(PersonRoute):
         key = self.key(user, server)
         self.context.control.session(key)
         limit = min(self.number("limit", 100), LONGEST_HISTORY)
-        self.answer(list(self.context.control.audit(key, limit)))
+        since = await self.seen_since(user)
+        lines = self.context.control.audit(key, limit)
+        self.answer([line for line in lines if line.at >= since])
 
 
 class RenewLogin(PersonRoute):

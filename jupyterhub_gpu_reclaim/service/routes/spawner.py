@@ -1,8 +1,8 @@
 """What the spawner in the Hub's process asks before, during and after a start or stop.
 
-Called by ``clients/service.py`` only, with a secret that nobody else has, because an
-answer may carry the login of a saved session. The meaning of every call stands in
-``docs/explanation/architecture.md``.
+Called by ``clients/service.py`` only, which shares a secret with us (``vouching.py``),
+because an answer may carry the login of a saved session. The meaning of every call
+stands in ``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,26 @@ from jupyterhub_gpu_reclaim.service.routes.base import (
     Count,
     Route,
     SpawnerRoute,
+    VouchedRoute,
 )
 from jupyterhub_gpu_reclaim.service.streams import flushed, with_pauses
+from jupyterhub_gpu_reclaim.vouching import Hello
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+
+class SayHello(VouchedRoute):
+    """The service proves itself before the spawner says anything."""
+
+    path: ClassVar = "api/spawner/hello"
+
+    @operation(
+        "Which run of the service answers, proved", caller="anyone", answer=Hello
+    )
+    async def get(self) -> None:
+        """Say it."""
+        self.answer(Hello(run=self.context.run))
 
 
 class PlanStart(SpawnerRoute):
@@ -101,7 +116,7 @@ class Progress(SpawnerRoute):
         except ReclaimError as error:
             if not self._begun:
                 raise
-            self.write(wire.encode(Event(failure=wire.failure_of(error))) + b"\n")
+            self.write_line(wire.encode(Event(failure=wire.failure_of(error))))
 
     async def _send(self, events: AsyncIterator[Event]) -> None:
         limits = self.context.limits
@@ -110,7 +125,10 @@ class Progress(SpawnerRoute):
             await anext(paused)  # says that the source is being read
             async for event in paused:
                 # an empty line now and then shows whether the reader is still there
-                self.write(b"\n" if event is None else wire.encode(event) + b"\n")
+                if event is None:
+                    self.write(b"\n")
+                else:
+                    self.write_line(wire.encode(event))
                 self._begun = True
                 if not await flushed(self, limit=limits.stalled):
                     return
@@ -206,6 +224,7 @@ class Forget(SpawnerRoute):
 
 
 ROUTES: tuple[type[Route], ...] = (
+    SayHello,
     PlanStart,
     Placed,
     Progress,

@@ -18,6 +18,12 @@ from jupyterhub_gpu_reclaim.service.routes.base import Count, PersonRoute, Route
 LONGEST_PAGE = 500
 
 
+def story_since(page: StoryPage, since: float) -> StoryPage:
+    """That page without what is older; then there is no older page either."""
+    lines = [line for line in page.lines if line.at >= since]
+    return page if len(lines) == len(page.lines) else StoryPage(lines=lines)
+
+
 class UserHistory(PersonRoute):
     """What happened to all sessions of a user, also to those that are deleted."""
 
@@ -43,7 +49,8 @@ class UserHistory(PersonRoute):
             raise NotFound(Reason.UNKNOWN_SESSION, session=user)
         limit = min(max(self.number("limit", 100), 1), LONGEST_PAGE)
         before = self.number("before")
-        self.answer(self.context.control.story(user, before, limit))
+        since = await self.seen_since(user)
+        self.answer(story_since(self.context.control.story(user, before, limit), since))
 
 
 ROUTES: tuple[type[Route], ...] = (UserHistory,)

@@ -36,7 +36,7 @@ export async function makePlugins(load) {
       }
       addStyle();
       here.notice = new Notice();
-      here.service = new Service(paths.urls);
+      here.service = new Service(paths.urls, ServerConnection);
       const parts = { ...here, Dialog, ServerConnection };
       here.watch = new Watch(app, paths.urls, info, parts);
       new Attach({ ...here, ServerConnection }).install(SessionContext);

@@ -1,4 +1,4 @@
-/* The service's API for this tab's session, asked with a pass (service/passes.py).
+/* The service's API for this tab's session, asked with a pass (passes.py).
  *
  * Used by tidings.js, panel.js and watch.js. Never throws: where the service is away, or
  * this visitor may not ask it, the answer is null, and whoever asked says nothing.
@@ -7,7 +7,9 @@ const PATIENCE_MS = 10000;
 const HEADER = "X-GPU-Reclaim-Tab";
 
 export class Service {
-  constructor({ hubPrefix = "", hubUser = "", hubServerName = "" }) {
+  /** `connection` is JupyterLab's ServerConnection. */
+  constructor({ hubPrefix = "", hubUser = "", hubServerName = "" }, connection) {
+    this.connection = connection;
     const base = hubPrefix.replace(/hub\/?$/, "");
     // "-" is the default server; a name of dashes gets one more (SessionKey.path)
     const server = hubServerName.replace(/^-*$/, "$&-");
@@ -68,31 +70,21 @@ export class Service {
       method,
       body: body && JSON.stringify(body),
       headers: { [HEADER]: this.pass },
-      credentials: "same-origin",
+      credentials: "omit", // the pass says whose tab it is
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
   }
 
-  /** Visits the service in a hidden frame, through the Hub's login, for a pass. */
+  /** Asks the session's own server for a pass, as JupyterLab asks it for anything. */
   async login() {
-    const frame = document.createElement("iframe");
-    frame.hidden = true;
-    frame.title = "Login of the session's state";
-    frame.referrerPolicy = "same-origin"; // it is given to pages of this server only
-    frame.src = `${this.prefix}tab/${this.session}`;
-    try {
-      await new Promise((loaded, late) => {
-        frame.addEventListener("load", loaded);
-        setTimeout(late, PATIENCE_MS, new Error("no answer"));
-        document.body.append(frame);
-      });
-      const meta = frame.contentDocument?.querySelector('meta[name="gpu-reclaim-tab"]');
-      if (!meta) {
-        throw new Error("no pass for this visitor");
-      }
-      return meta.content;
-    } finally {
-      frame.remove();
+    const settings = this.connection.makeSettings();
+    const url = `${settings.baseUrl}gpu-reclaim/pass`;
+    const init = { method: "POST", signal: AbortSignal.timeout(PATIENCE_MS) };
+    const answer = await this.connection.makeRequest(url, init, settings);
+    const { pass } = answer.ok ? await answer.json() : {};
+    if (!pass) {
+      throw new Error("no pass: the server is away, or was started without a key");
     }
+    return pass;
   }
 }

@@ -10,13 +10,23 @@ export const urlOf = (prefix, session) => {
   return `${prefix}sessions/${encodeURIComponent(session.slice(0, cut))}/${encodeURIComponent(server)}`;
 };
 
+/** Ask the service, with the proof that stands in the page. It has no cookie here: the
+    page has an origin of its own, so that no other page can look into it. */
+export async function ask(url, xsrf, signal) {
+  const answer = await fetch(url, {
+    headers: { "X-XSRFToken": xsrf },
+    credentials: "omit",
+    signal,
+  });
+  // the login has ended, or the service was restarted: a visit makes a new proof
+  if (answer.status === 401 && !document.hidden) location.reload();
+  return answer;
+}
+
 /** A part of the page as HTML; undefined where it is gone, null where nobody answers. */
 export async function fetched(url, xsrf) {
   try {
-    const answer = await fetch(url, {
-      headers: { "X-XSRFToken": xsrf },
-      signal: AbortSignal.timeout(20000),
-    });
+    const answer = await ask(url, xsrf, AbortSignal.timeout(20000));
     if (answer.ok) return parsed(await answer.text());
     return answer.status === 404 ? undefined : null;
   } catch {
@@ -50,23 +60,50 @@ function keepOpen(old, fresh) {
   }
 }
 
+const STILL_MS = 60000; // the stream says something every 15 s
+const AGAIN_MS = 3000;
+const REFUSED_MS = 30000; // too many pages, or the login has ended
+
 /** Call back for every change, and whenever some may have been missed.
     "changed" gets the session's key, "present" all keys where the stream tells them. */
-export function follow(url, { changed, present, missed }) {
-  const events = new EventSource(url);
-  events.addEventListener("open", () => missed?.());
-  events.addEventListener("session", (event) => {
-    const { key } = JSON.parse(event.data);
+export async function follow(url, xsrf, told) {
+  for (;;) {
+    const refused = await streamed(url, xsrf, told).catch(() => false);
+    await new Promise((wake) => setTimeout(wake, refused ? REFUSED_MS : AGAIN_MS));
+  }
+}
+
+/** Read the stream until it ends; whether it was refused. */
+async function streamed(url, xsrf, { changed, present, missed }) {
+  const left = new AbortController();
+  let timer = setTimeout(() => left.abort(), STILL_MS);
+  try {
+    const answer = await ask(url, xsrf, left.signal);
+    if (!answer.ok) return answer.status < 500;
+    missed?.();
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let text = ""; ; ) {
+      const { value, done } = await reader.read();
+      if (done) return false;
+      clearTimeout(timer);
+      timer = setTimeout(() => left.abort(), STILL_MS);
+      const blocks = (text + value).split("\n\n");
+      text = blocks.pop();
+      for (const block of blocks) heard(block.split("\n"), changed, present);
+    }
+  } finally {
+    clearTimeout(timer);
+    left.abort();
+  }
+}
+
+function heard([event, data], changed, present) {
+  if (event === "event: session") {
+    const { key } = JSON.parse(data.slice(6));
     changed(`${key.user}/${key.server ?? ""}`);
-  });
-  events.addEventListener("present", (event) => {
-    present?.(new Set(JSON.parse(event.data)));
-  });
-  events.addEventListener("error", () => {
-    // a refusal (login ended, too many pages) is final for an EventSource
-    if (events.readyState !== EventSource.CLOSED) return;
-    setTimeout(follow, 30000, url, { changed, present, missed });
-  });
+  } else if (event === "event: present") {
+    present?.(new Set(JSON.parse(data.slice(6))));
+  }
 }
 
 /** Calls a function soon, and at most once in that time. */
@@ -120,6 +157,7 @@ async function sent(form) {
       method: "POST",
       body: new URLSearchParams(new FormData(form)),
       headers: { Accept: "application/json" },
+      credentials: "omit",
       signal: AbortSignal.timeout(60000),
     });
     const told = await answer.json();

@@ -43,8 +43,8 @@ const all = () => cards().forEach((card) => changed(card.dataset.session));
 begin();
 sendForms(mine, (session) => session && changed(session));
 nowAndThen(all, 60000); // "12 min ago" grows old by itself
-const query = new URLSearchParams({ _xsrf: xsrf, user });
-follow(`${prefix}api/events?${query}`, {
+const query = new URLSearchParams({ user });
+void follow(`${prefix}api/events?${query}`, xsrf, {
   changed,
   present: (known) =>
     cards().forEach((card) => known.has(card.dataset.session) || card.remove()),

@@ -13,8 +13,8 @@ const look = calmly(async () => {
 begin();
 sendForms(document.getElementById("main"), () => look(300));
 nowAndThen(() => look(300), 60000);
-const query = new URLSearchParams({ _xsrf: xsrf, user, state: "0" });
-follow(`${prefix}api/events?${query}`, {
+const query = new URLSearchParams({ user, state: "0" });
+void follow(`${prefix}api/events?${query}`, xsrf, {
   changed: (session) => session === only && look(300),
   missed: () => look(300),
 });

@@ -120,8 +120,7 @@ nowAndThen(() => {
   table(0);
   summary(0);
 }, 60000);
-const query = new URLSearchParams({ _xsrf: xsrf, state: "0" });
-follow(`${prefix}api/events?${query}`, {
+void follow(`${prefix}api/events?state=0`, xsrf, {
   // a row that is shown soon; what else has changed may move rows, but not all the time;
   // and where there are so many sessions that an answer takes long, it is asked less
   changed: (session) => {

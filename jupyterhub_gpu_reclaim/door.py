@@ -1,0 +1,164 @@
+"""An HTTP server that strangers cannot keep busy: what has not asked yet waits in turn.
+
+For service and agent alike. A connection is dropped when it takes too long over its
+request's head or body. When too many are waiting to ask, the one that has waited
+longest is closed for the next: who asks at once is served, however many others hold
+connections open and say nothing. What is being answered is never cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPMessageDelegate
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable
+
+    from tornado.http1connection import HTTP1ServerConnection
+    from tornado.httputil import (
+        HTTPConnection,
+        HTTPHeaders,
+        HTTPServerConnectionDelegate,
+        RequestStartLine,
+        ResponseStartLine,
+    )
+    from tornado.iostream import IOStream
+    from tornado.web import Application
+
+log = logging.getLogger(__name__)
+
+#: Seconds for a request's head, also between two requests on one connection.
+HEAD_SECONDS = 30.0
+#: Seconds for a request's body; ours have a few hundred bytes.
+BODY_SECONDS = 15.0
+#: Connections that may wait to ask; no more than a quarter of the file limit.
+MOST_WAITING = 512
+#: Connections in all, with those that are being answered; at most half of the limit.
+MOST = 4096
+#: Bytes of a request's head.
+MOST_HEAD = 32 * 1024
+#: Seconds between two lines of the log about it.
+_QUIET = 60.0
+
+
+def raise_file_limit() -> int:
+    """Allow this process as many open files as it may have; how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return MOST * 2 if hard == resource.RLIM_INFINITY else hard
+
+
+class Door(HTTPServer):
+    """The server; made by :func:`door`."""
+
+    _most_waiting = MOST_WAITING
+    _most = MOST
+
+    def bound(self, most_waiting: int, most: int) -> None:
+        """Take so many connections and no more."""
+        self._most_waiting = most_waiting
+        self._most = most
+        self._waiting: OrderedDict[HTTP1ServerConnection, None] = OrderedDict()
+        self._closed = 0
+        self._told = -_QUIET
+
+    def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
+        """Somebody has connected."""
+        if len(self._connections) >= self._most and not self._waiting:
+            self._close(stream)  # all of them are being answered
+            return
+        super().handle_stream(stream, address)
+
+    def start_request(
+        self, server_conn: object, request_conn: HTTPConnection
+    ) -> HTTPMessageDelegate:
+        """From now on it may ask."""
+        self._waiting[server_conn] = None  # type: ignore[index]
+        while (
+            len(self._waiting) > self._most_waiting
+            or len(self._connections) > self._most
+        ) and self._waiting:
+            oldest, _ = self._waiting.popitem(last=False)
+            self._close(oldest.stream)
+        return _Asking(
+            super().start_request(server_conn, request_conn),
+            lambda: self._waiting.pop(server_conn, None),  # type: ignore[call-overload]
+        )
+
+    def on_close(self, server_conn: object) -> None:
+        """It has ended."""
+        self._waiting.pop(server_conn, None)  # type: ignore[call-overload]
+        super().on_close(server_conn)
+
+    def _close(self, stream: Any) -> None:
+        stream.close()
+        self._closed += 1
+        now = time.monotonic()
+        if now - self._told >= _QUIET:
+            log.warning("- %d connections closed: too many of them", self._closed)
+            self._told, self._closed = now, 0
+
+
+class _Asking(HTTPMessageDelegate):
+    """A request that is being read; says when all of it is there."""
+
+    def __init__(self, inner: HTTPMessageDelegate, asked: Any) -> None:
+        self._inner = inner
+        self._asked = asked
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        return self._inner.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._inner.data_received(chunk)
+
+    def finish(self) -> None:
+        self._asked()
+        self._inner.finish()
+
+    def on_connection_close(self) -> None:
+        self._inner.on_connection_close()
+
+
+def door(
+    application: Application | HTTPServerConnectionDelegate,
+    *,
+    max_body: int,
+    files: int,
+    xheaders: bool = False,
+    tls: ssl.SSLContext | None = None,
+    head_seconds: float = HEAD_SECONDS,
+    body_seconds: float = BODY_SECONDS,
+) -> Door:
+    """A server for that application.
+
+    Args:
+        application: answers.
+        max_body: longest body that is read, bytes.
+        files: how many files this process may have open; most stay for other things.
+        xheaders: believe what a proxy says of the caller.
+        tls: certificate; None: plain HTTP.
+        head_seconds: time for a request's head.
+        body_seconds: time for its body.
+    """
+    server = Door(
+        application,
+        ssl_options=tls,
+        xheaders=xheaders,
+        max_body_size=max_body,
+        max_header_size=MOST_HEAD,
+        idle_connection_timeout=head_seconds,
+        body_timeout=body_seconds,
+    )
+    server.bound(min(MOST_WAITING, files // 4), min(MOST, files // 2))
+    return server

@@ -1,0 +1,29 @@
+"""Who did something, as a text that nobody can take for another's.
+
+A user's name is free: "service monitor" or our own name are names like any other. So a
+:data:`Principal` is made here and nowhere else; the journal, the event log and pages
+have its text.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+#: Somebody who acts: a user, a service of the Hub, or this service by itself.
+Principal = NewType("Principal", str)
+
+#: This service, by itself.
+OURSELVES = Principal("gpu-reclaim")
+_SERVICE = "service "
+_USER = "user "
+
+
+def of_user(name: str) -> Principal:
+    """A user: the name; one that reads as somebody else's is told apart."""
+    another = name == OURSELVES or name.startswith((_SERVICE, _USER))
+    return Principal(_USER + name if another else name)
+
+
+def of_service(name: str) -> Principal:
+    """A service of the Hub."""
+    return Principal(_SERVICE + name)

@@ -1,0 +1,99 @@
+"""Names, paths, reasons and error bodies of strangers, in the log of our programs."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from jupyterhub_gpu_reclaim import observability
+from jupyterhub_gpu_reclaim.service.web import log_request
+
+FORGED = "2026-11-22T10:00:00.000Z I jupyterhub_gpu_reclaim.service: root did it"
+HOSTILE = [
+    f"eve\nTraceback \n{FORGED}",
+    f"eve\nTraceback (most recent call last):\n{FORGED}\x1b[2J",
+    f"eve\r{FORGED}",
+    f"eve\x9b2J\x85{FORGED}",
+    f"eve\u2028{FORGED}\u2029",
+    "eve\u202egnp.exe\u2066\u200f",
+    "eve\x00\x07\x7f\udc80",
+]
+
+
+@pytest.fixture
+def log():
+    """What a program of ours writes."""
+    stream = io.StringIO()
+    former = logging.lastResort
+    observability.set_up("DEBUG", stream)
+    yield stream
+    observability.set_up("INFO", sys.stderr)
+    logging.getLogger("jupyterhub_gpu_reclaim").propagate = True
+    logging.lastResort = former
+
+
+def check(lines: list[str], *, first: int) -> None:
+    """That only so many lines begin as lines of ours, and nothing is obeyed."""
+    assert sum(not line.startswith("    ") for line in lines) == first
+    text = "".join(lines)
+    assert not [char for char in text if observability.shown(char) != char]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_log_line_with_hostile_text_stays_one_line(log, text):
+    logger = logging.getLogger("jupyterhub_gpu_reclaim.test")
+    logger.info("%s: suspended, %s", text, text)
+    check(log.getvalue().split("\n")[:-1], first=1)
+    assert log.getvalue().encode("utf-8")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_traceback_of_an_error_with_hostile_text_stays_indented(log, text):
+    logger = logging.getLogger("jupyterhub_gpu_reclaim.test")
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logger.exception("%s failed", text, stack_info=True)
+    lines = log.getvalue().split("\n")[:-1]
+    check(lines, first=1)
+    assert any("    Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_path_of_a_request_stays_one_line(log, text):
+    request = SimpleNamespace(method="GET", path=text, request_time=lambda: 0.1)
+    log_request(SimpleNamespace(get_status=lambda: 500, request=request))
+    check(log.getvalue().split("\n")[:-1], first=1)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_other_libraries_lines_are_written_alike(text):
+    stream = io.StringIO()
+    former = logging.lastResort
+    try:
+        observability.set_up("INFO", stream)
+        record = logging.makeLogRecord({"msg": text, "levelno": 40, "name": "asyncio"})
+        logging.lastResort.handle(record)
+    finally:
+        observability.set_up("INFO", sys.stderr)
+        logging.getLogger("jupyterhub_gpu_reclaim").propagate = True
+        logging.lastResort = former
+    check(stream.getvalue().split("\n")[:-1], first=1)
+
+
+def test_message_that_comes_ten_thousand_times_is_counted(log):
+    logger = logging.getLogger("jupyterhub_gpu_reclaim.test")
+    for number in range(10_000):
+        logger.warning("accept failed: %d", number)
+    assert len(log.getvalue().splitlines()) <= 400
+    throttle = observability.Throttle(most=1, within=5.0)
+    kept = []
+    for at in (0.0, 1.0, 2.0, 6.0):
+        record = logging.makeLogRecord({"msg": "x %d", "args": (1,), "created": at})
+        if throttle.filter(record):
+            kept.append(record.getMessage())
+    assert kept == ["x 1", "x 1 (2 more like it were left out)"]

@@ -1,0 +1,131 @@
+"""Connections that strangers open and then say little or nothing, without a login."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+
+import pytest
+from tornado.web import Application, RequestHandler
+
+from jupyterhub_gpu_reclaim.agent.routes import make_application
+from jupyterhub_gpu_reclaim.door import door, raise_file_limit
+from tests.service.conftest import service
+
+__all__ = ["service"]
+
+FILES = 400  #: as if the process might have so many: 100 may wait
+SLOW_POST = (
+    b"POST /services/gpu-reclaim/api/sessions/ada/-/suspend HTTP/1.1\r\n"
+    b"Host: x\r\nContent-Length: 60000\r\n\r\n{"
+)
+
+
+@contextlib.asynccontextmanager
+async def serving(application, **options):
+    server = door(application, max_body=65536, files=FILES, **options)
+    server.listen(0, "127.0.0.1")
+    try:
+        yield next(iter(server._sockets.values())).getsockname()[1], server
+    finally:
+        server.stop()
+        await server.close_all_connections()
+
+
+async def asked(port: int, path: str = "/healthz") -> bytes:
+    """One quick call of somebody who has a reason."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    )
+    answer = await reader.read()
+    writer.close()
+    return answer.split(b"\r\n")[0]
+
+
+async def crowd(port: int, said: bytes, many: int) -> list:
+    pairs = []
+    for _ in range(many):
+        pair = await asyncio.open_connection("127.0.0.1", port)
+        pair[1].write(said)
+        pairs.append(pair)
+    return pairs
+
+
+@pytest.mark.parametrize("said", [b"", b"POST / HT", SLOW_POST])
+async def test_service_answers_while_a_thousand_slow_calls_are_open(service, said):
+    async with serving(service.app) as (port, server):
+        pairs = await crowd(port, said, 1050)
+        status = await asked(port, "/services/gpu-reclaim/healthz")
+        assert status == b"HTTP/1.1 200 OK"
+        assert len(server._connections) <= FILES // 2
+        for _, writer in pairs:
+            writer.close()
+
+
+async def test_agent_answers_while_many_slow_calls_are_open():
+    application = make_application(None, "token-of-the-agent")
+    async with serving(application) as (port, _):
+        pairs = await crowd(port, SLOW_POST, 300)
+        assert await asked(port) == b"HTTP/1.1 200 OK"
+        for _, writer in pairs:
+            writer.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"POST / HT", SLOW_POST])
+async def test_slow_call_is_hung_up_on(service, said):
+    limits = {"head_seconds": 0.5, "body_seconds": 0.5}
+    async with serving(service.app, **limits) as (port, server):
+        begun = time.monotonic()
+        ((reader, writer),) = await crowd(port, said, 1)
+        async with asyncio.timeout(20):
+            await reader.read()
+        assert time.monotonic() - begun >= 0.4
+        writer.close()
+        assert not server._waiting
+
+
+class Held(RequestHandler):
+    """An answer that takes its time, as a stream of events does."""
+
+    async def get(self) -> None:
+        self.write("begun\n")
+        await self.flush()
+        await self.settings["hold"].wait()
+        self.write("ended\n")
+
+
+async def test_answer_under_way_is_not_cut_off_by_a_crowd():
+    hold = asyncio.Event()
+    application = Application([(r"/", Held)], hold=hold)
+    async with serving(application) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await reader.readuntil(b"begun\n")
+        pairs = await crowd(port, b"", 300)
+        hold.set()
+        async with asyncio.timeout(20):
+            assert b"ended" in await reader.read()
+        for _, other in [(reader, writer), *pairs]:
+            other.close()
+
+
+async def test_body_that_is_too_long_is_refused_before_it_is_read(service):
+    async with serving(service.app) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(SLOW_POST.replace(b"60000", b"6000000000"))
+        async with asyncio.timeout(20):
+            assert b"200" not in await reader.read()
+        writer.close()
+
+
+def test_file_limit_is_raised_to_what_is_allowed():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 512), before[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,0 +1,186 @@
+"""Odd addresses and names without a login; what is asked must never be our fault."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim import passes
+from jupyterhub_gpu_reclaim.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
+from jupyterhub_gpu_reclaim.orchestrator.story import StoryLine, StoryPage
+from tests.service.conftest import service
+from tests.support.forms import Browser, Tags
+
+__all__ = ["service"]
+
+ODD = [
+    "%00", "x%00.js", "%ff", "%c0%80", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/x",
+    "a" * 5000, "%0d%0aX: y", "live.js%00", "live.js/", "admin", "%F0%9F%92%A9", "~",
+    "{user}", "-", "--/-", "%25", "%E2%80%AE",
+]  # fmt: skip
+ROOTS = [
+    "static/", "", "api/", "sessions/", "sessions/ada/", "api/sessions/",
+    "api/sessions/ada/", "api/spawner/", "api/spawner/progress/a/", "api/users/",
+    "all/", "log?user=", "log?before=", "oauth_callback?state=", "oauth_callback?code=",
+    "api/events?user=",
+]  # fmt: skip
+
+
+async def raw(service, method: str, path: str, more: str = "") -> int:
+    """One request as it stands; no client mends its address."""
+    port = int(service.url.split(":")[2].split("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"{method} /services/gpu-reclaim/{path} HTTP/1.1\r\nHost: x\r\n{more}"
+    writer.write(head.encode() + b"Connection: close\r\nContent-Length: 0\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("root", ROOTS)
+async def test_odd_address_without_a_login_is_no_fault_of_ours(service, root):
+    for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE", "X"):
+        for odd in ODD:
+            status = await raw(service, method, root + odd)
+            assert 200 <= status < 500 or (method == "X" and status == 405), (
+                method, root, odd, status,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Authorization: token \xff\r\n",
+        "Authorization: token " + "x" * 9000 + "\r\n",
+        "Cookie: service-gpu-reclaim=2|1:0|10:x|x\r\n",
+        "Cookie: ;;=;service-gpu-reclaim\r\n",
+        "X-GPU-Reclaim-Tab: 1.2.3.%zz/-\r\n",
+        "X-XSRFToken: \xff\r\n",
+        "Content-Type: multipart/form-data; boundary=\r\n",
+        "Content-Encoding: gzip\r\n",
+        "Sec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n",
+    ],
+)
+async def test_odd_header_without_a_login_is_no_fault_of_ours(service, head):
+    for method in ("GET", "POST"):
+        for path in ("", "api/sessions", "sessions/ada/-/delete", "static/live.js"):
+            status = await raw(service, method, path, head)
+            assert status < 500, (method, path)
+
+
+async def test_file_with_a_null_in_its_name_is_not_there(service):
+    assert await raw(service, "GET", "static/%00") == 404
+
+
+NAMES = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'-alert(1)-'",
+    "{{7*7}}",
+    "javascript:alert(1)",
+    "a&b</style><b>",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_stored_name_with_markup_is_text_on_every_page(service, name):
+    service.control.put("ada", name, phase=Phase.SUSPENDED, checkpoint="c1")
+    plain = SessionKey("ada", "plain")
+    service.control.put("ada", "plain", phase=Phase.SUSPENDED, checkpoint="c1")
+    root = Browser(service, "token-root")
+    one = f"sessions/{SessionKey('ada', name).path}"
+    other = f"sessions/{plain.path}"
+    for path, same in (
+        ("all", "all"),
+        (one, other),
+        (f"{one}/fresh", f"{other}/fresh"),
+    ):
+        page = (await root.get(path)).body.decode()
+        usual = (await root.get(same)).body.decode()
+        tags = {tag for tag, _ in Tags(page).seen}
+        assert tags == {tag for tag, _ in Tags(usual).seen}, path
+        handlers = [a for _, attrs in Tags(page).seen for a in attrs if a[:2] == "on"]
+        assert handlers == []
+
+
+class TestReusedName:
+    """Ada was somebody else before; what she did stays hers."""
+
+    @pytest.fixture
+    def reused(self, service, monkeypatch):
+        key = SessionKey("ada")
+        service.control.put("ada")
+        rows = [
+            AuditRow(at=at, key=key, who="ada", what="suspend", message=message)
+            for at, message in ((200.0, "mine"), (50.0, "of the former ada"))
+        ]
+        lines = [
+            StoryLine(
+                id=n, at=row.at, key=key, who="ada", what="x", sentence=row.message
+            )
+            for n, row in enumerate(rows)
+        ]
+        monkeypatch.setattr(service.control, "audit", lambda *_: rows)
+        page = StoryPage(lines=lines, next=7)
+        monkeypatch.setattr(service.control, "story", lambda *_: page)
+        service.control.users_since["ada"] = 100.0
+        return service
+
+    PATHS = ("api/users/ada/history", "api/sessions/ada/-/history")
+
+    async def test_new_user_sees_their_own_history_alone(self, reused):
+        for path in self.PATHS:
+            text = (await reused.call(path)).body.decode()
+            assert "mine" in text, path
+            assert "former" not in text, path
+        ada = Browser(reused, "token-ada")
+        for path in ("log", "sessions/ada/-"):
+            text = (await ada.get(path)).body.decode()
+            assert "mine" in text, path
+            assert "former" not in text, path
+        first = await reused.call("api/users/ada/history")
+        assert msgspec.json.decode(first.body)["next"] is None
+
+    async def test_manager_sees_all_of_it(self, reused):
+        for path in self.PATHS:
+            text = (await reused.call(path, "token-root")).body.decode()
+            assert "former" in text, path
+
+    async def test_pass_of_the_former_users_session_is_void(self, reused):
+        now = reused.context.clock.now()
+        reused.control.users_since["ada"] = now - 60
+        for started, status in ((now - 120, 401), (now - 30, 200)):
+            key = passes.session_key(
+                reused.context.spawner_token, SessionKey("ada"), started
+            )
+            tab = passes.made({passes.VARIABLE: key}, now)
+            answer = await reused.call(
+                "api/sessions/ada/-", "", headers={passes.HEADER: tab}
+            )
+            assert answer.code == status
+
+
+class TestReplay:
+    """A pass that somebody has seen, and what it does elsewhere."""
+
+    async def test_pass_of_another_session_is_refused(self, service):
+        for name in ("ada", "bob"):
+            service.control.put(name)
+        now = service.context.clock.now()
+        key = passes.session_key(service.context.spawner_token, SessionKey("bob"), now)
+        headers = {passes.HEADER: passes.made({passes.VARIABLE: key}, now)}
+        for path, status in (("bob/-", 200), ("ada/-", 404)):
+            answer = await service.call(f"api/sessions/{path}", "", headers=headers)
+            assert answer.code == status
+
+    async def test_key_of_a_session_is_no_pass_and_no_other_secret(self, service):
+        service.control.put("bob")
+        secret = service.context.spawner_token
+        key = passes.session_key(secret, SessionKey("bob"), 1.0)
+        assert secret.decode() not in key
+        headers = {passes.HEADER: key}
+        answer = await service.call("api/sessions/bob/-", "", headers=headers)
+        assert answer.code == 401

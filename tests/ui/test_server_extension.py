@@ -1,0 +1,95 @@
+"""The extension of a session's own server: it hands a tab its pass, and nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from jupyterhub_gpu_reclaim import passes
+from jupyterhub_gpu_reclaim.models import SessionKey
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.hub import free_port, wait_until
+
+SECRET = b"secret-of-spawner-and-service"
+CONFIG = Path("etc/jupyter/jupyter_server_config.d/jupyterhub-gpu-reclaim.json")
+
+
+def test_installed_configuration_is_the_one_of_this_checkout():
+    source = Path(__file__).parents[2] / "jupyterhub_gpu_reclaim/ui/server"
+    assert filecmp.cmp(source / CONFIG.name, Path(sys.prefix) / CONFIG, shallow=False)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A Jupyter server as a session has it: its address, without a Hub."""
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    key = passes.session_key(SECRET, SessionKey("ada", "train"), time.time())
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"),
+            *(f"--port={port}", "--ServerApp.base_url=/user/ada/train/"),
+            "--IdentityProvider.token=token-of-ada",
+        ],
+        env={**os.environ, "HOME": str(folder), passes.VARIABLE: key},
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}/user/ada/train/"
+
+    def answers() -> bool:
+        with contextlib.suppress(requests.RequestException):
+            return requests.get(f"{url}api", timeout=5).ok
+        return False
+
+    try:
+        wait_until(answers, 60)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_who_may_use_the_server_gets_a_pass_of_its_session(server):
+    headers = {"Authorization": "token token-of-ada"}
+    answer = requests.post(f"{server}gpu-reclaim/pass", headers=headers, timeout=20)
+    assert answer.status_code == 200
+    assert answer.headers["Cache-Control"] == "no-store"
+    found = passes.read(SECRET, answer.json()["pass"], time.time())
+    assert found is not None
+    assert found.key == SessionKey("ada", "train")
+
+
+def test_request_for_a_pass_is_no_use_of_the_session(server):
+    headers = {"Authorization": "token token-of-ada"}
+
+    def used() -> str:
+        told = requests.get(f"{server}api/status", headers=headers, timeout=20).json()
+        return str(told["last_activity"])
+
+    before = used()
+    requests.post(f"{server}gpu-reclaim/pass", headers=headers, timeout=20)
+    assert used() == before
+
+
+def test_without_the_login_or_its_xsrf_token_there_is_no_pass(server):
+    url = f"{server}gpu-reclaim/pass"
+    assert requests.post(url, timeout=20).status_code == 403
+    with requests.Session() as browser:
+        browser.get(f"{server}?token=token-of-ada", timeout=20)
+        assert browser.get(f"{server}api/status", timeout=20).ok  # logged in
+        assert browser.post(url, timeout=20).status_code == 403
+        assert browser.get(url, timeout=20).status_code == 405
+        xsrf = browser.cookies.get("_xsrf", path="/user/ada/train/") or ""
+        good = browser.post(url, headers={"X-XSRFToken": xsrf}, timeout=20)
+        assert good.status_code == 200, good.text
