@@ -97,7 +97,8 @@ q.put(x); got = r.get()
 
 def code_of(session) -> str:
     event = session.capture()
-    return event["failure"]["code"] if "failure" in event else str(event)
+    assert event["failure"], event
+    return event["failure"]["code"]
 
 
 def test_a_handle_that_is_open_is_refused_and_one_that_is_closed_is_not(session):
