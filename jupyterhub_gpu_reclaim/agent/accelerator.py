@@ -140,7 +140,8 @@ class Accelerator:
             if card.divided:
                 yield finding(Reason.GPU_MIG, card=card.name)
         users = [user.process for user in survey.users]
-        for one in gpu_sharing.examine(self._driver, users, snapshot):
+        counted = _counted(cards)
+        for one in gpu_sharing.examine(self._driver, users, snapshot, counted):
             yield finding(one.reason, **one.facts)
 
     def describe(self, survey: Survey) -> Gpus | None:
@@ -245,7 +246,8 @@ class Accelerator:
                 stale_mappings.give_up(child.process)
         else:
             raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
-        for shared in gpu_sharing.examine(self._driver, users, snapshot):
+        counted = _counted(self._look())
+        for shared in gpu_sharing.examine(self._driver, users, snapshot, counted):
             raise ReclaimError(shared.reason, **shared.facts)
 
     def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
@@ -427,6 +429,11 @@ def _refuse_new(
 def _began(process: Process) -> RolledBack:
     why = f"process {process.ns_pid} ({process.name}) has just begun to use a GPU"
     return RolledBack(Reason.CAPTURE_FAILED, why=why)
+
+
+def _counted(cards: Sequence[CardUse]) -> set[int]:
+    """Host pids of all that have memory of a card, as far as it tells."""
+    return {use.pid for card in cards for use in card.processes or () if use.memory}
 
 
 def _name(process: Process) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.engine.processes import DEAD
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver, Memory
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
@@ -48,7 +48,10 @@ class Shared(NamedTuple):
 
 
 def examine(
-    driver: Driver, users: Sequence[Process], snapshot: Snapshot
+    driver: Driver,
+    users: Sequence[Process],
+    snapshot: Snapshot,
+    counted: Collection[int],
 ) -> Iterator[Shared]:
     """Which of those processes could not be filled again.
 
@@ -56,8 +59,9 @@ def examine(
         driver: this machine's.
         users: processes that the driver knows.
         snapshot: the session's tree now.
+        counted: host pids of all that have memory of a GPU, as NVML counts.
     """
-    memory = _ask(driver, [process.pid for process in users])
+    memory = _ask(driver, [process.pid for process in users], counted)
     alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
     for process in users:
         borrowed = memory is not None and memory[process.pid].borrowed
@@ -69,22 +73,21 @@ def examine(
         yield Shared(Reason.GPU_IPC_UNKNOWN, {**facts, "others": len(users) - 1})
 
 
-def _ask(driver: Driver, pids: Sequence[int]) -> Mapping[int, Memory] | None:
-    """What the driver counts; None when it does not tell, or what cannot be.
-
-    A process with a thread of the driver's has a context, and a context has memory.
-    """
+def _ask(
+    driver: Driver, pids: Sequence[int], counted: Collection[int]
+) -> Mapping[int, Memory] | None:
+    """What the driver counts; None when it does not tell, or what cannot be."""
     if not pids:
         return {}
     try:
         memory = driver.memory(pids)
-        blind = [p for p in pids if not memory[p].own and driver.thread(p) is not None]
     except DriverError as error:
         _log.warning("- it is not known who shares a GPU's memory: %s", error)
         return None
-    if blind:
-        _log.warning("- the driver counts no memory of process %d at all", blind[0])
-        return None
+    for pid in pids:
+        if pid in counted and not memory[pid].own:
+            _log.warning("- the driver and NVML differ about process %d", pid)
+            return None
     return memory
 
 

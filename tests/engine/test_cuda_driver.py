@@ -6,7 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver, DriverError, State
+from jupyterhub_gpu_reclaim.engine.cuda_driver import (
+    Driver,
+    DriverError,
+    Memory,
+    State,
+)
 
 BEGIN = """
 import json, os, sys, threading, time
@@ -24,6 +29,12 @@ for line in sys.stdin:
 """
 HANGS = "sys.stdin.read()"
 DIES = "sys.stdin.readline()"
+COUNTS = """
+for line in sys.stdin:
+    asked = json.loads(line)
+    told = {pid: (5, 2) for pid in asked["pids"]}
+    tell(id=asked["id"], code=0, memory=told)
+"""
 REFUSES = """
 for line in sys.stdin:
     tell(id=json.loads(line)["id"], code=801, name="CUDA_ERROR_NOT_SUPPORTED")
@@ -59,6 +70,11 @@ def test_the_real_helper_answers_or_says_that_there_is_no_driver(made):
 def test_cards_are_told_once_by_the_helper(made):
     (card,) = made(BEGIN, ECHO).cards()
     assert (card.uuid, card.name, card.memory) == ("ab", "T", 5)
+
+
+def test_memory_is_told_by_pid(made):
+    told = made(BEGIN, COUNTS).memory({7, 8})
+    assert told == {pid: Memory(own=5, borrowed=2) for pid in (7, 8)}
 
 
 def test_many_calls_go_at_the_same_time_and_answers_find_their_callers(made):

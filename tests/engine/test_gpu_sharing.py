@@ -48,7 +48,7 @@ def tree(tmp_path):
 
 def reasons(driver, snapshot: Snapshot, count: int = 2) -> list[tuple[str, int]]:
     users = snapshot.processes[:count]
-    found = examine(driver, users, snapshot)
+    found = examine(driver, users, snapshot, {p.pid for p in users})
     return [(one.reason.value, one.facts["pid"]) for one in found]
 
 
@@ -72,6 +72,13 @@ def test_examine_where_nobody_tells_two_may_share_and_one_cannot(tree, fault):
     first = two.processes[0]
     assert reasons(driver, two) == [("gpu_ipc_unknown", first.ns_pid)]
     assert reasons(driver, two, count=1) == []
+
+
+def test_examine_who_has_only_looked_at_a_card_has_no_memory_and_shares_none(tree):
+    """Neither the driver nor NVML counts any of whoever has initialised CUDA alone."""
+    two = tree("x")
+    driver = gpu.BlindDriver(*(p.pid for p in two.processes))
+    assert list(examine(driver, two.processes, two, counted=())) == []
 
 
 def test_examine_an_event_of_one_that_has_ended_means_memory_that_nobody_counts(tree):

@@ -123,10 +123,8 @@ class Session:
             return False
 
         event = self._agent.capture(self.place, name, self._generation, begun)[-1]
-        if "failure" in event:
-            return event["failure"]["code"]
-        self.thaw()
-        return "saved"
+        assert event["failure"], event
+        return event["failure"]["code"]
 
     def thaw(self) -> None:
         path = f"/v1/sessions/{self.place.incarnation}/thaw"

@@ -154,7 +154,7 @@ g = jax.jit(lambda v: jnp.tanh(v) @ jnp.cos(v))
 """
 
 
-@pytest.mark.parametrize("step", ["gpu", "connections", "dump", "commit"])
+@pytest.mark.parametrize("step", ["gpu", "connections", "dump"])
 def test_a_capture_that_is_called_off_gives_the_memory_back_before_anybody_runs(
     session, step
 ):
@@ -162,8 +162,7 @@ def test_a_capture_that_is_called_off_gives_the_memory_back_before_anybody_runs(
     pytest.importorskip("jax")
     one = session()
     before = one(JAX + "float(g(v))")
-    told = one.call_off(step)
-    assert told == "cancelled" or step == "commit", told
+    assert one.call_off(step) == "cancelled"
     for _ in range(5):
         assert one("float(g(v))") == before
         time.sleep(0.2)

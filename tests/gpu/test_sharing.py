@@ -97,7 +97,8 @@ q.put(x); got = r.get()
 
 def code_of(session) -> str:
     event = session.capture()
-    return event["failure"]["code"] if "failure" in event else str(event)
+    assert event["failure"], event
+    return event["failure"]["code"]
 
 
 def test_a_handle_that_is_open_is_refused_and_one_that_is_closed_is_not(session):
@@ -161,3 +162,24 @@ def test_two_that_share_nothing_are_told_apart_from_those_that_do(session):
     before = one("[ask(p) for p in both]")
     one.cycle()
     assert one("[ask(p) for p in both]") == before
+
+
+#: Beside a program that has memory: one that has initialised CUDA, and one NVML.
+LOOKERS = """
+import ctypes
+look = [subprocess.Popen([sys.executable, "-c", "import ctypes, sys\\n" + code +
+        "\\nprint('x', flush=True); sys.stdin.read()"], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE) for code in (
+    "assert ctypes.CDLL('libcuda.so.1').cuInit(0) == 0",
+    "assert ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2() == 0")]
+[one.stdout.readline() for one in look]
+"""
+
+
+def test_those_that_have_only_looked_at_the_card_do_not_hinder_the_others(session):
+    one = session()
+    one(TWO + LOOKERS + "None")
+    before = one("[ask(p) for p in both]")
+    one.cycle()
+    assert one("[ask(p) for p in both]") == before
+    assert one("[p.poll() for p in look]") == [None, None]

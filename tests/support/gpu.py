@@ -123,9 +123,6 @@ class BlindDriver(WellDriver):
     def memory(self, pids) -> dict[int, Memory]:
         return {pid: Memory(own=0, borrowed=0) for pid in pids}
 
-    def thread(self, pid: int) -> int | None:
-        return pid
-
 
 class Profiled(WellDriver):
     """The last process was looked at through CUPTI."""
