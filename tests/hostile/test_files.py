@@ -50,7 +50,7 @@ def victim(saved):
 @pytest.fixture
 def secret(saved):
     """A file of root's that nobody else may open."""
-    path = saved.home.parent / "root's"
+    path = saved.home.parent / "secret-of-root"
     path.write_text(SECRET)
     path.chmod(0o600)
     yield path
@@ -307,7 +307,7 @@ for word in "$@"; do
     fd\\[*)
         number=${{word#fd[}}
         number=${{number%%]*}}
-        case "$(readlink /proc/self/fd/$number)" in
+        case "$(/usr/bin/readlink /proc/self/fd/$number)" in
         */docs/{name}) eval "exec $number<>{other}" ;;
         esac ;;
     esac
@@ -321,7 +321,7 @@ def test_criu_that_was_fooled_is_noticed_before_the_tree_goes_on(victim, secret,
     """A CRIU that takes another file than the one it was given."""
     true = victim.engine.criu
     loader = victim.home.parent / "fooled"
-    loader.write_text(FOOLED.format(name=name, other=f'"{secret}"', loader=true.loader))
+    loader.write_text(FOOLED.format(name=name, other=secret, loader=true.loader))
     loader.chmod(0o755)
     victim.engine.criu = dataclasses.replace(true, loader=loader)
     try:
