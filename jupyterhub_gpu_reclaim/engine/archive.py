@@ -17,13 +17,13 @@ times, extended attributes, holes that stay holes, and a last entry.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import tarfile
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from jupyterhub_gpu_reclaim.engine.confined import (
-    names_in,
     open_beneath,
     open_in_root,
     open_root,
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.mounts import Mount
 
 _OVERLAY: Final = ("trusted.overlay.", "user.overlay.")
+
+#: More than this are not archived: listing them would fill the agent's memory first.
+MAX_ENTRIES = 2_000_000
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 _NO_FOLDER: Final = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENOENT})
@@ -205,6 +208,8 @@ class _Packer:
         if info is None:
             return
         self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise _too_many()
         if info.isreg():
             with open_again(entry) as file:
                 holes = extents(file, info.size)
@@ -273,9 +278,13 @@ def _below(folder: int, path: bytes) -> list[bytes]:
             return []
         raise
     try:
-        names = sorted(names_in(inside), reverse=True)
+        with os.scandir(inside) as entries:
+            some = itertools.islice(entries, MAX_ENTRIES + 1)
+            names = sorted((os.fsencode(one.name) for one in some), reverse=True)
     finally:
         os.close(inside)
+    if len(names) > MAX_ENTRIES:
+        raise _too_many()
     return [name if path == b"." else path + b"/" + name for name in names]
 
 
@@ -302,6 +311,10 @@ def _attributes(info: tarfile.TarInfo, entry: int, *, upper: bool) -> bool:
         whiteout = whiteout or what == "whiteout"
     info.pax_headers = headers
     return whiteout
+
+
+def _too_many() -> RolledBack:
+    return _failed(f"there are more than {MAX_ENTRIES:,} files to archive")
 
 
 def _failed(why: str) -> RolledBack:

@@ -157,6 +157,7 @@ class _Reader:
         #: (entry, flags, shared) → the entry that serves this way of opening.
         self._ways: dict[tuple[int, int, bool], int] = {}
         self._tables: dict[str, list[Any]] = {}
+        self._first = 0
 
     def run(self) -> SavedFiles:
         saved = self._saved
@@ -164,6 +165,7 @@ class _Reader:
             if entry.id in saved.entries:
                 raise images.damaged(f"file {entry.id} stands twice")
             saved.entries[entry.id] = entry
+        self._first = max(saved.entries, default=0) + 1
         for remap in self._entries(
             "remap-fpath.img", images.REMAP_MAGIC, "remap_file_path_entry"
         ):
@@ -242,8 +244,8 @@ class _Reader:
         entry = saved.entries.get(number)
         if entry is None or not entry.HasField("reg"):
             raise images.damaged(f"process {pid} has a {where} that is no file")
-        first = max(saved.entries) + 1
-        way = self._ways.setdefault((number, flags, is_shared), first + len(self._ways))
+        new = self._first + len(self._ways)
+        way = self._ways.setdefault((number, flags, is_shared), new)
         saved.holders[way].add(saved.credentials[pid])
         saved.uses.append(Use(pid, where, way, is_shared))
         return way

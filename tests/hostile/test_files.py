@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import shutil
 import socket
@@ -49,7 +50,7 @@ def victim(saved):
 @pytest.fixture
 def secret(saved):
     """A file of root's that nobody else may open."""
-    path = saved.home.parent / "root's"
+    path = saved.home.parent / "secret-of-root"
     path.write_text(SECRET)
     path.chmod(0o600)
     yield path
@@ -298,3 +299,32 @@ def test_rename_race_while_criu_runs_changes_nothing(victim, secret, moment):
         assert world("bytes(mapped[:7])") == b"own map"
         world("appends.write('x'); appends.flush(); writes.write('x'); writes.flush()")
     assert sorted(Path("/root").iterdir()) == before
+
+
+FOOLED = """#!/bin/bash
+for word in "$@"; do
+    case "$word" in
+    fd\\[*)
+        number=${{word#fd[}}
+        number=${{number%%]*}}
+        case "$(/usr/bin/readlink /proc/self/fd/$number)" in
+        */docs/{name}) eval "exec $number<>{other}" ;;
+        esac ;;
+    esac
+done
+exec {loader} "$@"
+"""
+
+
+@pytest.mark.parametrize("name", ["read", "append", "write", "map"])
+def test_criu_that_was_fooled_is_noticed_before_the_tree_goes_on(victim, secret, name):
+    """A CRIU that takes another file than the one it was given."""
+    true = victim.engine.criu
+    loader = victim.home.parent / "fooled"
+    loader.write_text(FOOLED.format(name=name, other=secret, loader=true.loader))
+    loader.chmod(0o755)
+    victim.engine.criu = dataclasses.replace(true, loader=loader)
+    try:
+        refuse(victim, "file_swapped")
+    finally:
+        victim.engine.criu = true
