@@ -142,6 +142,7 @@ class AgentApp(AgentSettings):
                 lock_seconds=limits.gpu_lock,
                 seconds=limits.dump,
             ),
+            trusted_capabilities=tuple(self.trusted_capabilities),
         )
 
 

@@ -55,6 +55,7 @@ class Parts:
     limits: Limits
     work: Path
     accelerator: Accelerator
+    trusted_capabilities: tuple[str, ...] = ()
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:

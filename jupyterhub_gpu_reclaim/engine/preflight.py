@@ -17,6 +17,7 @@ a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
+a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a UNIX connection to a program outside           ``socket_unsupported``
@@ -132,9 +133,22 @@ def examine(
             process.pid in gpu_savable,
         )
         findings += [one for rule in _RULES for one in rule(view)]
+    findings += _left_out(snapshot, alive)
     findings += _unix_outside(init_pid, alive)
     findings += _memory(needed_memory)
     return list(dict.fromkeys(findings))  # each process of a user says the same
+
+
+def _left_out(snapshot: Snapshot, alive: Iterable[Process]) -> Iterator[Finding]:
+    """Who is below the init and not below the root, so that CRIU does not see him."""
+    assert snapshot.root is not None
+    saved = {snapshot.root.pid}
+    for process in snapshot.processes:  # parents before children
+        if process.ppid in saved:
+            saved.add(process.pid)
+    for process in alive:
+        if process.pid not in saved:
+            yield finding(Reason.LEFT_OUT, pid=process.ns_pid, name=process.name)
 
 
 def _handles(view: _View) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
     from jupyterhub_gpu_reclaim.engine.criu import Criu
     from jupyterhub_gpu_reclaim.engine.pages import Source
-    from jupyterhub_gpu_reclaim.engine.processes import Snapshot
+    from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
 
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
 HELPER_PIDS = 1000
@@ -57,12 +57,14 @@ class RestoreResult:
         seconds: how long it took.
         log: CRIU's.
         missing: what of its memory is still to be filled.
+        beside: the init and whatever else was stopped beside the tree.
     """
 
     tree: Snapshot
     seconds: float
     log: str
     missing: Plan = field(default_factory=Plan)
+    beside: tuple[Process, ...] = ()
 
 
 def restore(
@@ -111,6 +113,9 @@ def restore(
         processes.wait_ready(
             session.init_pid, session.init_start, timeout=READY_PATIENCE
         )
+        beside = standstill.freeze(
+            session.init_pid, session.init_start, timeout=STOP_PATIENCE
+        )
         with ExitStack() as stack:
             ends = outputs.open_ends(session.init_pid, tuple(pipes))
             for descriptor in ends.values():
@@ -129,7 +134,8 @@ def restore(
         if isinstance(error, OSError | ReclaimError):
             raise _failed(error) from error
         raise
-    return RestoreResult(tree, time.monotonic() - begun, attempt.log(), plan)
+    seconds = time.monotonic() - begun
+    return RestoreResult(tree, seconds, attempt.log(), plan, tuple(beside))
 
 
 def fill(
@@ -190,6 +196,7 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
             raise NotFound(
                 Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
             )
+    standstill.go_on(restored.beside)
     processes.resume(tree.processes, keep_stopped)
 
 
