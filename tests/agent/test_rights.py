@@ -19,8 +19,8 @@ from jupyterhub_gpu_reclaim.agent.rights import (
     rights_of,
 )
 from jupyterhub_gpu_reclaim.engine import capabilities, processes
-from jupyterhub_gpu_reclaim.models import SessionKey
 from jupyterhub_gpu_reclaim.engine.processes import Process
+from jupyterhub_gpu_reclaim.models import SessionKey
 
 SAME = Rights(
     uids=[1000], capabilities=0xA80425FB, filtered=True, no_new_privileges=True
