@@ -13,6 +13,7 @@ io_uring, open or mapped                         ``io_uring``
 userfaultfd                                      ``userfaultfd``
 other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
 System V shared memory attached                  ``handle_unsupported``
+a POSIX message queue                            ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -31,6 +32,7 @@ memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped process
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 import re
@@ -62,6 +64,9 @@ if TYPE_CHECKING:
 _ANONYMOUS_OK: Final = frozenset(
     {"eventfd", "eventpoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"}
 )
+#: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
+_MQUEUE_MAGIC: Final = 0x19800202
+_STATFS_BYTES: Final = 256
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
 _ANONYMOUS_WORDS: Final = {
     "perf_event": "a performance counter",
@@ -164,9 +169,22 @@ def _handles(view: _View) -> Iterator[Finding]:
         else:
             words_of_it = _ANONYMOUS_WORDS.get(kind, f"a kernel object ({kind})")
             yield view.found(Reason.HANDLE_UNSUPPORTED, kind=words_of_it)
+    if any(_is_queue(view.process.pid, one) for one in view.descriptors):
+        kind = "a POSIX message queue"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
         kind = "System V shared memory"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is a queue of mq_open(3): its name begins with its only slash."""
+    if not descriptor.target.startswith("/") or "/" in descriptor.target[1:]:
+        return False
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
+    found = ctypes.CDLL(None).statfs(path, facts) == 0
+    return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ def bystanders(tree: Snapshot) -> list[Process]:
     init = tree.init
     mine = {process.pid for process in tree.processes}
     effective = int(procfs.status(init.pid).get("CapEff", "0"), 16)
-    if init.uid == 0 and effective >> capabilities.NAMES.index("SYS_PTRACE") & 1:
+    if init.uid == 0 and not capabilities.own() & ~effective:
         mine.add(init.pid)
     return [
         one

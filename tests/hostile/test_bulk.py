@@ -16,7 +16,8 @@ def test_sparse_terabytes_are_saved_in_seconds_and_little_room(
         "import mmap\n"
         f"named = open({str(tmp_path / 'named')!r}, 'w+b'); named.truncate(1 << 40)\n"
         f"gone = open({str(tmp_path / 'gone')!r}, 'w+b'); gone.truncate(1 << 40)\n"
-        "gone.seek(1 << 39); gone.write(b'middle'); gone.flush(); os.unlink(gone.name)\n"
+        "gone.seek(1 << 39); gone.write(b'middle'); gone.flush()\n"
+        "os.unlink(gone.name)\n"
         "flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000\n"
         "space = mmap.mmap(-1, 1 << 40, flags); space[1 << 38] = 7"
     )
@@ -41,13 +42,14 @@ def test_sparse_terabytes_are_saved_in_seconds_and_little_room(
 def test_thousands_of_open_files_and_folders_are_looked_at_in_bounded_time(
     places, engine, tmp_path
 ):
-    """As many as a process may hold: names on a disk cost nothing until they are open."""
+    """As many as a process may hold: names on a disk cost nothing until then."""
     world = places.world()
     count = world(
         "import resource\n"
         "limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n"
-        f"held = [open({str(tmp_path)!r} + f'/{{n}}', 'w') for n in range(limit - 100)]\n"
+        f"folder = {str(tmp_path)!r}\n"
+        "held = [open(f'{folder}/{n}', 'w') for n in range(limit - 100)]\n"
         "len(held)"
     )
     begun = time.monotonic()
