@@ -188,6 +188,35 @@ class Reason(Enum):
         "Detach the debugger.",
         True,
     )
+    BESIDE_RUNNING = (
+        "beside_running",
+        (
+            "Process {pid} ({name}), which runs in the session's container beside its"
+            " programs, could not be stopped."
+        ),
+        "End it, then try again.",
+        True,
+    )
+    LEFT_OUT = (
+        "left_out",
+        (
+            "Process {pid} ({name}) has lost its parent and cannot be saved with the"
+            " others; it would be lost."
+        ),
+        "End it, or wait until it is done.",
+        True,
+    )
+    DANGEROUS_RIGHTS = (
+        "dangerous_rights",
+        (
+            "The session's programs may use {capability}, with which they could reach"
+            " the agent while it saves them."
+        ),
+        (
+            "Start it without (Kubernetes: securityContext.capabilities), or let the"
+            " administrator trust it (AgentApp.trusted_capabilities)."
+        ),
+    )
     GHOST_TOO_LARGE = (
         "ghost_too_large",
         (

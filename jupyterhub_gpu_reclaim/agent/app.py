@@ -154,6 +154,7 @@ class AgentApp(AgentSettings):
                 seconds=limits.dump,
             ),
             memory=HostMemory(),
+            trusted_capabilities=tuple(self.trusted_capabilities),
         )
 
 

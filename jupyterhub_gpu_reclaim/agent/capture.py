@@ -20,8 +20,19 @@ from jupyterhub_gpu_reclaim.agent.host_memory import Need
 from jupyterhub_gpu_reclaim.agent.login import Login, read_login
 from jupyterhub_gpu_reclaim.agent.progress import Progress, durably, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
-from jupyterhub_gpu_reclaim.agent.rights import refuse_beyond_agent, rights_of
-from jupyterhub_gpu_reclaim.engine import aside, cgroup, dump, preflight, quiesce
+from jupyterhub_gpu_reclaim.agent.rights import (
+    refuse_beyond_agent,
+    refuse_reaching,
+    rights_of,
+)
+from jupyterhub_gpu_reclaim.engine import (
+    aside,
+    cgroup,
+    dump,
+    preflight,
+    quiesce,
+    standstill,
+)
 from jupyterhub_gpu_reclaim.engine.attempt import Session
 from jupyterhub_gpu_reclaim.engine.cgroup import LimitRecord
 from jupyterhub_gpu_reclaim.engine.findings import finding
@@ -80,7 +91,9 @@ def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
     )
     found += parts.memory.findings(_need(session, gpus))
     found += surroundings.refuse_root(session)
-    found += refuse_beyond_agent(rights_of(snapshot.processes))
+    rights = rights_of(snapshot.processes)
+    found += refuse_beyond_agent(rights)
+    found += refuse_reaching(rights, session, parts.trusted_capabilities)
     needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
     if free is not None and free < needed:
         found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
@@ -129,12 +142,15 @@ class Capture:
         snapshot, login, look = await self._look()
         init_pid, gpus = self._session.init_pid, look.gpus
         limit = LimitRecord()
+        stopped = await self._thread(
+            "preflight", lambda: standstill.stopped_before(snapshot)
+        )
         if gpus:
             pod = self._session.told.pod
             limit = cgroup.find_memory_limit(init_pid, pod)
         yield self._note(
             Stage.CAPTURING,
-            stopped_before=sorted(snapshot.stopped),
+            stopped_before=sorted(stopped),
             gpus=gpus,
             memory_limit=limit,
         )
@@ -310,14 +326,12 @@ class Capture:
             total=lambda: max(total, writer.logical_bytes),
         ):
             return await in_thread(
-                lambda: self._run_criu(writer, snapshot),
+                lambda: self._run_criu(writer),
                 step="dump",
                 limit=self._limits.dump + self._limits.criu,
             )
 
-    def _run_criu(
-        self, writer: CheckpointWriter, snapshot: Snapshot
-    ) -> dump.DumpResult:
+    def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
         if self._record.gpus is not None:
             # CRIU cannot save a device; it would say so in its own words.
             self._parts.accelerator.refuse_holders(self._tree())
@@ -328,7 +342,7 @@ class Capture:
                 sinks=lambda name: writer.file(saved.IMAGES + name),
                 folder=folder,
                 limit=self._limits.dump,
-                stopped=snapshot.stopped,
+                stopped=self._record.stopped_before,
                 prepare=aside.move,
                 cancel=self._cancel,
                 # Nobody may run before his GPU is filled.

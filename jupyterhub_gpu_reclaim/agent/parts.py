@@ -57,6 +57,7 @@ class Parts:
     work: Path
     accelerator: Accelerator
     memory: HostMemory
+    trusted_capabilities: tuple[str, ...] = ()
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.rights import (
     compare_rights,
     refuse_beyond_agent,
+    refuse_reaching,
     refuse_user_namespace,
     rights_of,
 )
@@ -366,6 +367,7 @@ def _compare(
     found += refuse_user_namespace(init)
     found += compare_rights(world.rights, rights_of([init]))
     found += refuse_beyond_agent(world.rights)
+    found += refuse_reaching(world.rights, session, parts.trusted_capabilities)
     found += parts.accelerator.compare(world.gpus, init_pid)
     limit = cgroup.memory_limit(init_pid)
     # What its GPUs held does not stay in its processes.

@@ -19,12 +19,19 @@ from jupyterhub_gpu_reclaim.models import Value
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from jupyterhub_gpu_reclaim.agent.placements import Session
     from jupyterhub_gpu_reclaim.engine.processes import Process
     from jupyterhub_gpu_reclaim.models import Finding
 
 _ROOT = 0
+#: With these a program of a container could look at CRIU or at us, where the kernel
+#: compares capability sets otherwise, or reaches the host by itself.
+REACHING = (
+    *("DAC_READ_SEARCH", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "SYS_ADMIN"),
+    *("SYS_BOOT", "PERFMON", "BPF"),
+)
 
 
 class Rights(Value, frozen=True, kw_only=True):
@@ -93,6 +100,30 @@ def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
         yield finding(Reason.RIGHTS_MISMATCH, what="programs without a seccomp filter")
     if here.no_new_privileges and not there.no_new_privileges:
         yield finding(Reason.RIGHTS_MISMATCH, what="programs that may gain privileges")
+
+
+def refuse_reaching(
+    rights: Rights | None, session: Session, trusted: Collection[str]
+) -> Iterator[Finding]:
+    """Why CRIU must not enter a container whose programs could reach it. Pure.
+
+    Docker's default capabilities do not suffice for that. Sessions that run on the
+    machine itself are not judged: their capabilities are of no use to an ordinary user
+    there, and root is root of the machine already.
+
+    Args:
+        rights: the session's; None of one that was saved before they were written down.
+        session: where it lives.
+        trusted: names of capabilities that are let through, without ``CAP_``.
+    """
+    if rights is None or not (session.container or session.told.pod):
+        return
+    # A program that can gain nothing by running another has what it holds.
+    bounded = rights.no_new_privileges and _ROOT not in rights.uids
+    may = rights.held if bounded else rights.capabilities
+    for one in REACHING:
+        if one not in trusted and may >> capabilities.NAMES.index(one) & 1:
+            yield finding(Reason.DANGEROUS_RIGHTS, capability=f"CAP_{one}")
 
 
 def refuse_beyond_agent(there: Rights | None) -> Iterator[Finding]:

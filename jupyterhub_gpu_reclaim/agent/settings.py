@@ -10,12 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from traitlets import Enum, Integer, TraitError, Unicode, validate
+from traitlets import Enum, Integer, List, TraitError, Unicode, validate
 from traitlets.config import Application, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.agent import routes
 from jupyterhub_gpu_reclaim.agent.parts import Limits
+from jupyterhub_gpu_reclaim.agent.rights import REACHING
 from jupyterhub_gpu_reclaim.agent.store_settings import HOME, StoreSettings
 from jupyterhub_gpu_reclaim.engine import criu
 from jupyterhub_gpu_reclaim.errors import BadRequest
@@ -116,6 +117,19 @@ class AgentSettings(StoreSettings, Application):
 
         Only sessions that were started with the same `realm` of their spawner are
         seen. Needed only where two Hubs share one machine. Example: `teaching`.
+        """,
+    ).tag(config=True)
+
+    trusted_capabilities = List(
+        Unicode(),
+        help="""Capabilities that a session in a container may have all the same.
+
+        By default a session whose programs may use one of DAC_READ_SEARCH,
+        SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, PERFMON and BPF is
+        neither saved nor brought back: with these they could look at the agent's own
+        processes. Name here those whose users you trust with the node. Empty: none.
+        Sessions on the agent's own machine (`placement = "local"`) are not judged.
+        Example: `["SYS_PTRACE"]`, for py-spy and gdb.
         """,
     ).tag(config=True)
 
@@ -230,6 +244,17 @@ class AgentSettings(StoreSettings, Application):
                 f" the sockets in it: {value}"
             )
         return value
+
+    @validate("trusted_capabilities")
+    def _known(self, proposal: dict[str, Any]) -> list[str]:
+        names = [str(name).removeprefix("CAP_") for name in proposal["value"]]
+        strange = [name for name in names if name not in REACHING]
+        if strange:
+            raise TraitError(
+                f"trusted_capabilities holds {strange[0]}, which is none of"
+                f" {', '.join(REACHING)}"
+            )
+        return names
 
     @catch_config_error
     def initialize(self, argv: list[str] | None = None) -> None:

@@ -1,7 +1,8 @@
 """Freeze a session's tree and stream its image out.
 
 Called by the agent's capture. On success the tree is left stopped and alive, until the
-agent ends it or thaws it; on any failure it runs as before. Nothing here knows where
+agent ends it or thaws it; on any failure it runs as before. The same holds for whatever
+else lives in its pid namespace. Nothing here knows where
 the image goes.
 """
 
@@ -11,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import outputs, processes
+from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
 from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
@@ -91,11 +92,12 @@ def dump(
     if before.root is None or before.root.state in processes.DEAD:
         raise Refused(Reason.NO_TREE)
     if stopped is None:
-        stopped = before.stopped
+        stopped = standstill.stopped_before(before)
     server = CaptureServer(folder, sinks)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
+        standstill.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare)
         tree = processes.wait_stopped(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE

@@ -90,6 +90,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("dst_addr", 12, "uint32*"),
         ("v6only", 15, "bool"),
         ("ifname", 17, "bytes"),
+        ("shutdown", 19, "uint32"),
     ),
     "fh_entry": (("path", 4, "bytes"),),
     "inotify_wd_entry": (

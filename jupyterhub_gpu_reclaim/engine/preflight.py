@@ -13,10 +13,12 @@ io_uring, open or mapped                         ``io_uring``
 userfaultfd                                      ``userfaultfd``
 other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
 System V shared memory attached                  ``handle_unsupported``
+a POSIX message queue                            ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
+a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a UNIX connection to a program outside           ``socket_unsupported``
@@ -29,6 +31,7 @@ memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped process
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 import re
@@ -59,6 +62,9 @@ if TYPE_CHECKING:
 _ANONYMOUS_OK: Final = frozenset(
     {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd"}
 )
+#: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
+_MQUEUE_MAGIC: Final = 0x19800202
+_STATFS_BYTES: Final = 256
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
 _ANONYMOUS_WORDS: Final = {
     # Made again by root, it would be told of files that its user may not open.
@@ -130,8 +136,21 @@ def examine(
             process.pid in gpu_savable,
         )
         findings += [one for rule in _RULES for one in rule(view)]
+    findings += _left_out(snapshot, alive)
     findings += _unix_outside(init_pid, alive)
     return list(dict.fromkeys(findings))  # each process of a user says the same
+
+
+def _left_out(snapshot: Snapshot, alive: Iterable[Process]) -> Iterator[Finding]:
+    """Who is below the init and not below the root, so that CRIU does not see him."""
+    assert snapshot.root is not None
+    saved = {snapshot.root.pid}
+    for process in snapshot.processes:  # parents before children
+        if process.ppid in saved:
+            saved.add(process.pid)
+    for process in alive:
+        if process.pid not in saved:
+            yield finding(Reason.LEFT_OUT, pid=process.ns_pid, name=process.name)
 
 
 def _handles(view: _View) -> Iterator[Finding]:
@@ -147,9 +166,22 @@ def _handles(view: _View) -> Iterator[Finding]:
         else:
             words_of_it = _ANONYMOUS_WORDS.get(kind, f"a kernel object ({kind})")
             yield view.found(Reason.HANDLE_UNSUPPORTED, kind=words_of_it)
+    if any(_is_queue(view.process.pid, one) for one in view.descriptors):
+        kind = "a POSIX message queue"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
         kind = "System V shared memory"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is a queue of mq_open(3): its name begins with its only slash."""
+    if not descriptor.target.startswith("/") or "/" in descriptor.target[1:]:
+        return False
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
+    found = ctypes.CDLL(None).statfs(path, facts) == 0
+    return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:

@@ -188,6 +188,19 @@ def namespaces_of(pid: int) -> list[str]:
             return found
 
 
+def wake_parents(inside: Sequence[Process]) -> None:
+    """Let those outside go on who stopped because a child of theirs inside was stopped.
+
+    nsenter(1) does so, as a shell would. Stopped, it collects no child that has ended,
+    and the kernel keeps a pid namespace until everybody in it is collected.
+    """
+    mine = {process.pid for process in inside}
+    for pid in {process.ppid for process in inside} - mine - {0}:
+        parent = _process(pid, -1)
+        if parent is not None and parent.stopped:
+            send(parent, signal.SIGCONT)
+
+
 def has_children(init_pid: int) -> bool:
     """Whether that process has children; quick where it has. False when it is gone."""
     for path in (procfs.PROC / str(init_pid) / "task").glob("*/children"):
@@ -330,14 +343,22 @@ def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
 def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> None:
     """End everything below the init, and leave the init: after a failed restore.
 
+    Whatever was stopped beside the tree goes on, the init first.
+
     Raises:
         NotFound: there is no such init.
         ReclaimError: somebody was still there when the time (seconds) was up.
     """
     deadline = time.monotonic() + timeout
     while True:
-        alive = [p for p in snapshot(init_pid, start).processes if p.state not in DEAD]
+        tree = snapshot(init_pid, start)
+        alive = [p for p in tree.processes if p.state not in DEAD]
         if not alive:
+            others = inhabitants(tree.init)
+            for one in others:
+                if one.stopped:
+                    send(one, signal.SIGCONT)
+            wake_parents([one for one in others if one.pid != init_pid])
             return
         for process in alive:
             send(process, signal.SIGKILL)
@@ -357,7 +378,9 @@ def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
         first = _first_of(snapshot_init(init_pid, start))
     except NotFound:
         return
+    inside = [one for one in inhabitants(first) if one.pid != first.pid]
     send(first, signal.SIGKILL)
+    wake_parents(inside)
     # The first one ends last, when the kernel has reaped everybody else.
     _refuse_late(wait_gone([first], time.monotonic() + timeout))
 

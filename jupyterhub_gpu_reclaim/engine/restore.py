@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.engine.criu import Criu
     from jupyterhub_gpu_reclaim.engine.files import Opened
     from jupyterhub_gpu_reclaim.engine.pages import Source
-    from jupyterhub_gpu_reclaim.engine.processes import Snapshot
+    from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
 
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
 HELPER_PIDS = 1000
@@ -65,6 +65,7 @@ class RestoreResult:
         log: CRIU's.
         missing: what of its memory is still to be filled.
         links: names of deleted files that the capture has made, which are to go.
+        beside: the init and whatever else was stopped beside the tree.
     """
 
     tree: Snapshot
@@ -72,6 +73,7 @@ class RestoreResult:
     log: str
     missing: Plan = field(default_factory=Plan)
     links: tuple[handover.Link, ...] = ()
+    beside: tuple[Process, ...] = ()
 
 
 def restore(
@@ -114,6 +116,9 @@ def restore(
         processes.wait_ready(
             session.init_pid, session.init_start, timeout=READY_PATIENCE
         )
+        beside = standstill.freeze(
+            session.init_pid, session.init_start, timeout=STOP_PATIENCE
+        )
         with ExitStack() as stack:
             given = handover.open_all(source, session.init_pid, opened, stack)
             images = handover.Rewritten(source, given.files)
@@ -140,7 +145,9 @@ def restore(
             raise _failed(error) from error
         raise
     seconds = time.monotonic() - begun
-    return RestoreResult(tree, seconds, attempt.log(), plan, given.links())
+    return RestoreResult(
+        tree, seconds, attempt.log(), plan, given.links(), tuple(beside)
+    )
 
 
 def fill(
@@ -202,6 +209,7 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
                 Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
             )
     handover.remove_links(tree.init.pid, restored.links)
+    standstill.go_on(restored.beside)
     processes.resume(tree.processes, keep_stopped)
 
 

@@ -28,7 +28,10 @@ _FAMILY_WORDS: Final = {
 }
 #: IP, ICMP, TCP, UDP, ICMPv6, UDP-Lite (CRIU's ``can_dump_ipproto``).
 _PROTOCOLS: Final = frozenset({0, 1, 6, 17, 58, 136})
-_PROTOCOL_WORDS: Final = {132: "SCTP", _MPTCP: "multipath TCP"}
+_PROTOCOL_WORDS: Final = {
+    132: "SCTP",
+    _MPTCP: "multipath TCP (Go: GODEBUG=multipathtcp=0)",
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

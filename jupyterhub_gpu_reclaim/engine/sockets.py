@@ -358,12 +358,17 @@ def _close(
 
 
 def _forget(isk: Any) -> bool:
-    """A socket as it is after a reset: not bound, not connected."""
+    """A socket that is neither bound nor connected: to read from it is an error.
+
+    Without its shutdown, which the reset has set: with that, reading would say that
+    the other side had sent everything.
+    """
     isk.state = int(State.CLOSE)
     isk.src_port = isk.dst_port = 0
     _zero(isk, "src_addr")
     _zero(isk, "dst_addr")
     isk.ClearField("ifname")
+    isk.ClearField("shutdown")
     return True
 
 

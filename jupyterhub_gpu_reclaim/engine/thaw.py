@@ -17,7 +17,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.engine import processes, standstill
 from jupyterhub_gpu_reclaim.engine.confined import names_in, open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
 
@@ -33,7 +33,7 @@ _DELETED = " (deleted)"
 
 
 def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
-    """Undo what a dump has done to the tree, and let it go on; harmless twice.
+    """Undo what a dump has done to the session, and let it go on; harmless twice.
 
     Args:
         snapshot: the tree, as it is now.
@@ -42,6 +42,12 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     for process in snapshot.processes:
         leave_repair(process)
         remove_link_remaps(process)
+    # First those beside it, the init among them: it is the tree's reaper.
+    standstill.go_on(
+        one
+        for one in standstill.bystanders(snapshot)
+        if one.stopped and one.ns_pid not in keep_stopped
+    )
     processes.resume(snapshot.processes, keep_stopped)
 
 

@@ -9,15 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.agent.placements import Session, Told
 from jupyterhub_gpu_reclaim.agent.rights import (
     Rights,
     compare_rights,
     refuse_beyond_agent,
+    refuse_reaching,
     refuse_user_namespace,
     rights_of,
 )
 from jupyterhub_gpu_reclaim.engine import capabilities, processes
 from jupyterhub_gpu_reclaim.engine.processes import Process
+from jupyterhub_gpu_reclaim.models import SessionKey
 
 SAME = Rights(
     uids=[1000], capabilities=0xA80425FB, filtered=True, no_new_privileges=True
@@ -112,3 +115,40 @@ def test_rights_of_nobody_are_none():
     assert rights_of([gone]) == Rights(
         uids=[], capabilities=0, filtered=True, no_new_privileges=True
     )
+
+
+def in_pod(pod: str = "uid") -> Session:
+    return Session("i", SessionKey("ann", ""), 1, 1, holding=False, told=Told(pod=pod))
+
+
+def test_refuse_reaching_dockers_default_is_let_through():
+    root = changed(uids=[0], capabilities=SAME.capabilities, held=SAME.capabilities)
+    assert list(refuse_reaching(root, in_pod(), ())) == []
+    assert list(refuse_reaching(None, in_pod(), ())) == []
+
+
+def test_refuse_reaching_names_what_the_administrator_does_not_trust():
+    ptrace = 1 << capabilities.NAMES.index("SYS_PTRACE")
+    admin = 1 << capabilities.NAMES.index("SYS_ADMIN")
+    rights = changed(uids=[0], capabilities=ptrace | admin)
+    found = list(refuse_reaching(rights, in_pod(), ()))
+    assert [one.code for one in found] == ["dangerous_rights"] * 2
+    assert "CAP_SYS_PTRACE" in found[0].message
+    (left,) = refuse_reaching(rights, in_pod(), ("SYS_PTRACE",))
+    assert "CAP_SYS_ADMIN" in left.message
+
+
+def test_refuse_reaching_counts_what_a_user_can_never_get_for_nothing():
+    """No new privileges: what the container might give to root is not his."""
+    ptrace = 1 << capabilities.NAMES.index("SYS_PTRACE")
+    user = changed(capabilities=ptrace, no_new_privileges=True)
+    assert list(refuse_reaching(user, in_pod(), ())) == []
+    held = changed(capabilities=ptrace, held=ptrace, no_new_privileges=True)
+    assert len(list(refuse_reaching(held, in_pod(), ()))) == 1
+    may_gain = changed(capabilities=ptrace, no_new_privileges=False)
+    assert len(list(refuse_reaching(may_gain, in_pod(), ()))) == 1
+
+
+def test_refuse_reaching_sessions_on_the_machine_itself_are_not_judged():
+    everything = changed(uids=[0], capabilities=(1 << 41) - 1, held=(1 << 41) - 1)
+    assert list(refuse_reaching(everything, in_pod(""), ())) == []

@@ -2,6 +2,7 @@
 
 from websockets.sync.client import connect
 
+from jupyterhub_gpu_reclaim.engine import processes
 from tests.support.agent import PATIENCE, wait_for
 from tests.support.containers import PLACEMENT
 
@@ -104,3 +105,32 @@ def test_pod_that_claims_anothers_session_is_not_touched(agent, pods, folder):
 
     assert not mine.alive
     assert thief.alive
+
+
+def test_session_that_could_look_at_the_agents_processes_is_refused(
+    agent, pods, folder
+):
+    """CAP_SYS_PTRACE, as py-spy and gdb want it, unless the administrator trusts it."""
+    home = folder / "home"
+    home.mkdir()
+    count = "n=0; while sleep 0.05; do n=$((n + 1)); echo $n > /home/ann/n; done"
+    options = {"home": home, "more_capabilities": ("CAP_SYS_PTRACE",)}
+    old = pods("start", "sh", "-c", count, **options)
+    wait_for((home / "n").exists)
+    refused = old.call(agent, "capture", checkpoint="cp", generation=1, image=IMAGE)
+    failure = refused[-1]["failure"]
+    assert failure["code"] == "dangerous_rights"
+    assert "CAP_SYS_PTRACE" in failure["message"]
+    assert "AgentApp.trusted_capabilities" in failure["hint"]
+
+    agent.kill()
+    agent.start(PLACEMENT, "--AgentApp.trusted_capabilities=SYS_PTRACE")
+    saved = old.call(agent, "capture", checkpoint="cp", generation=1, image=IMAGE)
+    assert saved[-1].get("checkpoint"), saved[-1]
+    # Its init is its user's own, so that it stands, too, and goes on with the others.
+    states = {one.name: one.state for one in processes.inhabitants(old.tree.init)}
+    assert set(states.values()) == {"T"}, states
+    assert old.order(agent, "thaw").json()["state"] == "running"
+    before = (home / "n").read_text()
+    wait_for(lambda: (home / "n").read_text() not in {before, ""})
+    assert old.tree.init.state != "T"

@@ -62,6 +62,28 @@ def snapshot_of(pid: int, *, uid: int = 0, state: str = "S") -> Snapshot:
     return Snapshot(init, (Process(pid, 321, os.getpid(), "prog", state, 1, uid),))
 
 
+def test_message_queue_is_named(run):
+    snapshot = run("""
+        librt = ctypes.CDLL("librt.so.1", use_errno=True)
+        name = b"/gpu-reclaim-%d" % os.getpid()
+        queue = librt.mq_open(name, os.O_RDWR | os.O_CREAT, 0o600, None)
+        assert queue >= 0, os.strerror(ctypes.get_errno())
+        librt.mq_unlink(name)
+    """)
+    found = only(snapshot)
+    assert found.code == "handle_unsupported"
+    assert "a POSIX message queue" in found.message
+
+
+def test_program_that_hangs_below_the_init_is_named_at_once(run):
+    one, other = run("").processes[0], run("").processes[0]
+    init = Process(os.getpid(), 1, 0, "init", "S", 1, 0)
+    orphan = Process(other.pid, 400, os.getpid(), "train", "S", 1, 0)
+    found = only(Snapshot(init, (one, orphan)))
+    assert found.code == "left_out"
+    assert "Process 400 (train)" in found.message
+
+
 def examine(snapshot: Snapshot, **options):
     return preflight.examine(os.getpid(), snapshot, **options)
 
@@ -285,7 +307,10 @@ def test_examine_large_deleted_file_is_found(run, tmp_path, hold):
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        ("socket.AF_INET, socket.SOCK_STREAM, 262", "multipath TCP"),
+        (
+            "socket.AF_INET, socket.SOCK_STREAM, 262",
+            "multipath TCP (Go: GODEBUG=multipathtcp=0)",
+        ),
         ("socket.AF_INET6, socket.SOCK_RAW, 58", "raw"),
         ("socket.AF_PACKET, socket.SOCK_RAW, 0", "packet"),
         ("socket.AF_VSOCK, socket.SOCK_STREAM, 0", "vsock"),

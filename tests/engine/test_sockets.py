@@ -14,7 +14,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import images, sockets
+from jupyterhub_gpu_reclaim.engine import images, sockets, standstill
 from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.engine.sock_diag import Diag, State
 from jupyterhub_gpu_reclaim.engine.sockets import Port
@@ -344,6 +344,63 @@ while True:
     except OSError as error:
         print("accept:", error, flush=True)
 """
+
+
+#: Downloads, with and without a wait for the data; tells how each of them ended.
+DOWNLOADS = """
+import select, socket, threading
+def end(name, read):
+    try:
+        print(name, "eof" if read() == b"" else "data", flush=True)
+    except OSError as error:
+        print(name, type(error).__name__, flush=True)
+def connect():
+    one = socket.create_connection(("127.0.0.1", {port}))
+    one.recv(4)
+    return one
+def polled(one):
+    poll = select.epoll()
+    poll.register(one, select.EPOLLIN)
+    poll.poll()
+    return one.recv(100)
+one, two = connect(), connect()
+threading.Thread(target=end, args=("recv", lambda: one.recv(100))).start()
+threading.Thread(target=end, args=("polled", lambda: polled(two))).start()
+later = connect()
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_cut_connection_is_an_error_after_the_return_not_a_clean_end(
+    places, engine, wait_for, cut
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = DOWNLOADS.format(port=server.getsockname()[1])
+        place = places.start(sys.executable, "-c", code)
+        ends = []
+        for _ in range(3):
+            ends.append(server.accept()[0])
+            ends[-1].send(b"half")
+        place.read_until("up\n")
+        image, destroyed = engine.image(), ()
+        tree = place.tree
+        if cut:
+            # As the capture does it: nobody of the tree runs, so nobody has noticed.
+            standstill.freeze(place.init_pid, place.init_start, timeout=20)
+            pids = [process.pid for process in tree.processes]
+            destroyed = sockets.cut_external(place.init_pid, pids, patience=0).inodes
+            assert len(destroyed) == 3
+        result = engine.dump(place, image.sink, stopped=())
+        place.kill()
+        for end in ends:
+            end.close()
+    image["files.img"] = sockets.close_external(image["files.img"], (), destroyed)
+    place = places.hold()
+    proceed(engine.restore(place, image, result), ())
+    lines = sorted(place.read_until("\n").strip() for _ in range(2))
+    assert lines == ["polled OSError", "recv OSError"]
 
 
 def test_cut_and_close_external_session_comes_back_with_its_own_connections(

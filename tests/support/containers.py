@@ -111,7 +111,9 @@ class Pod(Ordered):
         incarnation: str = "",
         memory: int = 2 << 30,
         user: tuple[int, int] = (0, 0),
+        more_capabilities: tuple[str, ...] = (),
     ) -> None:
+        self.capabilities = [*CAPABILITIES, *more_capabilities]
         self.uid = str(uuid.uuid4())
         self.id = secrets.token_hex(32)
         self.incarnation = incarnation or uuid.uuid4().hex
@@ -174,7 +176,7 @@ class Pod(Ordered):
                 "args": words,
                 "cwd": "/",
                 "env": [f"{name}={value}" for name, value in env.items()],
-                "capabilities": dict.fromkeys(sets, CAPABILITIES),
+                "capabilities": dict.fromkeys(sets, self.capabilities),
                 "noNewPrivileges": True,
             },
             "mounts": [
