@@ -33,6 +33,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         tmp_path_factory.mktemp("stack"),
         idle_after=0,
         server=light_server.COMMAND,
+        http_timeout=120,
         service_options={"ReclaimService.tick_interval": 1},
     ) as stack:
         yield stack
