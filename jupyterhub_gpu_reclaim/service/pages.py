@@ -38,6 +38,10 @@ DONE = {
     "keep": "Noted.",
     "pin": "Noted.",
     "delete": "The saved session is deleted.",
+    "delete-later": (
+        "The order to delete it stands: it cannot be brought back, and is deleted as"
+        " soon as its machine and the store answer."
+    ),
 }
 #: Lines of a log on one page.
 _LOG_LINES = 50

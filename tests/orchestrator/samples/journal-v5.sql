@@ -66,12 +66,13 @@ CREATE TABLE marks (
 INSERT INTO "marks" VALUES('trail:notices',1.0);
 CREATE TABLE owners (
 	user TEXT NOT NULL, 
+	server TEXT NOT NULL, 
 	owner TEXT NOT NULL, 
 	since FLOAT NOT NULL, 
 	claimed TEXT NOT NULL, 
-	PRIMARY KEY (user)
+	PRIMARY KEY (user, server)
 );
-INSERT INTO "owners" VALUES('ada@example.org','7.20260101T000000000000',1.0,'');
+INSERT INTO "owners" VALUES('ada@example.org','big one','7.20260101T000000000000',1.0,'');
 CREATE TABLE schema_version (
 	version INTEGER NOT NULL, 
 	PRIMARY KEY (version)
