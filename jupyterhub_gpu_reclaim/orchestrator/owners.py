@@ -1,4 +1,4 @@
-"""Which account of the Hub a user's name belongs to, so that names are never inherited.
+"""Which account of the Hub a session belongs to, so that names inherit nothing.
 
 The Hub knows accounts, everything here knows names. The spawner tells the account with
 each start. A name that comes with another account belongs to somebody else now, or the
@@ -6,7 +6,7 @@ Hub has lost its database and it is the same person; this cannot be told from he
 what the former account has saved is neither brought back nor deleted until a person
 says which it is. The user who starts may choose "start fresh": then it is kept, out of
 their sight, for as long as anything that is put aside. Or an administrator, who knows,
-resumes it: then the name's sessions are the new account's.
+resumes it: then it is the new account's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.models import Phase
-from jupyterhub_gpu_reclaim.orchestrator import schema
-from jupyterhub_gpu_reclaim.orchestrator.rows import HIDDEN, Keeping
+from jupyterhub_gpu_reclaim.orchestrator import columns, schema
+from jupyterhub_gpu_reclaim.orchestrator.rows import Keeping
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.models import Placement
+    from jupyterhub_gpu_reclaim.models import Placement, SessionKey
     from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.orchestrator.sessions import Sessions
 
@@ -43,83 +43,76 @@ class Owners:
         self._aside = aside
 
     def check(self, placement: Placement) -> None:
-        """Before a start: whose name is it?
+        """Before a start: whose session is it?
 
         Raises:
             Refused: ``former_account``: somebody has to choose first.
             StoreError: the journal does not answer.
         """
-        user, owner = placement.key.user, placement.owner
+        key, owner = placement.key, placement.owner
         if not owner:
             return  # a spawner that does not tell
-        known = self._known(user)
+        known = self._known(key)
         if known is None:
-            self._sessions.journal.write(*self._belongs(user, owner))
+            self._sessions.journal.write(*self._belongs(key, owner))
         elif known["owner"] != owner:
-            if not self._saved(user):
-                self.hand_over(user, owner, fresh=True)
+            if self._sessions.row(key).phase is Phase.STOPPED:
+                self.hand_over(key, owner, fresh=True)
                 return
             claim = {**known, "claimed": owner}
-            self._sessions.journal.write(*_replace(claim))
-            raise Refused(Reason.FORMER_ACCOUNT, user=user)
+            self._sessions.journal.write(*_replace(key, claim))
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
 
-    def claimed(self, user: str) -> str:
-        """Another account that has come with this name; empty: none has."""
-        known = self._known(user)
+    def claimed(self, key: SessionKey) -> str:
+        """Another account of that name that wants to start it; empty: none does."""
+        known = self._known(key)
         return "" if known is None else str(known["claimed"])
 
-    def hand_over(self, user: str, owner: str, *, fresh: bool) -> None:
-        """The name is that account's from now on, with all or with nothing.
+    def hand_over(self, key: SessionKey, owner: str, *, fresh: bool) -> None:
+        """The server is that account's from now on, with what is saved or with nothing.
 
         Args:
-            user: the name.
+            key: the server.
             owner: the account.
             fresh: nothing of the former one's is theirs; what is saved is kept for a
-                while, out of their sight.
+                while, out of their sight, and what still runs is ended.
 
         Raises:
-            StoreError: it could not be written; nothing is changed.
+            StoreError: it could not be written; nothing is handed over.
         """
         sessions, now = self._sessions, self._sessions.clock.now()
-        belongs = self._belongs(user, owner)
-        if not fresh:
-            sessions.journal.write(*belongs)
-            return
-        kept = [self._former(row, now) for row in self._checkpoints(user)]
-        sessions.journal.keep(kept)
-        for row in sessions.journal.sessions():
-            if row.key.user == user and sessions.deletions is not None:
-                sessions.deletions.order(row.key, "new account", _NEW)
-        keeps = schema.keeps.delete().where(schema.keeps.c.user == user)
-        sessions.journal.write(keeps, *belongs)
+        if fresh:
+            rows = sessions.journal.checkpoints(key)
+            kept = [row for row in rows if row.keeping is not Keeping.DOOMED]
+            sessions.journal.keep([self._former(row, now) for row in kept])
+            if sessions.deletions is not None and sessions.journal.session(key):
+                sessions.deletions.order(key, "new account", _NEW)
+            table = schema.keeps
+            mine = (table.c.user == key.user) & (table.c.server == key.server)
+            sessions.journal.write(table.delete().where(mine))
+        sessions.journal.write(*self._belongs(key, owner))
 
     def _former(self, row: CheckpointRow, now: float) -> CheckpointRow:
+        expires = (
+            now + self._aside if row.keeping is not Keeping.FORMER else row.expires
+        )
         return msgspec.structs.replace(
-            row, keeping=Keeping.FORMER, changed=now, expires=now + self._aside
+            row, keeping=Keeping.FORMER, changed=now, expires=expires
         )
 
-    def _saved(self, user: str) -> bool:
-        """Whether the former account has anything that somebody could want back."""
-        return bool(self._checkpoints(user)) or any(
-            row.key.user == user and row.phase is not Phase.STOPPED
-            for row in self._sessions.journal.sessions()
-        )
-
-    def _checkpoints(self, user: str) -> list[CheckpointRow]:
-        rows = self._sessions.journal.checkpoints()
-        return [r for r in rows if r.key.user == user and r.keeping not in HIDDEN]
-
-    def _known(self, user: str) -> dict[Any, Any] | None:
+    def _known(self, key: SessionKey) -> dict[Any, Any] | None:
         table = schema.owners
-        found = self._sessions.journal.read(table.select().where(table.c.user == user))
+        query = table.select().where(columns.of(table, key))
+        found = self._sessions.journal.read(query)
         return found[0] if found else None
 
-    def _belongs(self, user: str, owner: str) -> list[Any]:
+    def _belongs(self, key: SessionKey, owner: str) -> list[Any]:
         since = self._sessions.clock.now()
-        return _replace({"user": user, "owner": owner, "since": since, "claimed": ""})
+        return _replace(key, {"owner": owner, "since": since, "claimed": ""})
 
 
-def _replace(values: dict[Any, Any]) -> list[Any]:
+def _replace(key: SessionKey, values: dict[Any, Any]) -> list[Any]:
     table = schema.owners
-    old = table.delete().where(table.c.user == values["user"])
+    values = {**values, "user": key.user, "server": key.server}
+    old = table.delete().where(columns.of(table, key))
     return [old, table.insert().values(**values)]

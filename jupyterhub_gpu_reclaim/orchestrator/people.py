@@ -147,7 +147,7 @@ class People:
                 is not known whose it is.
         """
         row = self._known(key)
-        self._settle_account(key.user, by, manages=manages)
+        self._settle_account(key, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
             self._wish(row, Intent.RESUME, by)
             if row.phase is Phase.SUSPENDING:
@@ -233,8 +233,8 @@ class People:
         seconds = self._settings.set_aside
         row = self._known(key)
         owners = self._sessions.owners
-        if owners is not None and (claimed := owners.claimed(key.user)):
-            owners.hand_over(key.user, claimed, fresh=True)
+        if owners is not None and (claimed := owners.claimed(key)):
+            owners.hand_over(key, claimed, fresh=True)
             self._queue.add(key)
             return self._sessions.view_of(SessionRow(key=key), [])
         self._sessions.apply(
@@ -461,16 +461,16 @@ class People:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
         return row
 
-    def _settle_account(self, user: str, by: str, *, manages: bool) -> None:
-        """A former account's sessions are the new one's by a manager's word alone."""
+    def _settle_account(self, key: SessionKey, by: str, *, manages: bool) -> None:
+        """A former account's session is the new one's by a manager's word alone."""
         owners = self._sessions.owners
-        claimed = owners.claimed(user) if owners is not None else ""
+        claimed = owners.claimed(key) if owners is not None else ""
         if owners is None or not claimed:
             return
         if not manages:
-            raise Refused(Reason.FORMER_ACCOUNT, user=user)
-        owners.hand_over(user, claimed, fresh=False)
-        _log.warning("%s: %s has given the sessions to the new account", user, by)
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+        owners.hand_over(key, claimed, fresh=False)
+        _log.warning("%s: %s has given it to the name's new account", key, by)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
         """Write down what somebody wants; the worker takes it up."""

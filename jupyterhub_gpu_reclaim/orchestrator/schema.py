@@ -152,14 +152,15 @@ lease = Table(
     Column("place", Text, nullable=False),  # JSON of lease.Place
 )
 
-#: Which account of the Hub a user's name belongs to, and since when.
+#: Which account of the Hub has started a server last, and since when.
 owners = Table(
     "owners",
     metadata,
     Column("user", Text, primary_key=True),
+    Column("server", Text, primary_key=True),
     Column("owner", Text, nullable=False),
     Column("since", Float, nullable=False),
-    Column("claimed", Text, nullable=False),  # another account that uses the name
+    Column("claimed", Text, nullable=False),  # another account of that name
 )
 
 #: Servers that were deleted for ever, until nothing of them is left anywhere.

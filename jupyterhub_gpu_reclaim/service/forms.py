@@ -33,7 +33,7 @@ class Act(Page):
     async def post(self, user: str, server: str, action: str) -> None:
         """Do it and lead back to the page that it was pressed on."""
         key = self.key(user, server)
-        await self._act(key, action)
+        action = await self._act(key, action)
         if self.for_script:
             self.set_header("Content-Type", "application/json")
             self.finish(wire.encode(DONE[action]))
@@ -52,7 +52,8 @@ class Act(Page):
         wanted = Wanted.of(self.get_body_argument("query", "")).query()
         return f"{prefix}all?{wanted}{'&' if wanted else ''}done={action}"
 
-    async def _act(self, key: SessionKey, action: str) -> None:
+    async def _act(self, key: SessionKey, action: str) -> str:
+        """Do it; the name of what the page says of that."""
         control, by = self.context.control, self.person.label
         if action == "suspend":
             await control.suspend(key, by)
@@ -67,12 +68,14 @@ class Act(Page):
             await control.bring_back(key, checkpoint, by, save_running=save)
         elif action == "delete":
             checkpoint = self.get_body_argument("checkpoint", "")
-            await control.delete(key, by, checkpoint or None)
+            answer = await control.delete(key, by, checkpoint or None)
+            return action if answer.deleted else "delete-later"
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
             await control.opt_out(key, check_opt_out(self, out), by)
         else:
             raise HTTPError(404)
+        return action
 
     def _seconds(self) -> float:
         text = self.get_body_argument("seconds", "")

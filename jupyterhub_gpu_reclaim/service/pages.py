@@ -44,6 +44,10 @@ DONE = {
     "pin": "Noted.",
     "delete": "The saved session is deleted.",
     "bring-back": "That state is coming back.",
+    "delete-later": (
+        "The order to delete it stands: it cannot be brought back, and is deleted as"
+        " soon as its machine and the store answer."
+    ),
 }
 #: Lines of a log on one page.
 _LOG_LINES = 50

@@ -48,25 +48,25 @@ class ReclaimMixin(Stopping):
         written = self._order_deletion()
         try:
             await self._service.forget(self.reclaim_key)
+            if written is not None:  # the service has done so, where it knew of it
+                deletion_orders.remove(written)
         except ReclaimError as error:
             later = "the service does it later" if written else "it is NOT repeated"
             self.log.warning("%s: forget, %s: %s", self.reclaim_key, later, error)
         logins.delete_token(self, self._pointer.token_id)
         self._pointer = Pointer()
 
-    def _order_deletion(self) -> bool:
-        """Write the order down where the service finds it; whether that was possible.
+    def _order_deletion(self) -> Path | None:
+        """Write the order down where the service finds it; None: that is impossible.
 
         The Hub deletes a server once: neither a service that is away nor an answer
         that is lost may lose that.
         """
-        if not self.reclaim_service:
-            return False
+        if not (self.reclaim_service and self.reclaim_token_file):
+            return None
+        folder = Path(self.reclaim_token_file).parent
         try:
-            deletion_orders.write(
-                Path(self.reclaim_token_file).parent, self.reclaim_key
-            )
+            return deletion_orders.write(folder, self.reclaim_key)
         except OSError as error:
             self.log.warning("%s: no order to delete: %s", self.reclaim_key, error)
-            return False
-        return True
+            return None

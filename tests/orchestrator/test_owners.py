@@ -85,12 +85,27 @@ async def test_administrator_gives_a_lost_account_its_sessions_back(world):
 async def test_new_account_is_not_given_what_the_old_one_had_put_aside(world):
     controller = await _left_by_the_old_one(world)
     await controller.start_fresh(KEY, "ada")
-    plan = await controller.plan_start(_placement("i2", NEW))
-    assert plan.failure.code == "former_account"
-    await controller.start_fresh(KEY, "ada")
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
     assert controller.sessions() == []
+    assert len(world.node.saved) == 1
+
+
+async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
+    controller = await _left_by_the_old_one(world)
+    other = SessionKey(KEY.user, "other")
+    for incarnation in ("i2", "i3"):
+        placement = _placement(incarnation, NEW, other)
+        assert (await controller.plan_start(placement)).action == "cold"
+        world.node.run(other, "of the new one", incarnation)
+        await controller.placed(placement)
+        world.hub.run(other, incarnation)
+        await world.until(lambda: world.phase(controller, other) == "running")
+        world.node.end(incarnation)
+        world.hub.states[other] = "stopped"
+        await world.until(lambda: world.phase(controller, other) == "stopped")
+    plan = await controller.plan_start(_placement("i4", NEW))
+    assert plan.failure.code == "former_account"
 
 
 async def test_new_account_of_a_name_with_nothing_saved_just_starts(world):
