@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.orchestrator import (
     story,
     trail,
 )
+from jupyterhub_gpu_reclaim.orchestrator.acts import Facts
 from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP, Keeps
 from jupyterhub_gpu_reclaim.orchestrator.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.orchestrator.rows import HIDDEN, Intent, Keeping, SessionRow
@@ -218,6 +219,8 @@ class People:
             NotFound: nobody has heard of it.
         """
         self._known(key)
+        # A Hub that has lost its database has other accounts for the same people.
+        self._settle_account(key, by, manages=True)
         renewals.order(self._sessions, key, by)
         return self._sessions.view(key)
 
@@ -273,6 +276,8 @@ class People:
                 ``operation_in_flight``: it is being saved or brought back.
             Unreachable: the store has to be asked, and does not answer.
         """
+        # Whose it is comes first; a manager's Resume settles that.
+        self._settle_account(key, by, manages=False)
         wanted = await self._kept(key, checkpoint)
         row = self._sessions.row(key)
         if row.phase in bringing.FROM:
@@ -292,8 +297,9 @@ class People:
         """A checkpoint of that session that may be brought back."""
         journal = self._sessions.journal
         if journal.checkpoint(checkpoint) is None:
-            infos = await self._agent.checkpoints(key)
-            mine = [i for i in infos if (i.id, i.key) == (checkpoint, key)]
+            infos = tuple(await self._agent.checkpoints(key))
+            facts = self._sessions.living(key, Facts((), infos, None))
+            mine = [i for i in facts.saved or () if (i.id, i.key) == (checkpoint, key)]
             now, seconds = self._sessions.clock.now(), self._settings.set_aside
             journal.keep(checkpoints.aside(info, now, seconds) for info in mine)
         row = journal.checkpoint(checkpoint)
