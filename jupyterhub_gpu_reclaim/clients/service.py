@@ -137,18 +137,18 @@ class ServiceClient:
                 if answer.status == 401:  # it has proved itself: another run of it
                     self._run = ""
                     answer = await self._asked("POST", call, limit=limit, body=body)
+                if answer.status < 300:
+                    return answer.body
+                refusal = _refusal(answer, call)
             except Silent as silent:
                 raise _unreachable(str(silent)) from None
-            except Unreachable as error:
-                starts = error.reason is Reason.SERVICE_STARTING
-                if not starts or waited >= STARTING_LIMIT:
-                    raise
-                await asyncio.sleep(STARTING_PAUSE)
-                waited += STARTING_PAUSE
-                continue
-            if answer.status >= 300:
-                raise _refusal(answer, call)
-            return answer.body
+            except ReclaimError as error:
+                refusal = error  # of its greeting
+            starts = refusal.reason is Reason.SERVICE_STARTING
+            if not starts or waited >= STARTING_LIMIT:
+                raise refusal
+            await asyncio.sleep(STARTING_PAUSE)
+            waited += STARTING_PAUSE
 
     async def _asked(
         self, method: str, call: str, *, token: bool = True, **more: Any
@@ -165,6 +165,8 @@ class ServiceClient:
         """What this run of the service takes; asked of it once."""
         if not self._run:
             answer = await self._asked("GET", "hello", token=False, limit=self._timeout)
+            if answer.status >= 300:
+                raise _refusal(answer, "hello")
             hello = _understood(answer.body, Hello, "hello")
             if hello.version != VERSION:
                 raise _unreachable(f"it proves itself by version {hello.version}")
@@ -201,27 +203,10 @@ class ServiceClient:
         """
         given = answer.headers.get(PROOF, "")
         if not self._vouching.is_proved(given, nonce, answer.status, answer.body):
-            if answer.status == 503:
-                _refuse_stand_in(answer, call)
             what = (
                 f"{call}: status {answer.status}, and no proof that it is the service"
             )
             raise _unreachable(what)
-
-
-def _refuse_stand_in(answer: Answer, call: str) -> None:
-    """Who answers while the service does not has nothing to prove, and gets nothing.
-
-    Its code is believed, which costs no more than silence; its words are not.
-
-    Raises:
-        Unreachable: what it says, in our own words.
-    """
-    reason = _refusal(answer, call).reason
-    if reason is Reason.SERVICE_BROKEN:
-        raise Unreachable(reason, why="the page of the service says why", detail=call)
-    if reason in {Reason.SERVICE_STARTING, Reason.JOURNAL_HELD}:
-        raise Unreachable(reason, detail=call)
 
 
 def _unreachable(detail: str) -> Unreachable:

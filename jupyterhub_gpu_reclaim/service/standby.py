@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.errors import Unreachable
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service import pages
-from jupyterhub_gpu_reclaim.service.routes.base import Route
+from jupyterhub_gpu_reclaim.service.routes.base import Route, VouchedRoute
 from jupyterhub_gpu_reclaim.service.routes.operators import Health
 from jupyterhub_gpu_reclaim.service.web import log_request
 
@@ -58,6 +58,14 @@ class _Waits(Route):
         raise Unreachable(self.settings["context"].why)
 
 
+class _SpawnerWaits(VouchedRoute):
+    """Any call of the spawner: the same, proved to be our word."""
+
+    async def prepare(self) -> None:
+        """Say why."""
+        raise Unreachable(self.settings["context"].why)
+
+
 class _Alive(Route):
     """The program answers; whether it may work is what ``readyz`` says."""
 
@@ -90,6 +98,7 @@ class _Words:
         self.prefix = surroundings.prefix
         self.hub_prefix = surroundings.hub_prefix
         self.hub_host = surroundings.hub_host
+        self.spawner_token = surroundings.spawner_token.encode()
 
 
 def _application(words: _Words) -> Application:
@@ -99,6 +108,7 @@ def _application(words: _Words) -> Application:
     return Application(
         [
             (rf"{base}healthz", _Alive),
+            (rf"{base}api/spawner/.*", _SpawnerWaits),
             (rf"{base}(readyz|metrics|api/.*)", _Waits),
             *looks,
             (r".*", _Page),

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF
 
 if TYPE_CHECKING:
     import socket
+
+    from jupyterhub_gpu_reclaim.vouching import Vouching
 
 #: Connections at a time; what comes on top is closed unheard.
 MOST = 128
@@ -53,8 +56,11 @@ class State:
 class StandIn:
     """The stand-in at a listening socket, which it shares and never closes."""
 
-    def __init__(self, listening: socket.socket, prefix: str) -> None:
+    def __init__(
+        self, listening: socket.socket, prefix: str, vouching: Vouching | None = None
+    ) -> None:
         self.state = State()
+        self._vouching = vouching
         self._listening = listening
         self._prefix = prefix
         self._server: asyncio.Server | None = None
@@ -98,7 +104,7 @@ class StandIn:
         first, *lines = head.split("\r\n")
         method, target, _ = first.split(" ", 2)
         # Unread bytes would make the kernel reset the connection under our answer.
-        if length := min(_length(lines), _MAX_BODY):
+        if length := min(int(_header(lines, "Content-Length") or 0), _MAX_BODY):
             await reader.readexactly(length)
         status, kind, body = self._told(target.partition("?")[0])
         told = [
@@ -109,8 +115,13 @@ class StandIn:
             "Retry-After: 2",
             "X-Content-Type-Options: nosniff",
             "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'",
-            "Connection: close\r\n\r\n",
+            "Connection: close",
         ]
+        nonce = _header(lines, NONCE)
+        if nonce and self._vouching is not None:
+            number = int(status.partition(" ")[0])
+            told.append(f"{PROOF}: {self._vouching.proof(nonce, number, body)}")
+        told.append("\r\n")
         writer.write("\r\n".join(told).encode() + (b"" if method == "HEAD" else body))
         await writer.drain()
 
@@ -140,13 +151,13 @@ class StandIn:
         return ours, "text/html", page.encode()
 
 
-def _length(lines: list[str]) -> int:
-    """The length of the body, as the head says."""
+def _header(lines: list[str], wanted: str) -> str:
+    """A field of the head; empty where it is not there."""
     for line in lines:
         name, _, value = line.partition(":")
-        if name.strip().lower() == "content-length":
-            return max(0, int(value))
-    return 0
+        if name.strip().lower() == wanted.lower():
+            return value.strip()
+    return ""
 
 
 def _json(value: dict[str, object]) -> bytes:

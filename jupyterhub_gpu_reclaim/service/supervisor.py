@@ -24,7 +24,12 @@ from jupyterhub_gpu_reclaim.errors import Refused
 from jupyterhub_gpu_reclaim.service import lifeline
 from jupyterhub_gpu_reclaim.service.reporting import SUPERVISED, heard
 from jupyterhub_gpu_reclaim.service.standin import StandIn, State
-from jupyterhub_gpu_reclaim.service.surroundings import PROBLEMS, address_of
+from jupyterhub_gpu_reclaim.service.surroundings import (
+    PROBLEMS,
+    SPAWNER_TOKEN,
+    address_of,
+)
+from jupyterhub_gpu_reclaim.vouching import Vouching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +78,9 @@ class Supervisor:
         listening = await self._listen()
         if listening is None:
             return
-        self._standin = StandIn(listening, self._prefix)
+        secret = self._environment.get(SPAWNER_TOKEN, "")
+        vouching = Vouching(secret.encode()) if secret else None
+        self._standin = StandIn(listening, self._prefix, vouching)
         await self._standin.begin()
         if self._problems:
             self._say(" ".join(self._problems))
