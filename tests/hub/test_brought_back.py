@@ -9,6 +9,7 @@ from tests.support.hub import wait_until
 def _start_fresh(hub, service, person):
     """Put what is saved aside and start cold; what was saved."""
     saved = service.saved.pop((person.name, ""))
+    service.captured.discard((person.name, ""))
     assert start(hub, person.name).status_code in {201, 202}
     wait_until(lambda: hub.server(person.name)["ready"], 60, hub.log)
     return saved
