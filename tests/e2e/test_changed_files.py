@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    import requests
+
     from demo.admin import Admin
     from demo.stack import Stack
     from demo.user import Kernel, User
@@ -67,6 +69,17 @@ def test_log_and_database_that_grew_are_no_obstacle(
     assert (home / "run.log").read_text().endswith("of another server\ntwo\n")
 
 
+def page_of_refusal(user: User) -> requests.Response:
+    """What a visit shows once the Hub has heard that the start was refused."""
+    deadline = time.monotonic() + 30
+    while True:
+        page = user.http.get(f"{user.base}{user.server().prefix}lab", timeout=60)
+        if "spawn-pending" not in page.url:
+            return page
+        assert time.monotonic() < deadline, "the start is still pending"
+        time.sleep(0.2)
+
+
 def test_deleted_file_is_named_and_the_session_kept(
     stack: Stack, admin: Admin, user: User
 ) -> None:
@@ -79,7 +92,7 @@ def test_deleted_file_is_named_and_the_session_kept(
     failure = refusal(admin, user)
     assert failure["code"] == "file_missing"
     assert "data.bin" in str(failure["message"])
-    page = user.http.get(f"{user.base}{user.server().prefix}lab", timeout=60)
+    page = page_of_refusal(user)
     assert "data.bin" in page.text
     assert "Try again" in page.text
     assert "Start fresh" in page.text
