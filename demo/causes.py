@@ -16,6 +16,7 @@ _COMPLAINTS = tuple(
         r"^\[E [^]]*\] (\S.*)$",  # then errors
         r"^\S+Z [CE] [\w.]+: (?:- |service: )?(\S.*)$",  # ours
         r"^Error: (.+)$",  # ours, before there is a log
+        r"^\[\w+\] CRITICAL \| (.+)$",  # traitlets', likewise
         r"^(?: *)(\w+(?:Error|Exception|Refused): .+)$",  # the end of a traceback
     )
 )

@@ -47,6 +47,10 @@ LOGS = {
         "ModuleNotFoundError: No module named 'jupyterhub'",
     ),
     "a refusal": ("Error: The store is away.\n", "The store is away"),
+    "a setting": (
+        "[AgentApp] CRITICAL | Bad config encountered: state_dir is longer\n",
+        "Bad config encountered: state_dir is longer",
+    ),
     "nothing wrong": ("[I 2026-11-22 11:07:44.061 JupyterHub app:1] fine\n", ""),
 }
 
@@ -65,10 +69,16 @@ def taken() -> Iterator[int]:
         yield one.getsockname()[1]
 
 
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a short path: sockets stand in it."""
+    return tmp_path_factory.mktemp("s")
+
+
 def test_failed_start_names_the_cause_and_ends_the_service(
-    tmp_path: Path, taken: int
+    short: Path, taken: int
 ) -> None:
-    stack = Stack(tmp_path / "stack")
+    stack = Stack(short)
     stack.settings["hub_port"] = taken  # the service is started before it is bound
     with pytest.raises(StackError) as caught, stack:
         pass
@@ -89,8 +99,8 @@ def named(program: str, folder: Path) -> list[str]:
     return [line for line in lines if program in line and str(folder) in line]
 
 
-def test_service_is_known_by_its_mark_and_can_be_killed(tmp_path: Path) -> None:
-    with Stack(tmp_path / "stack", idle_after=0) as stack:
+def test_service_is_known_by_its_mark_and_can_be_killed(short: Path) -> None:
+    with Stack(short, idle_after=0) as stack:
         before = stack.service_pids()
         assert before
         stack.kill("service")
