@@ -257,7 +257,7 @@ def _restored(facts: Facts, tree: Tree) -> Act:
     start takes it up, and if nobody comes it is idle and suspended again.
     """
     done = facts.hub in {HubState.RUNNING, HubState.STOPPED}
-    return Act(Do.RESTORED, tree) if done else WAIT
+    return Act(Do.RESTORED if done else Do.WAIT, tree)
 
 
 def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:

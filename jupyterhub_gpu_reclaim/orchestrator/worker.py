@@ -168,10 +168,19 @@ class Worker:
         return left
 
     async def _wait(self, row: SessionRow, act: Act) -> float | None:
-        del act
+        if act.tree is not None and not self._has_told(row.key):
+            # Whoever waits for this start has not heard its end, which came when no
+            # service was there; the agent repeats it.
+            async for _ in self._resumer.follow(row):
+                pass
         # Of a place that is being made (a pod may wait for hours) we are told.
         told = row.phase is Phase.RESUMING and not row.placed
         return None if told else self._settings.pace
+
+    def _has_told(self, key: SessionKey) -> bool:
+        """Whether this service has told the end of the operation in hand."""
+        operation = self._sessions.operation(key)
+        return operation is not None and operation.ended
 
     async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
         """Nothing is out of order: what somebody wishes, and what the policy says."""

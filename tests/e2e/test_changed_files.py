@@ -39,6 +39,7 @@ def refusal(admin: Admin, user: User) -> dict[str, object]:
     while time.monotonic() < until:
         view = admin.session(user.name)
         if view["failure"] and view["phase"] == "suspended":
+            page_of_refusal(user)  # the Hub has heard of it, too
             return dict(view["failure"])
         time.sleep(0.2)
     raise AssertionError(f"no refusal: {admin.session(user.name)}")
@@ -74,7 +75,7 @@ def page_of_refusal(user: User) -> requests.Response:
     deadline = time.monotonic() + 30
     while True:
         page = user.http.get(f"{user.base}{user.server().prefix}lab", timeout=60)
-        if "spawn-pending" not in page.url:
+        if "Try again" in page.text:
             return page
         assert time.monotonic() < deadline, "the start is still pending"
         time.sleep(0.2)

@@ -334,6 +334,21 @@ async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world
     assert world.hub.plans == ["stop release", "start restore"]
 
 
+async def test_end_of_a_restore_that_no_service_heard_is_told_by_the_next_one(world):
+    """The spawner waits for it, and the Hub for the spawner."""
+    first = await _suspended(world)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: any(p.task for p in world.node.places.values()))
+    await world.kill(first)
+    world.node.hold_at = ""
+    [place] = world.node.places.values()
+    await world.until(lambda: place.state == "running")
+    second = await world.controller()
+    assert await asyncio.wait_for(start, 10) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+
+
 async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
     controller = await _suspended(world)
     placement = Placement(key=KEY, incarnation="i2")
