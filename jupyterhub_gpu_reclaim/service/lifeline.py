@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -160,13 +161,15 @@ class StateFolder:
 
 
 def _exists(pid: int) -> bool:
+    """Whether it lives; one that has ended and waits to be reaped does not."""
     try:
-        os.kill(pid, 0)
+        descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass  # of another user
-    return True
+    try:
+        return not select.select([descriptor], [], [], 0)[0]
+    finally:
+        os.close(descriptor)
 
 
 def _locked(descriptor: int) -> bool:

@@ -14,7 +14,10 @@ FROZEN = (
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
 #: What has been added since: a session without a GPU or a pod has none of it.
-ADDED = b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""}'
+PARENT = b',"parent":""}'
+ADDED = (
+    b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""' + PARENT
+)
 WITH_GPU = (
     b',"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
@@ -68,7 +71,7 @@ def test_record_with_a_gpu_is_understood_and_written_unchanged(records, tmp_path
     found = records.find("inc-1")
     assert found.gpus.needed([302]) == {"ab": 5}
     assert found.memory_limit.bytes == 9
-    assert msgspec.json.encode(found) == FROZEN[:-1] + WITH_GPU
+    assert msgspec.json.encode(found) == FROZEN[:-1] + WITH_GPU[:-1] + PARENT
 
 
 def test_save_replaces_and_closes_to_others(records, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.agent import capture, recovery, release
 from jupyterhub_gpu_reclaim.agent.gpu_world import GpuCard, Gpus
+from jupyterhub_gpu_reclaim.agent.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.agent.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.agent.parts import Limits, Parts
 from jupyterhub_gpu_reclaim.agent.placements import LocalPlacements
@@ -80,6 +81,7 @@ def parts(folder):
         limits=Limits(),
         work=folder,
         accelerator=TakenCards(),
+        memory=HostMemory(),
     )
 
 

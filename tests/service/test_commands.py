@@ -31,13 +31,13 @@ def goes_on(control, name: str, *after: dict) -> None:
     call = getattr(control, name)
     soon = []
 
-    async def called(key, by):
+    async def called(key, by, **more):
         async def change():
             for changes in after:
                 await asyncio.sleep(0.05)
                 control.put(key.user, key.server, **changes)
 
-        answer = await call(key, by)
+        answer = await call(key, by, **more)
         soon.append(asyncio.create_task(change()))
         return answer
 

@@ -107,7 +107,7 @@ class Stack:
         (pid,) = [
             pid
             for pid in self.hub.marked()
-            if b"gpu-reclaim-service" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"gpu_reclaim.service.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
         return pid
 
