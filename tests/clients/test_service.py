@@ -151,9 +151,7 @@ async def test_service_that_is_being_started_is_asked_again(client, monkeypatch)
     answers = [(503, starting), (503, starting), (200, b'{"action": "cold"}')]
 
     async def in_turn(handler):
-        status, body = answers.pop(0)
-        handler.set_status(status)
-        handler.finish(body)
+        handler.proved(*answers.pop(0))
 
     ANSWERS["plan-start"] = in_turn
     assert (await client.plan_start(PLACEMENT)).action == "cold"

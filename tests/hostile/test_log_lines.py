@@ -20,7 +20,7 @@ HOSTILE = [
     f"eve\x9b2J\x85{FORGED}",
     f"eve\u2028{FORGED}\u2029",
     "eve\u202egnp.exe\u2066\u200f",
-    "eve\x00\x07\x7f\udc80",
+    "eve\x00\x07\x7f",
 ]
 
 
@@ -49,6 +49,14 @@ def test_log_line_with_hostile_text_stays_one_line(log, text):
     logger.info("%s: suspended, %s", text, text)
     check(log.getvalue().split("\n")[:-1], first=1)
     assert log.getvalue().encode("utf-8")
+
+
+def test_name_that_is_no_text_is_shown_and_can_be_written():
+    """Not by a logger: pytest would keep the record, and xdist cannot send it."""
+    words = ("jupyterhub_gpu_reclaim.test", logging.INFO, __file__, 1)
+    record = logging.LogRecord(*words, "%s: suspended", ("eve\udc80",), None)
+    line = observability.OneLineFormatter().format(record)
+    assert line.encode("utf-8").isascii()
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -76,7 +76,10 @@ def test_real_stop_ends_the_processes_and_the_login(hub, service, amy):
     hub.stop_server(amy.name)
     told = [body["key"] for call, body in service.calls if call == "stopped"]
     assert [amy.name in str(key) for key in told].count(True) == 1
-    assert not (hub.server(amy.name) or {}).get("state")
+    # Nothing is pointed at; what says which logins were ours is no login.
+    state = (hub.server(amy.name) or {}).get("state") or {}
+    pointer = state.get("gpu_reclaim", {})
+    assert not any(pointer.get(name) for name in ("phase", "checkpoint", "token_id"))
     assert not Path(f"/proc/{init}").exists() or _zombie(init)
 
 
