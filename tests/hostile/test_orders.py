@@ -120,7 +120,7 @@ def test_checkpoint_of_another_user_is_not_restored(agent, counter, folder):
     other = Place(folder, "hold", user="eve")
     try:
         refused = agent.restore(other, "cp")[-1]
-        assert refused["code"] == "user_mismatch"
+        assert refused["code"] == "renamed"
         assert not other.tree.processes
         assert [c["id"] for c in agent.get("/v1/checkpoints").json()] == ["cp"]
     finally:

@@ -47,7 +47,7 @@ def hub(tmp_path):
 
 
 def test_command_lines_hold_no_secret_and_the_settings_hold(hub):
-    health = f"{hub.url}/services/gpu-reclaim/healthz"
+    health = f"{hub.url}/services/gpu-reclaim/readyz"
     wait_until(lambda: requests.get(health, timeout=5).ok, 60, hub.log)
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in hub.marked()]
     assert any("gpu-reclaim-service" in line for line in lines)
