@@ -124,14 +124,29 @@ def test_what_does_not_fit_its_schema_is_not_written(place):
     assert place.read_text() == ""
 
 
+#: What version 1 of the schema has no word for: it is `other`, with its own in `what`.
+WITHOUT_A_WORD = {
+    "ask to bring back",
+    "brought_back",
+    "end second tree",
+    "forgotten",
+    "found aside",
+    "journal rebuilt",
+    "new account",
+    "renew login",
+    "report",
+}
+
+
 # --- words ---------------------------------------------------------------------------
 def test_everything_that_can_happen_has_an_event():
     named = {happened.name.lower() for happened in Happened}
     for file in PACKAGE.rglob("*.py"):
         calls = re.findall(r"audit_line\(([^()]*)", file.read_text())
         named |= {w for call in calls for w in re.findall(r'"([a-zA-Z ]+)"', call)}
-    assert {"keep", "opt out", "retention", "forget", "waits for a GPU"} <= named
-    assert named <= set(EVENTS)
+    assert {"keep", "opt out", "retention", "waits for a GPU"} <= named
+    named |= {"forget", "new account"}  # by a variable
+    assert named <= set(EVENTS) | WITHOUT_A_WORD
 
 
 def test_word_that_is_not_known_yet_is_kept(place):

@@ -55,7 +55,7 @@ def test_the_hubs_configuration_is_a_program_that_ends_well(wanted, tmp_path):
     exec(compile(text, "jupyterhub_config.py", "exec"), {"get_config": lambda: c})
     [ours, tests] = c.JupyterHub.services
     agents = f"--ReclaimService.agent_namespace={wanted.agents}"
-    assert agents in ours["command"]
+    assert agents in json.loads(ours["environment"]["GPU_RECLAIM_OPTIONS"])
     assert tests["name"] == "tests"
     assert c.KubeSpawner.image == "x/session:1.2"
     mounted = c.KubeSpawner.volume_mounts[0]

@@ -106,7 +106,7 @@ def test_the_chart_makes_a_hub_that_suspends(configured):
 def test_the_service_takes_its_arguments(configured):
     [service] = configured.JupyterHub.services
     app = ReclaimService()
-    app.parse_command_line(service["command"][1:])
+    app.parse_command_line(json.loads(service["environment"]["GPU_RECLAIM_OPTIONS"]))
     assert app.placement == "kubernetes"
     assert app.agent_token_file == "/etc/gpu-reclaim/token"
     assert app.agent_ca_file == "/etc/gpu-reclaim/ca.crt"
