@@ -13,12 +13,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.agent import capture, surroundings, trees
+from jupyterhub_gpu_reclaim.agent import surroundings, trees
 from jupyterhub_gpu_reclaim.agent.progress import Progress, in_thread
 from jupyterhub_gpu_reclaim.agent.records import Record, Stage
 from jupyterhub_gpu_reclaim.agent.saved import Saved
 from jupyterhub_gpu_reclaim.engine import processes, sockets, standstill
 from jupyterhub_gpu_reclaim.engine.ports import shares_network
+from jupyterhub_gpu_reclaim.engine.thaw import thaw as engine_thaw
 from jupyterhub_gpu_reclaim.errors import (
     NotFound,
     ReclaimError,
@@ -141,7 +142,7 @@ def undo_capture(parts: Parts, session: Session, record: Record) -> None:
     """
     parts.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
     parts.store.delete(record.checkpoint)
-    capture.let_go_on(parts.accelerator, session, record)
+    engine_thaw(trees.look(session), record.stopped_before)
     parts.ports.release(record.checkpoint)
     parts.records.delete(session.incarnation)
 
