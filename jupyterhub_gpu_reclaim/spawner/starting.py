@@ -44,6 +44,7 @@ class Starting(PointerKeeper):
     _narrator: Narrator | None = None
     _story: dict[str, Any] | None = None  #: of the last start
     _repair: logins.ClientRepair | None = None
+    _tidying: asyncio.Task[None] | None = None  #: after a start that was called off
 
     async def start(self) -> Any:
         """Start cold, bring back, or take up what still runs, as the service plans.
@@ -51,13 +52,16 @@ class Starting(PointerKeeper):
         Raises:
             StartRefused: there is a saved session that does not come back now.
         """
+        await self._called_off()
         minted = self.api_token
         self._starting, self._undo = True, ""
         self._narrator = self._narrator or Narrator()
         try:
             return await self._start_as_planned(minted)
         except asyncio.CancelledError:
-            await self._call_off(minted)
+            # The Hub waits for one second, then stops a start that has ended, and
+            # takes one that has not for a server that runs: the rest is done behind it.
+            self._tidying = asyncio.ensure_future(self._tidy_up(minted))
             raise
         except ReclaimError as error:
             await self._call_off(minted)
@@ -228,10 +232,19 @@ class Starting(PointerKeeper):
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _call_off(self, minted: str) -> None:
-        """After a start that failed or was cancelled: leave nothing behind (T5, T9)."""
-        task = asyncio.ensure_future(self._tidy_up(minted))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(task), CALL_OFF_SECONDS)
+        """After a start that failed: leave nothing behind (T5)."""
+        self._tidying = asyncio.ensure_future(self._tidy_up(minted))
+        await self._called_off()
+
+    async def _called_off(self) -> None:
+        """Wait until what a start left that failed or was cancelled is gone (T5, T9)."""
+        if self._tidying is None:
+            return
+        done, _ = await asyncio.wait({self._tidying}, timeout=CALL_OFF_SECONDS)
+        self._tidying = None
+        for task in done:
+            if (error := task.exception()) is not None:
+                self.log.error("%s: not tidied up: %r", self.reclaim_key, error)
 
     async def _tidy_up(self, minted: str) -> None:
         undo, self._undo = self._undo, ""

@@ -64,6 +64,7 @@ class Stopping(Starting):
         """End it really, or release what is saved, as the service says."""
         self._stopping = True
         try:
+            await self._called_off()
             if self._pointer.checkpoint and not self._confirmed:
                 await self._back_to_saved()  # it never answered the Hub
                 return

@@ -130,8 +130,10 @@ def test_refusal_names_the_file_and_both_buttons_work(
         admin, paige, "open('data.bin', 'wb').write(b'x' * 99)\nf = open('data.bin')"
     )
     taken_away(page, stack, paige, path)
-    page.get_by_role("link", name="Try again").click()  # it is still away
-    page.get_by_text("data.bin").wait_for()
+    with page.expect_navigation():  # it is still away
+        page.get_by_role("link", name="Try again").click()
+    page.get_by_role("heading", name="Your saved session did not come back").wait_for()
+    assert page.get_by_text("data.bin").count() == 1
     path.write_bytes(b"x" * 99)
     page.get_by_role("link", name="Try again").click()
     page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")

@@ -244,6 +244,24 @@ def test_t9_stop_during_a_resume_leaves_no_orphan_and_keeps_the_session(
     assert comes_back(suspended)
 
 
+def test_stop_during_a_resume_is_not_held_up_by_a_service_that_answers_late(
+    hub, service, suspended
+):
+    """The Hub gives a cancelled start one second, then takes it for a server."""
+    name = suspended.name
+    service.hold_restore.clear()
+    resume(hub, name)
+    wait_until(lambda: service.called("placed") > 1, 30, hub.log)
+    service.late["cancelled"] = 3.0
+    assert hub.api("DELETE", f"users/{name}/server").status_code in {202, 204}
+    assert not settled(hub, name)["ready"]
+    service.hold_restore.set()
+    wait_until(lambda: gone(service, name), 10)
+    assert pointer(hub, name)["phase"] == "suspended"
+    service.late.clear()
+    assert comes_back(suspended)
+
+
 def test_t10_suspended_named_server_is_not_renamed_and_deletes_its_login(
     hub, service, name
 ):

@@ -43,6 +43,7 @@ class RelaunchingService:
         self.hold_restore.set()
         self.hold_release = threading.Event()
         self.hold_release.set()
+        self.late: dict[str, float] = {}  #: seconds until a call is answered
         self.restored: dict[Key, threading.Event] = {}
         self.token_file = folder / "spawner.token"
         self.token_file.write_text(TOKEN)
@@ -138,6 +139,7 @@ class RelaunchingService:
         self.hold_release.set()
         self.plan = self.fail_restore = None
         self.renew_login = False
+        self.late.clear()
         self.saved.clear()
         self.captured.clear()
         self.calls.clear()
@@ -179,6 +181,7 @@ class RelaunchingService:
     def answer(self, call: str, body: dict[str, Any]) -> tuple[int, Any]:
         """One call's status and body."""
         key = _key(body)
+        time.sleep(self.late.get(call, 0))
         self.calls.append((call, body))
         if call == "plan-start":
             if self.plan is not None:
