@@ -237,7 +237,7 @@ class Starting(PointerKeeper):
         await self._called_off()
 
     async def _called_off(self) -> None:
-        """Wait until what a start left that failed or was cancelled is gone (T5, T9)."""
+        """Wait until what a failed or cancelled start left behind is gone (T5, T9)."""
         if self._tidying is None:
             return
         done, _ = await asyncio.wait({self._tidying}, timeout=CALL_OFF_SECONDS)
