@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.kube.conftest import MODEL
@@ -15,6 +17,8 @@ from tests.support.elsewhere import (
 )
 from tests.support.hub import HubUnderTest, free_port, proxy_command
 from tests.support.nodes import AGENT_PORT, SERVER_PORT, TOKEN, Node
+
+_numbers = itertools.count(1)
 
 CONFIG = """
 c.KubeSpawner.namespace = {namespace!r}
@@ -83,6 +87,12 @@ def start(hub, user):
     return wait(lambda: (s := hub.server(user)) and s["ready"] and s, hub)
 
 
+@pytest.fixture
+def user():
+    """A new name for every try: the Hub and the cluster outlive a test that failed."""
+    return f"user{next(_numbers)}"
+
+
 def notebook(pod):
     return next(c for c in pod["spec"]["containers"] if c["name"] == "notebook")
 
@@ -91,33 +101,33 @@ def env_of(pod):
     return {e["name"]: e.get("value") for e in notebook(pod)["env"]}
 
 
-def test_a_session_is_suspended_and_comes_back_on_the_other_node(hub, elsewhere):
+def test_a_session_is_suspended_and_comes_back_on_the_other_node(hub, elsewhere, user):
     cluster = elsewhere.cluster
-    first = start(hub, "ada")
-    pod = cluster.pod("jupyter-ada")
+    first = start(hub, user)
+    pod = cluster.pod(f"jupyter-{user}")
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["metadata"]["labels"]["of-the-admin"] == "yes"
-    assert wait(lambda: phase(hub, "ada") == "running", hub)
+    assert wait(lambda: phase(hub, user) == "running", hub)
     token, node = env_of(pod)["JUPYTERHUB_API_TOKEN"], pod["spec"]["nodeName"]
     free = cluster.gpus
 
     for _ in range(2):
-        assert reclaim(hub, "POST", "sessions/ada/-/suspend").ok
-        wait(lambda: phase(hub, "ada") == "suspended", hub)
-        wait(lambda: cluster.pod("jupyter-ada") is None, hub)
+        assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
+        wait(lambda: phase(hub, user) == "suspended", hub)
+        wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
         assert cluster.gpus == free + 1
-        assert hub.server("ada")["state"]["gpu_reclaim"]["phase"] == "suspended"
+        assert hub.server(user)["state"]["gpu_reclaim"]["phase"] == "suspended"
         for each in cluster.nodes:
             each.schedulable = each.name != node
 
-        second = start(hub, "ada")
-        held = cluster.pod("jupyter-ada")
+        second = start(hub, user)
+        held = cluster.pod(f"jupyter-{user}")
         assert held["metadata"]["uid"] != pod["metadata"]["uid"]
         assert held["spec"]["nodeName"] != node
         assert "@sha256:" in notebook(held)["image"]
         assert held["spec"]["nodeSelector"] == {MODEL: "NVIDIA-H200"}
         assert env_of(held)["JUPYTERHUB_API_TOKEN"] == token
-        wait(lambda: phase(hub, "ada") == "running", hub)
+        wait(lambda: phase(hub, user) == "running", hub)
         assert second["url"] == first["url"]
         pod, node = held, held["spec"]["nodeName"]
     works = [p.contents for n in cluster.nodes for p in n.agent.places.values()]
@@ -129,78 +139,78 @@ def test_a_session_is_suspended_and_comes_back_on_the_other_node(hub, elsewhere)
 
 
 def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
-    hub, elsewhere
+    hub, elsewhere, user
 ):
     cluster = elsewhere.cluster
-    start(hub, "bob")
-    wait(lambda: phase(hub, "bob") == "running", hub)
-    assert reclaim(hub, "POST", "sessions/bob/-/suspend").ok
-    wait(lambda: phase(hub, "bob") == "suspended", hub)
-    wait(lambda: cluster.pod("jupyter-bob") is None, hub)
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
+    wait(lambda: phase(hub, user) == "suspended", hub)
+    wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
     left, cluster.gpus = cluster.gpus, 0
     try:
-        assert hub.api("POST", "users/bob/server").status_code in {201, 202}
-        wait(lambda: cluster.pod("jupyter-bob"), hub)
-        told = hub.api("GET", "users/bob/server/progress", stream=True)
+        assert hub.api("POST", f"users/{user}/server").status_code in {201, 202}
+        wait(lambda: cluster.pod(f"jupyter-{user}"), hub)
+        told = hub.api("GET", f"users/{user}/server/progress", stream=True)
         lines = (line.decode() for line in told.iter_lines())
         assert any("Waiting for a free GPU: place 1 of 1" in line for line in lines)
         told.close()
         # who does not want to wait
-        assert hub.api("DELETE", "users/bob/server").status_code in {202, 204}
-        wait(lambda: cluster.pod("jupyter-bob") is None, hub)
-        wait(lambda: phase(hub, "bob") == "suspended", hub)
+        assert hub.api("DELETE", f"users/{user}/server").status_code in {202, 204}
+        wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
+        wait(lambda: phase(hub, user) == "suspended", hub)
     finally:
         cluster.gpus = left
-    wait(lambda: not (hub.server("bob") or {}).get("pending"), hub)
-    start(hub, "bob")
-    assert notebook(cluster.pod("jupyter-bob"))["command"][3] == "hold"
+    wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
+    start(hub, user)
+    assert notebook(cluster.pod(f"jupyter-{user}"))["command"][3] == "hold"
     assert cluster.violations == []
 
 
-def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere):
+def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, user):
     cluster = elsewhere.cluster
-    start(hub, "dora")
-    wait(lambda: phase(hub, "dora") == "running", hub)
-    name = cluster.pod("jupyter-dora")["spec"]["nodeName"]
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    name = cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
     node = next(n for n in cluster.nodes if n.name == name)
     node.agent.hold_at = "dump"
-    assert reclaim(hub, "POST", "sessions/dora/-/suspend").ok
-    wait(lambda: phase(hub, "dora") == "suspending", hub)
+    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
+    wait(lambda: phase(hub, user) == "suspending", hub)
     elsewhere.do(node.stop_agent)
     elsewhere.do(node.start_agent)
     node.agent.hold_at = ""
-    wait(lambda: phase(hub, "dora") == "suspended", hub)
-    wait(lambda: cluster.pod("jupyter-dora") is None, hub)
+    wait(lambda: phase(hub, user) == "suspended", hub)
+    wait(lambda: cluster.pod(f"jupyter-{user}") is None, hub)
 
 
-def test_a_cycle_ends_the_same_whatever_the_api_server_does(hub, elsewhere):
+def test_a_cycle_ends_the_same_whatever_the_api_server_does(hub, elsewhere, user):
     """Slow deletion, cut watches, history gone, throttled, a name that is taken."""
     cluster = elsewhere.cluster
-    start(hub, "gil")
-    wait(lambda: phase(hub, "gil") == "running", hub)
-    first = cluster.pod("jupyter-gil")
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    first = cluster.pod(f"jupyter-{user}")
     cluster.delete_seconds = 1.0
     elsewhere.do(cluster.forget_history)
     elsewhere.do(cluster.cut_watches)
     try:
-        wait(lambda: reclaim(hub, "POST", "sessions/gil/-/suspend").ok, hub)
+        wait(lambda: reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok, hub)
         cluster.throttled = 2
-        wait(lambda: phase(hub, "gil") == "suspended", hub)
-        wait(lambda: not hub.server("gil")["pending"], hub)
+        wait(lambda: phase(hub, user) == "suspended", hub)
+        wait(lambda: not hub.server(user)["pending"], hub)
         cluster.conflicts = 1
         elsewhere.do(cluster.cut_watches)
-        start(hub, "gil")
+        start(hub, user)
     finally:
         cluster.delete_seconds = 0.02
-    second = cluster.pod("jupyter-gil")
+    second = cluster.pod(f"jupyter-{user}")
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
     assert notebook(second)["command"][3] == "hold"
-    wait(lambda: phase(hub, "gil") == "running", hub)
+    wait(lambda: phase(hub, user) == "running", hub)
     work = [
         place.contents
         for node in cluster.nodes
         for place in node.agent.places.values()
-        if place.key.user == "gil"
+        if place.key.user == user
     ]
     label = first["metadata"]["labels"]["gpu-reclaim/incarnation"]
     assert work == [f"work of {label}"]
@@ -208,12 +218,12 @@ def test_a_cycle_ends_the_same_whatever_the_api_server_does(hub, elsewhere):
 
 
 def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
-    hub, elsewhere
+    hub, elsewhere, user
 ):
     cluster = elsewhere.cluster
-    start(hub, "eve")
-    wait(lambda: phase(hub, "eve") == "running", hub)
-    pod = cluster.pod("jupyter-eve")
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    pod = cluster.pod(f"jupyter-{user}")
     node = next(n for n in cluster.nodes if n.name == pod["spec"]["nodeName"])
 
     async def lose(*_):
@@ -222,20 +232,20 @@ def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
         raise OSError
 
     node.agent.release = lose
-    assert reclaim(hub, "POST", "sessions/eve/-/suspend").ok
+    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
     wait(lambda: node.lost, hub)
-    wait(lambda: not hub.server("eve")["pending"], hub)
-    refused = hub.api("POST", "users/eve/server")
+    wait(lambda: not hub.server(user)["pending"], hub)
+    refused = hub.api("POST", f"users/{user}/server")
     assert refused.status_code == 409
     assert f"agent on {node.name}" in refused.json()["message"]
-    assert cluster.pod("jupyter-eve")["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert cluster.pod(f"jupyter-{user}")["metadata"]["uid"] == pod["metadata"]["uid"]
     # the cloud's controller has removed the node, and with it the pod
     node.schedulable = False
-    elsewhere.do(cluster.drop, "pods", cluster.pod("jupyter-eve"))
-    wait(lambda: phase(hub, "eve") == "suspended", hub)
-    start(hub, "eve")
-    assert cluster.pod("jupyter-eve")["spec"]["nodeName"] != node.name
-    wait(lambda: phase(hub, "eve") == "running", hub)
+    elsewhere.do(cluster.drop, "pods", cluster.pod(f"jupyter-{user}"))
+    wait(lambda: phase(hub, user) == "suspended", hub)
+    start(hub, user)
+    assert cluster.pod(f"jupyter-{user}")["spec"]["nodeName"] != node.name
+    wait(lambda: phase(hub, user) == "running", hub)
     assert cluster.violations == []
     del node.agent.release
     node.lost, node.schedulable = False, True
@@ -243,15 +253,15 @@ def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
     elsewhere.do(node.start_agent)
 
 
-def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere):
-    start(hub, "cleo")
-    wait(lambda: phase(hub, "cleo") == "running", hub)
-    assert reclaim(hub, "POST", "sessions/cleo/-/suspend").ok
-    wait(lambda: phase(hub, "cleo") == "suspended", hub)
+def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere, user):
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
+    wait(lambda: phase(hub, user) == "suspended", hub)
     hub.restart()
-    wait(lambda: phase(hub, "cleo") == "suspended", hub, 60)
-    start(hub, "cleo")
-    pod = elsewhere.cluster.pod("jupyter-cleo")
+    wait(lambda: phase(hub, user) == "suspended", hub, 60)
+    start(hub, user)
+    pod = elsewhere.cluster.pod(f"jupyter-{user}")
     assert notebook(pod)["command"][3] == "hold"
-    wait(lambda: phase(hub, "cleo") == "running", hub)
+    wait(lambda: phase(hub, user) == "running", hub)
     assert elsewhere.cluster.violations == []
