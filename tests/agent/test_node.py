@@ -70,6 +70,10 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     server = jupyter()
     kernel = server.start_kernel()
     server.run(kernel, "x = 5")
+    agent.capture(server.place, "cp")
+    # Looked at only now that the tree stands: a server closes its connections to a
+    # kernel some time after its tab has gone, and their ports then stay taken for a
+    # minute, as by anybody's.
     tree = server.place.tree
     held = sockets.tree_inodes(process.pid for process in tree.processes)
     found = sockets.sockets_of(server.place.init_pid, held.keys())
@@ -77,11 +81,11 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     listening = {one.local.port for one in found if one.state is State.LISTEN}
     ephemeral = {one.local.port for one in found if one.inode in links} - listening
     assert ephemeral
-    agent.capture(server.place, "cp")
     agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
     assert not ephemeral & reserved()
 
-    with socket.create_server(("127.0.0.1", 0)) as elsewhere, ExitStack() as stack:
+    # Of an address of its own, so that it is not given one of those ports itself.
+    with socket.create_server(("127.0.0.2", 0)) as elsewhere, ExitStack() as stack:
         for port in sorted(ephemeral):
             mine = stack.enter_context(socket.socket())
             mine.bind(("127.0.0.1", port))
