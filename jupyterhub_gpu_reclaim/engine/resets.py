@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import fcntl
 import logging
+import os
 import select
 import socket
 import struct
@@ -142,9 +143,15 @@ def _abort(end: socket.socket) -> bool:
         end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, _REPAIR_OFF)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
     if connected:
-        _libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))
+        _disconnect(end)
         _forget_port(end)
     return connected
+
+
+def _disconnect(end: socket.socket) -> None:
+    if _libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "connect to AF_UNSPEC")
 
 
 def _connect(end: socket.socket, peer: tuple[str, int]) -> bool:

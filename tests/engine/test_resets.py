@@ -7,7 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
-import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -228,7 +228,17 @@ def test_end_that_was_not_read_is_a_reset_after_the_return(places, engine, serve
 
 CHILD = """
 import socket, sys
-one = socket.socket()
+from pathlib import Path
+from tests.support.network import be_alone
+def no_loopback():
+    import ctypes
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0
+def no_ipv6():
+    assert be_alone()
+    Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").write_text("1")
+{network}()
+one = socket.socket(socket.{family})
+{options}
 print(one.fileno(), flush=True)
 sys.stdin.readline()
 try:
@@ -236,16 +246,34 @@ try:
 except OSError as error:
     print(error.errno, flush=True)
 """
+ONLY = "one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)"
+DEVICE = "one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')"
+REUSE = "one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)"
 
 
-@pytest.mark.parametrize(("network", "errno"), [((), 104), (("unshare", "--net"), 107)])
-def test_reset_without_a_loopback_address_stays_an_error(network, errno):
-    """A network in which nothing can be connected: no wait, and still no clean end."""
+@pytest.mark.parametrize(
+    ("network", "family", "options", "errno"),
+    [
+        ("be_alone", "AF_INET", "", 104),
+        ("be_alone", "AF_INET", DEVICE, 104),
+        ("be_alone", "AF_INET", REUSE, 104),
+        ("be_alone", "AF_INET6", "", 104),
+        ("be_alone", "AF_INET6", ONLY, 104),
+        ("no_ipv6", "AF_INET6", "", 104),
+        # Nothing can be connected: no wait, and still no clean end.
+        ("no_ipv6", "AF_INET6", ONLY, 107),
+        ("no_loopback", "AF_INET", "", 107),
+        ("no_loopback", "AF_INET6", "", 107),
+    ],
+)
+def test_reset_in_any_network_is_an_error(network, family, options, errno):
+    code = CHILD.format(network=network, family=family, options=options)
     with subprocess.Popen(
-        [*network, sys.executable, "-c", textwrap.dedent(CHILD)],
+        [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=Path(__file__).parents[2],
     ) as child:
         fd = int(child.stdout.readline())
         start = processes.start_time(child.pid)
