@@ -232,6 +232,20 @@ class Reason(Enum):
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be saved.",
     )
+    MULTIPATH_TCP = (
+        "multipath_tcp",
+        "Process {pid} ({name}) holds a multipath TCP socket, which cannot be saved.",
+        "Go 1.24 and later listen so by default: start it with GODEBUG=multipathtcp=0.",
+    )
+    UNIX_OUTSIDE = (
+        "unix_outside",
+        (
+            "Process {pid} ({name}) is connected by a UNIX socket to a program outside"
+            " of the session ({where}), which cannot be saved."
+        ),
+        "Close that connection, or end that program.",
+        True,
+    )
     GPU_UNSUPPORTED = (
         "gpu_unsupported",
         (

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.agent import saved, server_last, surroundings, tls, trees
@@ -75,6 +75,13 @@ _LIST_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
+class Fit(NamedTuple):
+    """What CRIU is told of a saved session, made fit for this place."""
+
+    images: dict[str, bytes]  #: those that are given anew
+    ended: frozenset[int]  #: connections that do not come back, by their entries
+
+
 class Restore:
     """One restore of one session."""
 
@@ -107,7 +114,7 @@ class Restore:
         """Yields what must be durable before the next step is taken."""
         try:
             async with self._progress.step("check", "Checking the machine"):
-                there, rewritten = await self._check()
+                there, fit = await self._check()
             info = there.checkpoint.info
             gpus = there.world.gpus
             pod = self._session.told.pod
@@ -121,7 +128,7 @@ class Restore:
             )
             # What its GPUs held comes back as memory of its processes first.
             cgroup.lift_memory_limit(self._record.memory_limit)
-            result = await self._restore(there, rewritten)
+            result = await self._restore(there, fit)
             self._parts.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
             yield self._note(Stage.CONTINUING)
@@ -140,19 +147,19 @@ class Restore:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
 
-    async def _check(self) -> tuple[saved.Saved, dict[str, bytes]]:
-        """Everything that can be known before anything is touched; images anew."""
+    async def _check(self) -> tuple[saved.Saved, Fit]:
+        """Everything that can be known before anything is touched."""
         there = await self._thread(
             "check",
             lambda: saved.Saved(self._parts.store.open(self._record.checkpoint)),
         )
-        found, image = await self._thread(
+        found, fit = await self._thread(
             "check", lambda: _compare(self._parts, self._session, there)
         )
         saved.refuse_fatal(found, RestoreFailed)
         await self._thread("check", lambda: self._promise(there))
         anew = await self._thread("check", lambda: server_last.rewrite(there))
-        return there, {**anew, saved.FILES: image}
+        return there, fit._replace(images={**anew, **fit.images})
 
     def _promise(self, there: saved.Saved) -> None:
         """Keep the memory that it will hold, until it is there.
@@ -175,9 +182,7 @@ class Restore:
         except Refused as error:
             raise RestoreFailed(error.reason, **error.facts) from None
 
-    async def _restore(
-        self, there: saved.Saved, rewritten: dict[str, bytes]
-    ) -> engine.RestoreResult:
+    async def _restore(self, there: saved.Saved, fit: Fit) -> engine.RestoreResult:
         """Files first, then memory; the tree stands, stopped."""
         async with self._progress.step("files", "Putting temporary files back"):
             await in_thread(
@@ -188,12 +193,12 @@ class Restore:
                 limit=self._limits.archive,
             )
         self._cancel.check()
-        source = SavedImages(there.checkpoint, rewritten)
+        source = SavedImages(there.checkpoint, fit.images)
         async with self._progress.step(
             "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
             result = await in_thread(
-                lambda: self._run_criu(there.world, source),
+                lambda: self._run_criu(there.world, source, fit),
                 step="restore",
                 limit=self._limits.restore + self._limits.criu,
             )
@@ -211,7 +216,9 @@ class Restore:
                 limit=self._limits.restore + self._limits.end,
             )
 
-    def _run_criu(self, world: World, source: SavedImages) -> engine.RestoreResult:
+    def _run_criu(
+        self, world: World, source: SavedImages, fit: Fit
+    ) -> engine.RestoreResult:
         init_pid = self._session.init_pid
         with self._parts.work_folder() as folder:
             return engine.restore(
@@ -224,6 +231,7 @@ class Restore:
                 pids=world.pids,
                 pipes=world.pipes,
                 opened=world.files,
+                ended=fit.ended,
                 prepare=lambda helper: cgroup.join(helper, init_pid),
                 cancel=self._cancel,
             )
@@ -358,7 +366,7 @@ class Restore:
 
 def _compare(
     parts: Parts, session: Placed, there: saved.Saved
-) -> tuple[list[Finding], bytes]:
+) -> tuple[list[Finding], Fit]:
     """What speaks against bringing it back here; and files.img fit for this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
@@ -379,7 +387,9 @@ def _compare(
     # Only a first look: what is opened for the session is judged itself (handover).
     found += files.compare(world.files, Path(f"/proc/{init_pid}/root"))
     image = there.checkpoint.read(saved.FILES_IMAGE)
-    image = sockets.close_external(image, sockets.own_addresses(init_pid), world.cut)
+    here = sockets.own_addresses(init_pid)
+    ended = sockets.ended_connections(image, here, world.cut)
+    image = sockets.close_external(image, here, world.cut)
     found += ports.await_free(
         init_pid,
         sockets.ports_of(image),
@@ -387,7 +397,7 @@ def _compare(
         seconds=0.0 if found else _PORT_SECONDS,
         uid=world.uid,
     )
-    return found, image
+    return found, Fit({saved.FILES: image}, ended)
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.agent import saved, trees
 from jupyterhub_gpu_reclaim.agent.rights import rights_of
 from jupyterhub_gpu_reclaim.agent.world import World, this_machine
-from jupyterhub_gpu_reclaim.engine import archive, files, rootfs, sockets, unarchive
+from jupyterhub_gpu_reclaim.engine import (
+    archive,
+    files,
+    resets,
+    rootfs,
+    sockets,
+    unarchive,
+)
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.mounts import read_mounts
 from jupyterhub_gpu_reclaim.errors import ReclaimError, RestoreFailed
@@ -106,7 +113,7 @@ def describe(
         uid=uid,
         pids=list(result.pids),
         stopped=list(result.stopped),
-        cut=cut,
+        cut=sorted(resets.unread_ends(snapshot.processes).union(cut)),
         pipes=list(result.pipes),
         files=files.fingerprint(
             session.init_pid,

@@ -21,7 +21,8 @@ a debugger                                       ``traced``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
-a UNIX connection to a program outside           ``socket_unsupported``
+a multipath TCP socket                           ``multipath_tcp``
+a UNIX connection to a program outside           ``unix_outside``
 another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
 ===============================================  =======================
 
@@ -35,6 +36,7 @@ import ctypes
 import os
 import pwd
 import re
+import socket
 import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -46,8 +48,8 @@ from jupyterhub_gpu_reclaim.engine.devices import refused_devices
 from jupyterhub_gpu_reclaim.engine.findings import finding
 from jupyterhub_gpu_reclaim.engine.gpu_processes import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.engine.processes import DEAD
-from jupyterhub_gpu_reclaim.engine.sock_diag import unix_streams
-from jupyterhub_gpu_reclaim.engine.socket_kinds import unsupported_kind
+from jupyterhub_gpu_reclaim.engine.sock_diag import unix_sockets
+from jupyterhub_gpu_reclaim.engine.socket_kinds import MULTIPATH_TCP, unsupported_kind
 from jupyterhub_gpu_reclaim.engine.sockets import tree_inodes
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.engine.sock_diag import UnixSocket
     from jupyterhub_gpu_reclaim.models import Finding
 
 
@@ -244,7 +247,10 @@ def _sockets(view: _View) -> Iterator[Finding]:
         if d.target.startswith("socket:")
     }
     for kind in sorted(kinds - {""}):
-        yield view.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
+        if kind == MULTIPATH_TCP:
+            yield view.found(Reason.MULTIPATH_TCP)
+        else:
+            yield view.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
 
 
 def _owner(view: _View) -> Iterator[Finding]:
@@ -272,18 +278,32 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
 
 def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
     inodes = tree_inodes(process.pid for process in processes)
-    streams = {one.inode: one for one in unix_streams(init_pid)}
+    known = {one.inode: one for one in unix_sockets(init_pid)}
+    #: Who was not accepted yet → by whom.
+    asked = {client: one for one in known.values() for client in one.waiting}
     by_pid = {process.pid: process for process in processes}
     for inode, (pid, _) in sorted(inodes.items()):
-        one = streams.get(inode)
-        if one is None or one.peer == 0 or one.peer in inodes:
+        one = known.get(inode)
+        peer = (known.get(one.peer) or asked.get(inode)) if one else None
+        if one is None or not _leads_out(one, peer, inodes):
             continue
-        peer = streams.get(one.peer)
         where = (peer.name if peer else "") or one.name or "another program"
         process = by_pid[pid]
         yield finding(
-            Reason.SOCKET_UNSUPPORTED,
-            pid=process.ns_pid,
-            name=process.name,
-            kind=f"UNIX connection to a program outside ({where})",
+            Reason.UNIX_OUTSIDE, pid=process.ns_pid, name=process.name, where=where
         )
+
+
+def _leads_out(
+    one: UnixSocket, peer: UnixSocket | None, inodes: Collection[int]
+) -> bool:
+    """Whether its other end is outside, such that CRIU cannot save it.
+
+    A peer that is not known is in a network namespace of its own. A datagram socket
+    needs nobody there who knows of it, only a name to send to.
+    """
+    if peer is not None and peer.inode in inodes:
+        return False
+    if one.kind == socket.SOCK_DGRAM:
+        return one.peer != 0 and (peer is None or not peer.name)
+    return one.is_connected

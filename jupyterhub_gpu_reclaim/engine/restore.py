@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.engine import (
     inspection,
     outputs,
     processes,
+    resets,
     standstill,
 )
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
@@ -87,6 +88,7 @@ def restore(
     pids: Sequence[int],
     pipes: Sequence[str] = (),
     opened: Sequence[Opened] = (),
+    ended: Collection[int] = (),
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
@@ -102,6 +104,8 @@ def restore(
         pids: every id that must be free.
         pipes: to be replaced by the new init's output.
         opened: the fingerprints of its files.
+        ended: entries of ``files.img`` whose connections do not come back; they read
+            as reset.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: calls it off.
@@ -139,6 +143,7 @@ def restore(
             )
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
+            resets.reset(tree.processes, given.saved.descriptors, ended)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):

@@ -36,8 +36,8 @@ _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300
 _ALL_STATES = 0xFFFFFFFF
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_SHOW_NAME, _SHOW_PEER = 1, 4
-_UNIX_NAME, _UNIX_PEER = 0, 2
+_SHOW_NAME, _SHOW_PEER, _SHOW_WAITING = 1, 4, 8
+_UNIX_NAME, _UNIX_PEER, _UNIX_WAITING, _UNIX_SHUTDOWN = 0, 2, 3, 6
 
 _HEADER = struct.Struct("=IHHII")
 _REQUEST_V2 = struct.Struct("=BBBBI48s")
@@ -146,34 +146,55 @@ class Diag:
         yield from _converse(self._netlink, self._sequence, kind, flags, body)
 
 
-class UnixStream(NamedTuple):
-    """One connected stream (or packet) socket of the UNIX family."""
+class UnixSocket(NamedTuple):
+    """One socket of the UNIX family."""
 
     inode: int
-    peer: int
+    kind: int  #: ``SOCK_STREAM``, …
+    state: State
+    peer: int  #: 0 for none, and for one that has ended or was not accepted yet
     name: str  #: where it is bound; for most clients only their peer has a name
+    waiting: tuple[int, ...] = ()  #: a listener's clients that were not accepted yet
+    is_over: bool = False  #: nothing more comes nor goes: most often its peer has ended
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is a stream, or of packets, with somebody at its other end."""
+        stream = self.kind != socket.SOCK_DGRAM and self.state is State.ESTABLISHED
+        return stream and (self.peer != 0 or not self.is_over)
 
 
-def unix_streams(pid: int) -> list[UnixStream]:
-    """Every connected UNIX stream of the network namespace of ``pid``."""
+def unix_sockets(pid: int) -> list[UnixSocket]:
+    """Every UNIX socket of the network namespace of ``pid``."""
     found = []
     with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
-        body = _UNIX_REQUEST.pack(
-            socket.AF_UNIX, 0, 1 << State.ESTABLISHED, 0, _SHOW_NAME | _SHOW_PEER
-        )
+        shown = _SHOW_NAME | _SHOW_PEER | _SHOW_WAITING
+        body = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, _ALL_STATES, 0, shown)
         answers = _converse(netlink, 1, _BY_FAMILY, _REQUEST | _DUMP, body)
         for kind, payload in answers:
             if kind != _BY_FAMILY or len(payload) < 16:
                 continue
-            family_type, inode = struct.unpack_from("=xBxxI", payload)
+            its_kind, state, inode = struct.unpack_from("=xBBxI", payload)
             values = dict(_attributes(payload[16:]))
-            peer = values.get(_UNIX_PEER, b"")
-            if family_type != socket.SOCK_DGRAM and len(peer) == 4:
-                name = values.get(_UNIX_NAME, b"").replace(b"\0", b"@", 1)
-                found.append(
-                    UnixStream(inode, int.from_bytes(peer, "little"), os.fsdecode(name))
+            name = values.get(_UNIX_NAME, b"").replace(b"\0", b"@", 1)
+            waiting = values.get(_UNIX_WAITING, b"")
+            found.append(
+                UnixSocket(
+                    inode,
+                    its_kind,
+                    State(state),
+                    int.from_bytes(values.get(_UNIX_PEER, b"")[:4], "little"),
+                    os.fsdecode(name),
+                    struct.unpack(f"={len(waiting) // 4}I", waiting),
+                    values.get(_UNIX_SHUTDOWN, b"")[:1] == b"\3",
                 )
+            )
     return found
+
+
+def unix_streams(pid: int) -> list[UnixSocket]:
+    """Every connected UNIX stream (or packet) socket of that namespace."""
+    return [one for one in unix_sockets(pid) if one.is_connected]
 
 
 def own_addresses(pid: int) -> frozenset[Address]:

@@ -15,6 +15,7 @@ _PIDFD_GETFD: Final = 438  # the same number on every architecture
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 _MPTCP: Final = 262
+MULTIPATH_TCP: Final = "multipath TCP"
 
 _FAMILIES: Final = frozenset(
     {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
@@ -30,7 +31,7 @@ _FAMILY_WORDS: Final = {
 _PROTOCOLS: Final = frozenset({0, 1, 6, 17, 58, 136})
 _PROTOCOL_WORDS: Final = {
     132: "SCTP",
-    _MPTCP: "multipath TCP (Go: GODEBUG=multipathtcp=0)",
+    _MPTCP: MULTIPATH_TCP,
 }
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -181,21 +181,34 @@ def close_external(
     Raises:
         RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
     """
-    links = {
-        _link(entry.isk)
-        for entry in images.file_entries(files_img)
-        if _is_inet(entry)
-        and entry.isk.state in _CONNECTED
-        and entry.isk.ino not in cut
-        and _is_here(_link(entry.isk).local.address, addresses)
-    }
+    judge = _Judge(files_img, addresses, cut)
 
     def change(entry: Any) -> bool:
-        if not _is_inet(entry):
-            return False
-        return _close(entry.isk, links, addresses, cut)
+        return _is_inet(entry) and judge.close(entry.isk)
 
     return images.rewrite_files(files_img, change)
+
+
+def ended_connections(
+    files_img: bytes,
+    addresses: Collection[Address] = (),
+    cut: Collection[int] = (),
+) -> frozenset[int]:
+    """The TCP connections that :func:`close_external` forgets, by their entries.
+
+    Args:
+        files_img: the image as CRIU wrote it, not as that has left it.
+        addresses: as there; likewise the next.
+        cut: see there.
+    """
+    judge = _Judge(files_img, addresses, cut)
+    return frozenset(
+        entry.id
+        for entry in images.file_entries(files_img)
+        if _is_inet(entry)
+        and entry.isk.proto == socket.IPPROTO_TCP
+        and judge.is_over(entry.isk)
+    )
 
 
 def ports_of(files_img: bytes) -> frozenset[Port]:
@@ -334,41 +347,69 @@ def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
     return everywhere or bound in addresses
 
 
-def _close(
-    isk: Any, links: set[_Link], addresses: Collection[Address], cut: Collection[int]
-) -> bool:
-    """Make one socket of the image restorable; True when it was changed."""
-    link = _link(isk)
-    here = _is_here(link.local.address, addresses)
-    connected = isk.state in _CONNECTED and isk.dst_port != 0
-    if (
-        isk.ino in cut
-        or isk.state in _CONNECTING
-        or isk.state == State.TIME_WAIT
-        or (connected and (not here or _leads_out(link, links)))
-    ):
-        return _forget(isk)
-    if here:
-        return False
-    if isk.proto == socket.IPPROTO_TCP and isk.state != State.LISTEN:
-        return _forget(isk)  # bound to an address that is not there, or dead
-    _zero(isk, "src_addr")
-    isk.ClearField("ifname")
-    return True
+class _Judge:
+    """What comes back of the sockets of one image, at one place."""
+
+    def __init__(
+        self, files_img: bytes, addresses: Collection[Address], cut: Collection[int]
+    ) -> None:
+        self._addresses = addresses
+        self._cut = cut
+        self._links = {
+            _link(entry.isk)
+            for entry in images.file_entries(files_img)
+            if _is_inet(entry)
+            and entry.isk.state in _CONNECTED
+            and entry.isk.ino not in cut
+            and _is_here(_link(entry.isk).local.address, addresses)
+        }
+
+    def is_over(self, isk: Any) -> bool:
+        """Whether its connection does not come back."""
+        link = _link(isk)
+        here = _is_here(link.local.address, self._addresses)
+        connected = isk.state in _CONNECTED and isk.dst_port != 0
+        return bool(
+            isk.ino in self._cut
+            or isk.state in _CONNECTING
+            or isk.state == State.TIME_WAIT
+            or (connected and (not here or _leads_out(link, self._links)))
+        )
+
+    def close(self, isk: Any) -> bool:
+        """Make one socket of the image restorable; True when it was changed."""
+        if self.is_over(isk):
+            # Without its shutdown, which the reset has set: with that, reading would
+            # say that the other side had sent everything.
+            isk.ClearField("shutdown")
+            return _unbind(isk)
+        if _has_ended(isk):
+            return _unbind(isk)
+        if _is_here(_link(isk).local.address, self._addresses):
+            return False
+        if isk.proto == socket.IPPROTO_TCP and isk.state != State.LISTEN:
+            return _unbind(isk)  # it was bound to an address that is not there
+        _zero(isk, "src_addr")
+        isk.ClearField("ifname")
+        return True
 
 
-def _forget(isk: Any) -> bool:
-    """A socket that is neither bound nor connected: to read from it is an error.
+def _has_ended(isk: Any) -> bool:
+    """Whether it was connected once: the port is its own no more, the kernel shows it.
 
-    Without its shutdown, which the reset has set: with that, reading would say that
-    the other side had sent everything.
+    Its shutdown says so, and stays: what there was to read has been read.
     """
+    tcp = isk.proto == socket.IPPROTO_TCP and isk.state == State.CLOSE
+    return bool(tcp and isk.src_port and isk.HasField("shutdown"))
+
+
+def _unbind(isk: Any) -> bool:
+    """A socket that is neither bound nor connected."""
     isk.state = int(State.CLOSE)
     isk.src_port = isk.dst_port = 0
     _zero(isk, "src_addr")
     _zero(isk, "dst_addr")
     isk.ClearField("ifname")
-    isk.ClearField("shutdown")
     return True
 
 

@@ -60,7 +60,7 @@ def leave_repair(process: Process) -> int:
         for descriptor, target in _descriptors(process.pid):
             if not target.startswith("socket:"):
                 continue
-            with contextlib.suppress(OSError), _borrow(pidfd, descriptor) as end:
+            with contextlib.suppress(OSError), borrow(pidfd, descriptor) as end:
                 if end.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
                     end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
                     # Repair mode has overwritten this one. Set is what a server's
@@ -132,7 +132,7 @@ def _deleted_files(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 @contextlib.contextmanager
-def _borrow(pidfd: int, descriptor: int) -> Iterator[socket.socket]:
+def borrow(pidfd: int, descriptor: int) -> Iterator[socket.socket]:
     """A copy of another process's socket (pidfd_getfd(2), Linux 5.6)."""
     libc = ctypes.CDLL(None, use_errno=True)
     copy = libc.syscall(SYS_PIDFD_GETFD, pidfd, descriptor, 0)

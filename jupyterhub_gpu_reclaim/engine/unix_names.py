@@ -60,13 +60,22 @@ def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
     """
     sockets = [one.usk for one in entries.values() if one.HasField("usk")]
     named = {one.ino: one for one in sockets if _is_named(one)}
-    paths = {number: _path(one) for number, one in named.items()}
+    # Abstract names outside: CRIU would fail on one that has gone meanwhile.
+    beyond = {
+        one.ino: one.name
+        for one in sockets
+        if one.uflags & _EXTERNAL and one.ino not in named
+    }
+    paths = beyond | {number: _path(one) for number, one in named.items()}
     found = {}
     for one in sockets:
         if one.uflags & _EXTERNAL:
             continue
         is_datagram, is_named = one.type == socket.SOCK_DGRAM, one.ino in named
-        sends = is_datagram and one.peer in named
+        if one.peer in beyond and one.name and not is_named:
+            # Others may send to it by its own abstract name, so it stays CRIU's.
+            one.state, one.peer = _CLOSE, 0
+        sends = is_datagram and one.peer in paths
         if sends or (is_named and (is_datagram or one.state != _ESTABLISHED)):
             found[one.id] = _named(one, paths)
         elif one.peer in named and named[one.peer].state == _LISTEN:
@@ -135,6 +144,9 @@ def connect(made: socket.socket, one: Named, root: int) -> None:
     if not one.peer:
         return
     with contextlib.suppress(OSError):
+        if one.peer.startswith(b"\0"):
+            made.connect(one.peer)  # where the socket is: in the session's network
+            return
         name = open_in_root(root, one.peer, os.O_PATH | os.O_NOFOLLOW)
         try:
             made.connect(again(name))

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.agent import Agent, criu_folder, wait_for
 
 #: A state of /proc/net/tcp: closed by this side, and not to be used for a minute.
 TIME_WAIT = "06"
+IP_LOCAL_PORT_RANGE = 51  # <linux/in.h>, Linux 6.3
 
 
 def reserved() -> set[int]:
@@ -70,6 +72,9 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     server = jupyter()
     kernel = server.start_kernel()
     server.run(kernel, "x = 5")
+    captured = agent.capture(server.place, "cp")[-1]
+    assert captured.get("checkpoint"), captured
+    # Now that the tree stands, they stay what they are.
     tree = server.place.tree
     held = sockets.tree_inodes(process.pid for process in tree.processes)
     found = sockets.sockets_of(server.place.init_pid, held.keys())
@@ -77,15 +82,19 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     listening = {one.local.port for one in found if one.state is State.LISTEN}
     ephemeral = {one.local.port for one in found if one.inode in links} - listening
     assert ephemeral
-    agent.capture(server.place, "cp")
     agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
     assert not ephemeral & reserved()
 
-    with socket.create_server(("127.0.0.1", 0)) as elsewhere, ExitStack() as stack:
+    # Of an address of its own, so that it is not given one of those ports itself.
+    with socket.create_server(("127.0.0.2", 0)) as elsewhere, ExitStack() as stack:
         for port in sorted(ephemeral):
             mine = stack.enter_context(socket.socket())
-            mine.bind(("127.0.0.1", port))
+            # As the kernel gives it to whoever connects: a connection of an earlier
+            # test may be in TIME_WAIT on the same port, beside which bind() fails.
+            one_port = struct.pack("=HH", port, port)  # from it, to it
+            mine.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, one_port)
             mine.connect(elsewhere.getsockname())
+            assert mine.getsockname()[1] == port
             theirs = stack.enter_context(elsewhere.accept()[0])
             if port == min(ephemeral):
                 mine.close()  # first, so that this end stays in TIME_WAIT

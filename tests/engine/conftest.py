@@ -348,7 +348,7 @@ class Engine:
     ) -> RestoreResult:
         """All of it: CRIU, then the memory that did not go through it."""
         restored = self.run_criu(place, source, result, **options)
-        for only in ("prepare", "opened"):
+        for only in ("prepare", "opened", "ended"):
             options.pop(only, None)
         options = {"limit": 60, **options}
         return fill(place.session, restored, source=source, **options)

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import images, sockets, standstill
+from jupyterhub_gpu_reclaim.engine import images, sockets
 from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.engine.sock_diag import Diag, State
 from jupyterhub_gpu_reclaim.engine.sockets import Port
@@ -109,6 +109,38 @@ def test_close_external_socket_that_was_cut_is_unbound():
     dead = entry(("127.0.0.1", 40001), state=State.CLOSE, ino=5)
     assert after(dead, cut=[5]) == [CLOSED]
     assert after(dead) == [(7, [LOOPBACK], 40001, 0)]
+
+
+def test_close_external_port_of_a_connection_that_has_ended_is_not_bound_again():
+    ended = images.parse(
+        "file_entry", entry(("10.1.2.3", 40001), state=State.CLOSE, ino=5)
+    )
+    ended.isk.shutdown = 1  # as CRIU tells it
+    image = files_img(images.serialize(ended))
+    closed = sockets.close_external(image, {ip_address("10.1.2.3")})
+    (one,) = images.file_entries(closed)
+    assert sockets.ports_of(closed) == set()
+    assert one.isk.shutdown == 1  # its end has been read
+    assert sockets.ended_connections(image) == set()
+    assert sockets.ended_connections(image, (), [5]) == {5}
+    (one,) = images.file_entries(sockets.close_external(image, (), [5]))
+    assert not one.isk.HasField("shutdown")
+
+
+def test_ended_connections_are_those_of_tcp_that_lead_out():
+    pair = [
+        entry(SERVER, CLIENT, state=1, ino=1),
+        entry(CLIENT, SERVER, state=1, ino=2),
+    ]
+    out = entry(("10.1.2.3", 40000), ("8.8.8.8", 443), state=1, ino=3)
+    connecting = entry(CLIENT, ("8.8.8.8", 443), state=State.SYN_SENT, ino=4)
+    resolver = entry(("10.1.2.3", 40000), ("8.8.8.8", 53), state=1, proto=UDP, ino=5)
+    new = entry(("0.0.0.0", 0), state=State.CLOSE, ino=6)
+    bound = entry(("10.1.2.3", 41000), state=State.CLOSE, ino=7)
+    listener = entry(("10.1.2.3", 9000), state=State.LISTEN, ino=8)
+    image = files_img(*pair, out, connecting, resolver, new, bound, listener)
+    assert sockets.ended_connections(image) == {3, 4}
+    assert sockets.ended_connections(image, (), [2]) == {1, 2, 3, 4}
 
 
 def test_close_external_listener_on_an_address_that_is_gone_listens_everywhere():
@@ -344,63 +376,6 @@ while True:
     except OSError as error:
         print("accept:", error, flush=True)
 """
-
-
-#: Downloads, with and without a wait for the data; tells how each of them ended.
-DOWNLOADS = """
-import select, socket, threading
-def end(name, read):
-    try:
-        print(name, "eof" if read() == b"" else "data", flush=True)
-    except OSError as error:
-        print(name, type(error).__name__, flush=True)
-def connect():
-    one = socket.create_connection(("127.0.0.1", {port}))
-    one.recv(4)
-    return one
-def polled(one):
-    poll = select.epoll()
-    poll.register(one, select.EPOLLIN)
-    poll.poll()
-    return one.recv(100)
-one, two = connect(), connect()
-threading.Thread(target=end, args=("recv", lambda: one.recv(100))).start()
-threading.Thread(target=end, args=("polled", lambda: polled(two))).start()
-later = connect()
-print("up", flush=True)
-threading.Event().wait()
-"""
-
-
-@pytest.mark.parametrize("cut", [True, False])
-def test_cut_connection_is_an_error_after_the_return_not_a_clean_end(
-    places, engine, wait_for, cut
-):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code = DOWNLOADS.format(port=server.getsockname()[1])
-        place = places.start(sys.executable, "-c", code)
-        ends = []
-        for _ in range(3):
-            ends.append(server.accept()[0])
-            ends[-1].send(b"half")
-        place.read_until("up\n")
-        image, destroyed = engine.image(), ()
-        tree = place.tree
-        if cut:
-            # As the capture does it: nobody of the tree runs, so nobody has noticed.
-            standstill.freeze(place.init_pid, place.init_start, timeout=20)
-            pids = [process.pid for process in tree.processes]
-            destroyed = sockets.cut_external(place.init_pid, pids, patience=0).inodes
-            assert len(destroyed) == 3
-        result = engine.dump(place, image.sink, stopped=())
-        place.kill()
-        for end in ends:
-            end.close()
-    image["files.img"] = sockets.close_external(image["files.img"], (), destroyed)
-    place = places.hold()
-    proceed(engine.restore(place, image, result), ())
-    lines = sorted(place.read_until("\n").strip() for _ in range(2))
-    assert lines == ["polled OSError", "recv OSError"]
 
 
 def test_cut_and_close_external_session_comes_back_with_its_own_connections(

@@ -192,3 +192,19 @@ def test_launch_denies_io_uring_and_nothing_else(launch):
     while not (said := launch.out.read_text()) and time.monotonic() < until:
         time.sleep(0.05)
     assert said == "[(-1, 38), (-1, 38)] True\n"
+
+
+def test_launch_offers_plain_tcp_only(launch):
+    """CRIU cannot save multipath TCP, of which Go's listeners are where it is there."""
+    probe = (
+        "import ctypes, socket; libc = ctypes.CDLL(None, use_errno=True);"
+        "asked = [(libc.socket(f, 1, 262), ctypes.get_errno()) for f in (2, 10)];"
+        "plain = [libc.socket(f, 1, p) > 2 for f in (2, 10) for p in (0, 6)];"
+        "far = libc.syscall(39, 2, 1, 262) > 0;"
+        "print(asked, all(plain), far, flush=True)"
+    )
+    launch(f'{sys.executable} -c "{probe}"; exec sleep 30')
+    until = time.monotonic() + 20
+    while not (said := launch.out.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert said == "[(-1, 93), (-1, 93)] True True\n"
