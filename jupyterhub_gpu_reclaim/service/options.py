@@ -37,8 +37,9 @@ class Options(StoreOptions):
     agent = Unicode(
         "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
         help="Address of the machine's agent: `unix:/path` for a socket,"
-        " `https://host:8099` for TCP. `http://127.0.0.1:8099` is for tests: who takes"
-        " that port of the machine while the agent is away gets its token.",
+        " `https://host:8099` for TCP, `http://127.0.0.1:8099` on the same machine. By"
+        " plain HTTP the agent has to prove itself before it is told anything, since"
+        " others could take its port while it is away.",
     ).tag(config=True)
 
     agent_token_file = Unicode(
