@@ -167,15 +167,19 @@ class ReclaimService(Application, Options):
             lifeline.watch(parent, told.set)
         stage = standby.Stage(surroundings)
         server: Door | None = None
+        beating: asyncio.Future[None] | None = None
         try:
             while not told.is_set():
                 journal = self._journal(state)
                 if server is None:
                     server = self._listen(surroundings, stage)
-                    self.reporter.tell("ready")
+                    self.reporter.tell("ready", f"{self.hung_after:g}")
+                    beating = asyncio.ensure_future(self.reporter.beat(self.hung_after))
                 await self._work(surroundings, state, stage, journal, told)
         finally:
             log.info("service: ending")
+            if beating is not None:
+                beating.cancel()
             if server is not None:
                 server.stop()
                 await _within(FAREWELL, server.close_all_connections())

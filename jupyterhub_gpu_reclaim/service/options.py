@@ -254,6 +254,16 @@ class Options(StoreOptions):
         " False: over plain HTTP the service's pages say that they need HTTPS.",
     ).tag(config=True)
 
+    hung_after = Float(
+        60.0,
+        min=0,
+        max=3600,
+        help="Seconds after which the service is taken for hung, and started again, when"
+        " its program has not moved; sessions are not concerned. After a quarter of it"
+        " whoever asks is told to wait. A short time takes a busy machine for a hung"
+        " program. 0: never.",
+    ).tag(config=True)
+
     end_with_hub = Bool(
         True,
         help="Whether the service ends when the process that started it ends. False"
