@@ -179,6 +179,8 @@ class Failure(Value, frozen=True, kw_only=True):
     message: str
     hint: str = ""
     retryable: bool = False
+    #: The programs that it is about, where they are not the session's own.
+    incarnation: str = ""
 
 
 class CheckpointInfo(Value, frozen=True, kw_only=True):

@@ -258,8 +258,8 @@ class Options(StoreOptions):
         60.0,
         min=0,
         max=3600,
-        help="Seconds after which the service is taken for hung, and started again, when"
-        " its program has not moved; sessions are not concerned. After a quarter of it"
+        help="Seconds without a move of its program after which the service is taken"
+        " for hung and started again; sessions are not concerned. After a quarter of it"
         " whoever asks is told to wait. A short time takes a busy machine for a hung"
         " program. 0: never.",
     ).tag(config=True)
