@@ -204,7 +204,12 @@ class ReclaimService(Application, Options):
             if not await _first(told, taken):
                 return
             held = asyncio.ensure_future(lease.keep())
-            hub = HubClient(surroundings.api_url, surroundings.api_token)
+            hub = HubClient(
+                surroundings.api_url,
+                surroundings.api_token,
+                ca_file=surroundings.hub_ca,
+                own=surroundings.own,
+            )
             async with self._controller(hub, journal) as (controller, events):
                 stage.application = self._application(
                     surroundings, state, controller, events, hub
