@@ -30,7 +30,7 @@ _BACKLOG = 256
 _SYS_PIDFD_GETFD = 438  # the same on all architectures
 _CAP_SYS_PTRACE = 19  # linux/capability.h
 
-#: What this process holds, by address; never closed.
+#: What this process holds, by address.
 _held: dict[tuple[str, int], socket.socket] = {}
 
 
@@ -72,6 +72,13 @@ async def hold(host: str, port: int, seconds: float) -> str:
                 return ""
             await asyncio.sleep(AGAIN)
     return f"{os.getpid()},{_held[host, port].fileno()}"
+
+
+def let_go() -> None:
+    """Hold nothing any more: the service has not come up with it."""
+    for each in _held.values():
+        each.close()
+    _held.clear()
 
 
 def taken(environment: Mapping[str, str], port: int) -> socket.socket | None:

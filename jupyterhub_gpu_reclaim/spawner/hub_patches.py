@@ -101,6 +101,7 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
         with contextlib.suppress(TimeoutError):
             if await asyncio.wait_for(starting, limit):
                 return True
+        held.let_go()  # where it may not take the address over, it opens it itself
         self.log.critical(
             "gpu-reclaim: the service did not come up; every session is left alone,"
             " and the Hub goes on without it"

@@ -60,7 +60,7 @@ class Starting(PointerKeeper):
             await self._call_off(minted)
             raise
         except ReclaimError as error:
-            await self._call_off(minted)
+            await self._call_off(minted, error)
             self.log.warning("%s: not started: %s", self.reclaim_key, error)
             raise self._refused(error) from None
         except Exception:
@@ -227,18 +227,19 @@ class Starting(PointerKeeper):
             # The stream broke: the operation goes on, ask again.
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _call_off(self, minted: str) -> None:
+    async def _call_off(self, minted: str, error: ReclaimError | None = None) -> None:
         """After a start that failed or was cancelled: leave nothing behind (T5, T9)."""
-        task = asyncio.ensure_future(self._tidy_up(minted))
+        task = asyncio.ensure_future(self._tidy_up(minted, error))
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(task), CALL_OFF_SECONDS)
 
-    async def _tidy_up(self, minted: str) -> None:
+    async def _tidy_up(self, minted: str, error: ReclaimError | None) -> None:
         undo, self._undo = self._undo, ""
         if undo == "restore":
             await self._back_to_saved()
         elif undo == "plan":
-            await self._tell_service("cancelled")
+            failure = None if error is None else wire.failure_of(error)
+            await self._tell_service("cancelled", failure)
         elif undo == "cold":
             await self.reclaim_end()
             await self._tell_service("cancelled")
