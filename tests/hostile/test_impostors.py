@@ -131,15 +131,15 @@ ORDERS = {
     "trees": (),
     "samples": (),
     "checkpoints": (),
-    "identity": ("c1",),
+    "identity": ("the-one",),
     "preflight": ("i1",),
     "thaw": ("i1",),
-    "release": ("i1", "c1"),
+    "release": ("i1", "the-one"),
     "kill": ("i1",),
     "cancel": ("i1",),
-    "discard": ("c1",),
+    "discard": ("the-one",),
 }
-STREAMS = {"capture": ("i1", "c1", 1), "restore": ("i1", "c1")}
+STREAMS = {"capture": ("i1", "the-one", 1), "restore": ("i1", "the-one")}
 
 
 class Agents:
@@ -214,7 +214,7 @@ async def test_impostor_of_an_agent_hears_no_token_and_no_order(agents, taken):
     text = "".join(HEARD)
     assert TOKEN not in text
     assert "Authorization" not in text
-    assert "c1" not in text
+    assert "the-one" not in text
 
 
 async def test_impostor_after_the_agent_is_not_believed_and_hears_what_is_void(
