@@ -179,6 +179,8 @@ class Failure(Value, frozen=True, kw_only=True):
     message: str
     hint: str = ""
     retryable: bool = False
+    #: The programs that it is about, where they are not the session's own.
+    incarnation: str = ""
 
 
 class CheckpointInfo(Value, frozen=True, kw_only=True):
@@ -276,6 +278,8 @@ class Placement(Value, frozen=True, kw_only=True):
     owner: str = (
         ""  #: the user's account at the Hub, whatever its name; empty: not told
     )
+    #: why a start was called off, where only the spawner knows it
+    failure: Failure | None = None
 
 
 class StartPlan(Value, frozen=True, kw_only=True):

@@ -588,8 +588,8 @@ class Reason(Enum):
             " revoked, or the Hub has another database. It is not brought back."
         ),
         (
-            "An administrator can make the login valid again with"
-            " 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
+            "An administrator can make the login valid again on the session's page or"
+            " with 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
         ),
     )
     CHECKPOINT_DAMAGED = (
@@ -625,7 +625,10 @@ class Reason(Enum):
     SECOND_TREE = (
         "second_tree",
         "Programs of this session run where the Hub does not know of them ({incarnation}); nothing of them is saved, so they are left alone.",
-        "Ask the administrator to look at them, and to end them.",
+        (
+            "An administrator looks at them, and ends them on the session's page or with"
+            " 'jupyterhub-gpu-reclaim end-tree'."
+        ),
     )
     STATE_FULL = (
         "state_full",

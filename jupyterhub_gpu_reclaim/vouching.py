@@ -1,9 +1,10 @@
-"""How the spawner and the service know each other: neither ever sends their secret.
+"""How spawner, service and agents know each other: none ever sends the secret.
 
-Whoever takes the service's address while it is away hears everything that is sent
-there. So the service proves itself first: its answers carry a proof that only somebody
-with the secret can make, over a nonce of the asker. And what the spawner shows is good
-for one run of the service alone: heard by another, it opens nothing any more.
+Whoever takes a part's address while it is away hears everything that is sent there. So
+a part that is asked over plain HTTP proves itself first: its answers carry a proof that
+only somebody with the secret can make, over a nonce of the asker. And what the asker
+shows is good for one run of that part alone: heard by another, it opens nothing any
+more. Spawner and service share one secret, service and agents another.
 
 ``GET hello`` → ``Hello``; then each call has the run's token (``Authorization``) and a
 nonce, each answer a proof over nonce, status and body, each line of a stream its own.
@@ -25,7 +26,7 @@ PROOF = "X-GPU-Reclaim-Proof"
 
 
 class Hello(Value, frozen=True, kw_only=True):
-    """Which run of the service it is."""
+    """Which run of the far part it is."""
 
     version: int = VERSION
     run: str
@@ -42,11 +43,11 @@ class Vouching:
         self._secret = secret
 
     def token(self, run: str) -> str:
-        """What the spawner shows to that run of the service."""
+        """What the asker shows to that run."""
         return self._mac(b"token", run.encode())
 
     def proof(self, nonce: str, status: int, body: bytes) -> str:
-        """That an answer is the service's."""
+        """That an answer is the far part's."""
         words = (b"answer", nonce.encode(), str(status).encode())
         return self._mac(*words, hashlib.sha256(body).digest())
 
@@ -56,13 +57,13 @@ class Vouching:
         return self._mac(*words, hashlib.sha256(line).digest()).encode() + b" " + line
 
     def opened(self, nonce: str, number: int, sealed: bytes) -> bytes | None:
-        """The line; None where the service has not written it there."""
+        """The line; None where the far part has not written it there."""
         line = sealed.partition(b" ")[2]
         good = hmac.compare_digest(self.sealed(nonce, number, line), sealed)
         return line if good else None
 
     def is_proved(self, given: str, nonce: str, status: int, body: bytes) -> bool:
-        """Whether an answer is the service's."""
+        """Whether an answer is the far part's."""
         wanted = self.proof(nonce, status, body).encode()
         return hmac.compare_digest(given.encode("utf-8", "replace"), wanted)
 

@@ -8,6 +8,7 @@ It never ends a process of the session.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -74,6 +75,25 @@ class Look(NamedTuple):
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
     gpus: Gpus | None
+
+
+async def ask_server(parts: Parts, session: Placed) -> list[Finding]:
+    """What its server itself says that keeps a session from being saved."""
+
+    def look() -> Login | None:
+        server = trees.look(session).server
+        try:
+            return read_login(server.pid) if server is not None else None
+        except OSError:
+            return None  # it is just ending
+
+    login = await asyncio.to_thread(look)
+    if login is None:
+        return []
+    address = surroundings.address_of(session, login)
+    if await tls.speaks(parts.client, address, login):
+        return [finding(Reason.SERVER_TLS)]
+    return []
 
 
 def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.models import Failure
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Vouching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -90,15 +91,21 @@ class Node(Protocol):
 
 
 class Handler(RequestHandler):
-    """What all calls share: the token check, JSON both ways, errors as ``Failure``."""
+    """What all calls share: the token check, JSON both ways, errors as ``Failure``.
+
+    A caller who asks for it (``vouching.NONCE``) gets each answer with a proof that it
+    is the agent's.
+    """
 
     node: Node
-    _token: bytes
+    run: str
 
-    def initialize(self, node: Node, token: str) -> None:
+    def initialize(self, node: Node, token: str, run: str) -> None:
         """Take what the application was made with."""
         self.node = node
+        self.run = run
         self._token = token.encode()
+        self._vouching = Vouching(self._token)
 
     def prepare(self) -> None:
         """Nobody without the token gets any further.
@@ -107,9 +114,10 @@ class Handler(RequestHandler):
             HTTPError: 401; nothing is told about what exists.
         """
         scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
-        same = hmac.compare_digest(
-            given.strip().encode("utf-8", "replace"), self._token
-        )
+        shown = given.strip().encode("utf-8", "replace")
+        of_run = self._vouching.token(self.run).encode()
+        same = hmac.compare_digest(shown, self._token)
+        same |= hmac.compare_digest(shown, of_run)
         if scheme.lower() not in {"bearer", "token"} or not same:
             self.set_header("WWW-Authenticate", "Bearer")
             raise HTTPError(401)
@@ -124,6 +132,20 @@ class Handler(RequestHandler):
         """Write one value and end."""
         self.set_status(status)
         self.finish(wire.encode(value))
+
+    @property
+    def _nonce(self) -> str:
+        return str(self.request.headers.get(NONCE, ""))[:200]
+
+    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
+        """End the answer, with its proof."""
+        if chunk is not None:
+            self.write(chunk)
+        if self._nonce and not self._headers_written:
+            body = b"".join(self._write_buffer)
+            proof = self._vouching.proof(self._nonce, self.get_status(), body)
+            self.set_header(PROOF, proof)
+        return super().finish()
 
     def body(self, kind: type[T]) -> T:
         """The request's body as that value.
@@ -160,9 +182,14 @@ class Handler(RequestHandler):
     async def stream(self, events: AsyncIterator[Event]) -> None:
         """Newline-delimited JSON, each line flushed; a reader may leave."""
         self.set_header("Content-Type", "application/x-ndjson")
+        number = 0
         try:
             async for event in events:
-                self.write(wire.encode(event) + b"\n")
+                line = wire.encode(event)
+                if self._nonce:
+                    line = self._vouching.sealed(self._nonce, number, line)
+                self.write(line + b"\n")
+                number += 1
                 await self.flush()
         except StreamClosedError:
             return

@@ -90,11 +90,12 @@ class LocalNode:
     async def preflight(self, incarnation: str) -> list[Finding]:
         """What keeps that session from being saved; touches nothing."""
         session = await self._find(incarnation)
-        return await in_thread(
+        found = await in_thread(
             lambda: capture.examine(self._parts, session, trees.look(session)).found,
             step="preflight",
             limit=self._parts.limits.check,
         )
+        return [*found, *await capture.ask_server(self._parts, session)]
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""

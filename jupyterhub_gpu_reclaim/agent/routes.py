@@ -1,14 +1,16 @@
 """The agent's HTTP calls, exactly those of ``docs/explanation/architecture.md``.
 
 Made by the agent's app; asked by the service, and by the kubelet's probes. Every call
-but ``/healthz`` and ``/readyz`` needs the bearer token. It decides nothing: it reads
-the request, asks the :class:`Node`, and writes the answer.
+but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or what stands
+for it in this run (``vouching.py``). It decides nothing: it reads the request, asks the
+:class:`Node`, and writes the answer.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.agent.handler import Handler, Node
 from jupyterhub_gpu_reclaim.agent.placements import Told
 from jupyterhub_gpu_reclaim.models import Identifier, SessionKey, Value
+from jupyterhub_gpu_reclaim.vouching import Hello
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,17 @@ class Ready(Handler):
         findings = await self.node.ready()
         ready = not any(finding.fatal for finding in findings)
         self.answer({"ready": ready, "findings": findings}, 200 if ready else 503)
+
+
+class SayHello(Handler):
+    """``GET /v1/hello``: the agent proves itself before it is told anything."""
+
+    def prepare(self) -> None:
+        """Anybody may ask."""
+
+    def get(self) -> None:
+        """Answer with which run of the agent this is."""
+        self.answer(Hello(run=self.run))
 
 
 class Sessions(Handler):
@@ -189,14 +203,16 @@ def make_application(node: Node, token: str) -> Application:
 
     Args:
         node: does what the calls ask for.
-        token: the bearer token that every call but the two probes must carry.
+        token: the bearer token that every call but the probes and the greeting must
+            carry, or what stands for it in this run.
     """
     name = f"({_IDENTIFIER.pattern})"
     orders = "(preflight|capture|restore|thaw|release|kill|cancel)"
-    bound = {"node": node, "token": token}
+    bound = {"node": node, "token": token, "run": token_hex()}
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", Health),
         ("/readyz", Ready),
+        ("/v1/hello", SayHello),
         ("/v1/sessions", Sessions),
         (f"/v1/sessions/{name}", Session),
         (f"/v1/sessions/{name}/{orders}", Order),

@@ -70,6 +70,19 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         f" nothing: the user visits the server. {renew.epilog}"
     )
 
+    end = add("end-tree", "acting", "end programs of a session beside it")
+    end.add_argument("target", metavar="USER[/SERVER]")
+    end.add_argument(
+        "incarnation", metavar="INCARNATION", help="which; the report names them"
+    )
+    end.add_argument("--yes", action="store_true", help="do not ask before")
+    end.epilog = (
+        "For administrators. Two trees of programs of one session are reported"
+        " (second_tree) and left alone, since nothing of the second one is saved: what"
+        " it holds in memory is lost. The session itself is never ended like this."
+        f" {_EPILOG}"
+    )
+
     saved = add("saved", "states", "list the saved states of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
 

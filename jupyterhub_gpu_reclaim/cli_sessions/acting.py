@@ -1,4 +1,4 @@
-"""``suspend``, ``resume`` and ``keep``: ask for it, wait for it, say how it went.
+"""``suspend``, ``resume``, ``keep`` and the like: ask, wait, and say how it went.
 
 What is refused or fails for one session does not keep the others from it; the exit code
 tells whether all went well.
@@ -63,6 +63,19 @@ def renew_login(args: argparse.Namespace) -> int:
     """Let the next start make old logins valid again."""
     call = "renew-login"
     return _act(args, call, lambda client: lambda view: client.renew_login(view.key))
+
+
+def end_tree(args: argparse.Namespace) -> int:
+    """End programs of a session that the Hub does not know of."""
+    key, which = choosing.key_of(args.target), args.incarnation
+    if not choosing.confirmed(args, f"end the programs {which} beside", 1):
+        return FAILED
+    ask(args, lambda client: client.end_tree(key, which))
+    if args.json:
+        print_json({"session": str(key), "ended": which})
+    else:
+        say(f"{key}: the programs {which} are ended")
+    return DONE
 
 
 def keep(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.clients.vouched import Vouched
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import (
     CheckpointInfo,
@@ -24,6 +25,7 @@ from jupyterhub_gpu_reclaim.models import (
     Value,
 )
 from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.vouching import Vouching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Container
@@ -33,9 +35,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_JSON = {"Content-Type": "application/json"}
+
 
 class AgentClient:
     """One node's agent.
+
+    Where anybody could listen in its place (plain HTTP), it has to prove itself first
+    and is never shown the token; else the file system or its certificate vouches.
 
     Args:
         address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
@@ -63,17 +70,23 @@ class AgentClient:
         self._quick = quick
         self._slow = slow
         self._silence = silence
-        self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
+        self._http: Connection | Vouched
+        if address.startswith("http://"):
+            self._http = Vouched(
+                Connection(address, lambda: dict(_JSON), at=at),
+                lambda: Vouching(self._read_token().encode()),
+                hello="/v1/hello",
+                quick=quick,
+            )
+        else:
+            self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
 
     def close(self) -> None:
         """Close connections; operations go on at the agent."""
         self._http.close()
 
     def _headers(self) -> dict[str, str]:
-        return {
-            "Authorization": f"Bearer {self._read_token()}",
-            "Content-Type": "application/json",
-        }
+        return {"Authorization": f"Bearer {self._read_token()}", **_JSON}
 
     def _read_token(self) -> str:
         if isinstance(self._token, str):

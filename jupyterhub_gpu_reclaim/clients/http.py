@@ -121,6 +121,7 @@ class Connection:
         headers: sent with every request; asked anew each time, since a token's file
             may appear or change later.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
+        own: files of a certificate and its key that we show there; None: none.
         at: IP address to connect to; empty: that of the host in ``address``.
         most: longest answer, bytes, where it is not compressed; 0: 100 MiB.
     """
@@ -131,6 +132,7 @@ class Connection:
         headers: Callable[[], dict[str, str]],
         *,
         ca_file: str = "",
+        own: tuple[str, str] | None = None,
         at: str = "",
         most: int = 0,
     ) -> None:
@@ -145,6 +147,8 @@ class Connection:
         self._base = address.rstrip("/")
         self._headers = headers
         self._ssl = ssl.create_default_context(cafile=ca_file) if ca_file else None
+        if self._ssl is not None and own is not None:
+            self._ssl.load_cert_chain(*own)
         self._options = options
         self._client = self._make_client()
 

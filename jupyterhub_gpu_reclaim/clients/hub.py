@@ -68,6 +68,7 @@ class HubClient:
         api_url: ``JUPYTERHUB_API_URL``.
         token: the service's own token, ``JUPYTERHUB_API_TOKEN``.
         ca_file: certificates that vouch for an ``https`` Hub; empty: the system's.
+        own: files of the certificate and key that such a Hub has given us; None: none.
         quick: seconds for a call that only asks.
         slow: seconds for a start or a stop: the Hub itself waits up to 10 s before
             it says "pending".
@@ -79,11 +80,12 @@ class HubClient:
         token: str,
         *,
         ca_file: str = "",
+        own: tuple[str, str] | None = None,
         quick: float = 15.0,
         slow: float = 60.0,
     ) -> None:
         headers = {"Authorization": f"token {token}"}
-        self._http = Connection(api_url, lambda: headers, ca_file=ca_file)
+        self._http = Connection(api_url, lambda: headers, ca_file=ca_file, own=own)
         self._quick = quick
         self._slow = slow
         self._users: dict[str, _User] = {}  # of the last answers

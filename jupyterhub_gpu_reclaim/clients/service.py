@@ -12,12 +12,11 @@ Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
-from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.clients.vouched import Vouched
 from jupyterhub_gpu_reclaim.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.models import (
     Event,
@@ -27,7 +26,7 @@ from jupyterhub_gpu_reclaim.models import (
     StopPlan,
 )
 from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, VERSION, Hello, Vouching
+from jupyterhub_gpu_reclaim.vouching import Vouching
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -60,12 +59,17 @@ class ServiceClient:
         timeout: float = 10.0,
         slow_timeout: float = 60.0,
     ) -> None:
-        self._vouching = Vouching(token.encode())
-        self._run = ""  #: of the service, as it has proved it; empty: not asked yet
+        vouching = Vouching(token.encode())
         self._timeout = timeout
         self._slow_timeout = slow_timeout
         self._prefix = prefix.rstrip("/") + "/api/spawner/"
         self._http = Connection(address, lambda: {"Content-Type": "application/json"})
+        self._far = Vouched(
+            self._http,
+            lambda: vouching,
+            hello=self._prefix + "hello",
+            quick=timeout,
+        )
 
     def close(self) -> None:
         """Close connections; calls in flight fail."""
@@ -113,9 +117,10 @@ class ServiceClient:
         """
         path = f"{self._prefix}progress/{key.path}?after={after}"
         try:
-            async for line in self._proved_lines(path):
-                if line.strip():
-                    yield _understood(line, Event, path)
+            async for line in self._far.lines("GET", path, silence=MAX_SILENCE):
+                if isinstance(line, Answer):
+                    raise _refusal(line, path)
+                yield _understood(line, Event, path)
         except Silent as silent:
             raise _unreachable(str(silent)) from None
 
@@ -133,80 +138,19 @@ class ServiceClient:
         waited = 0.0
         while True:
             try:
-                answer = await self._asked("POST", call, limit=limit, body=body)
-                if answer.status == 401:  # it has proved itself: another run of it
-                    self._run = ""
-                    answer = await self._asked("POST", call, limit=limit, body=body)
-                if answer.status < 300:
-                    return answer.body
-                refusal = _refusal(answer, call)
+                answer = await self._far.ask(
+                    "POST", self._prefix + call, limit=limit, body=body
+                )
             except Silent as silent:
                 raise _unreachable(str(silent)) from None
-            except ReclaimError as error:
-                refusal = error  # of its greeting
+            if answer.status < 300:
+                return answer.body
+            refusal = _refusal(answer, call)
             starts = refusal.reason is Reason.SERVICE_STARTING
             if not starts or waited >= STARTING_LIMIT:
                 raise refusal
             await asyncio.sleep(STARTING_PAUSE)
             waited += STARTING_PAUSE
-
-    async def _asked(
-        self, method: str, call: str, *, token: bool = True, **more: Any
-    ) -> Answer:
-        """One request and its answer, which the service has proved to be its own."""
-        headers = await self._shown() if token else {}
-        headers[NONCE] = nonce = token_hex()
-        path = self._prefix + call
-        answer = await self._http.ask(method, path, headers=headers, **more)
-        self._check(answer, nonce, call)
-        return answer
-
-    async def _shown(self) -> dict[str, str]:
-        """What this run of the service takes; asked of it once."""
-        if not self._run:
-            answer = await self._asked("GET", "hello", token=False, limit=self._timeout)
-            if answer.status >= 300:
-                raise _refusal(answer, "hello")
-            hello = _understood(answer.body, Hello, "hello")
-            if hello.version != VERSION:
-                raise _unreachable(f"it proves itself by version {hello.version}")
-            self._run = hello.run
-        return {"Authorization": f"token {self._vouching.token(self._run)}"}
-
-    async def _proved_lines(self, path: str) -> AsyncIterator[bytes]:
-        """The lines of a stream that the service has proved to be its own."""
-        headers = await self._shown()
-        headers[NONCE] = nonce = token_hex()
-        number = 0
-        lines = self._http.lines("GET", path, silence=MAX_SILENCE, headers=headers)
-        async with aclosing(lines):
-            async for line in lines:
-                if isinstance(line, Answer):
-                    self._check(line, nonce, path)
-                    if line.status == 401:
-                        self._run = ""  # whoever asks again gets the next one's
-                        raise _unreachable(f"{path}: another run of the service")
-                    raise _refusal(line, path)
-                if not line.strip():
-                    continue
-                opened = self._vouching.opened(nonce, number, line)
-                if opened is None:
-                    raise _unreachable(f"{path}: a line without its proof")
-                number += 1
-                yield opened
-
-    def _check(self, answer: Answer, nonce: str, call: str) -> None:
-        """Take no answer of anybody else who listens where the service should.
-
-        Raises:
-            Unreachable: it is not the service's.
-        """
-        given = answer.headers.get(PROOF, "")
-        if not self._vouching.is_proved(given, nonce, answer.status, answer.body):
-            what = (
-                f"{call}: status {answer.status}, and no proof that it is the service"
-            )
-            raise _unreachable(what)
 
 
 def _unreachable(detail: str) -> Unreachable:

@@ -8,7 +8,7 @@ raised in the service's own words. The spawner's calls are in ``clients/service.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.clients.http import Answer, Connection, Silent
@@ -82,6 +82,11 @@ class SessionsClient:
         """Let the next start make its old login valid again. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
 
+    async def end_tree(self, key: SessionKey, incarnation: str) -> None:
+        """End programs of it that the Hub does not know of."""
+        path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"
+        await self._sent("DELETE", path)
+
     async def keep(self, key: SessionKey, seconds: float) -> SessionView:
         """Leave it alone for that long; 0 takes that back. Idempotent."""
         body = {"seconds": seconds}
@@ -127,6 +132,10 @@ class SessionsClient:
     async def _ask(
         self, method: str, path: str, kind: type[T], body: object = None
     ) -> T:
+        answer = await self._sent(method, path, body)
+        return self._understood(answer.body, kind)
+
+    async def _sent(self, method: str, path: str, body: object = None) -> Answer:
         more = {} if body is None else {"body": wire.encode(body)}
         try:
             answer = await self._http.ask(
@@ -136,7 +145,7 @@ class SessionsClient:
             raise self._unreachable(_why(silent), silent) from None
         if answer.status >= 300:
             raise self._refusal(answer)
-        return self._understood(answer.body, kind)
+        return answer
 
     def _understood(self, data: bytes, kind: type[T]) -> T:
         try:

@@ -93,7 +93,7 @@ class Placing(Spawning):
         if row.phase is Phase.RESUMING:
             operation = sessions.operation(row.key)
             failed = operation is not None and operation.ended
-            self._resumer.failed(row, row.failure if failed else None)
+            self._resumer.failed(row, row.failure if failed else placement.failure)
         elif row.phase in LIVE and row.checkpoint == placement.checkpoint != "":
             # It ran for a moment and never answered the Hub.
             sessions.apply(

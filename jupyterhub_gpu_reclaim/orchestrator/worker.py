@@ -11,6 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.orchestrator import bringing, finds
@@ -292,7 +294,9 @@ class Worker:
         """A tree out of its user's reach, of which nothing is saved: people decide."""
         if act.tree is None:
             return
-        failure = failure_of(Reason.SECOND_TREE, incarnation=act.tree.incarnation)
+        second = act.tree.incarnation
+        failure = failure_of(Reason.SECOND_TREE, incarnation=second)
+        failure = msgspec.structs.replace(failure, incarnation=second)
         if row.failure == failure:
             return
         _log.warning("%s: %s", row.key, failure.message)

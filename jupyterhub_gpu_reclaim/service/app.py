@@ -167,15 +167,19 @@ class ReclaimService(Application, Options):
             lifeline.watch(parent, told.set)
         stage = standby.Stage(surroundings)
         server: Door | None = None
+        beating: asyncio.Future[None] | None = None
         try:
             while not told.is_set():
                 journal = self._journal(state)
                 if server is None:
                     server = self._listen(surroundings, stage)
-                    self.reporter.tell("ready")
+                    self.reporter.tell("ready", f"{self.hung_after:g}")
+                    beating = asyncio.ensure_future(self.reporter.beat(self.hung_after))
                 await self._work(surroundings, state, stage, journal, told)
         finally:
             log.info("service: ending")
+            if beating is not None:
+                beating.cancel()
             if server is not None:
                 server.stop()
                 await _within(FAREWELL, server.close_all_connections())
@@ -200,7 +204,12 @@ class ReclaimService(Application, Options):
             if not await _first(told, taken):
                 return
             held = asyncio.ensure_future(lease.keep())
-            hub = HubClient(surroundings.api_url, surroundings.api_token)
+            hub = HubClient(
+                surroundings.api_url,
+                surroundings.api_token,
+                ca_file=surroundings.hub_ca,
+                own=surroundings.own,
+            )
             async with self._controller(hub, journal) as (controller, events):
                 stage.application = self._application(
                     surroundings, state, controller, events, hub

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim import words
 from jupyterhub_gpu_reclaim.models import Phase
+from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.drawing import spark
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Card:
     place: str
     failure: str
     failure_hint: str
+    second: str  #: programs beside it that the reader may end; empty: none
     last: str
     back: str
     steps: list[Progress]
@@ -165,10 +167,11 @@ def card(
         place=_place(view),
         failure=view.failure.message if view.failure else "",
         failure_hint=view.failure.hint if view.failure else "",
+        second=view.failure.incarnation if view.failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
         back=_back(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
-        main=_main(view),
+        main=_main(view, manages=manages),
         more=_more(view, manages=manages),
         can_start_fresh=has_saved,
         can_delete=has_saved,
@@ -291,11 +294,15 @@ def _progress(step: Step) -> Progress:
     return Progress(step.title, step.state, ", ".join(parts))
 
 
-def _main(view: SessionView) -> list[Button]:
+def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """What the session's state asks for."""
     if view.phase in _LIVE:
         return [Button("suspend", "Suspend now")]
     if view.phase is Phase.SUSPENDED:
+        revoked = Reason.TOKEN_REVOKED.value
+        if manages and view.failure is not None and view.failure.code == revoked:
+            renew = Button("renew-login", "Make its login valid again", "main")
+            return [renew, Button("resume", "Try again")]
         asks = view.failure is not None and view.failure.code.startswith("saved_")
         again = "Bring back" if asks else "Try again"
         return [Button("resume", again if view.failure else "Resume", "main")]

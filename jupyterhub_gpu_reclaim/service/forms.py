@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.errors import BadRequest
 from jupyterhub_gpu_reclaim.models import Phase
 from jupyterhub_gpu_reclaim.reasons import Reason
 from jupyterhub_gpu_reclaim.service.pages import DONE, Page
+from jupyterhub_gpu_reclaim.service.routes.base import Forbidden
 from jupyterhub_gpu_reclaim.service.routes.people import check_opt_out
 from jupyterhub_gpu_reclaim.service.table import Wanted
 
@@ -74,8 +75,21 @@ class Act(Page):
             out = self.get_body_argument("out", "") == "1"
             await control.opt_out(key, check_opt_out(self, out), by)
         else:
-            raise HTTPError(404)
+            await self._manage(key, action)
         return action
+
+    async def _manage(self, key: SessionKey, action: str) -> None:
+        """Do what only those who manage may."""
+        control, by = self.context.control, self.person.label
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        if action == "renew-login":
+            await control.renew_login(key, by)
+        elif action == "end-tree":
+            incarnation = self.get_body_argument("incarnation", "")
+            await control.end_second(key, incarnation, by)
+        else:
+            raise HTTPError(404)
 
     def _seconds(self) -> float:
         text = self.get_body_argument("seconds", "")
@@ -114,10 +128,13 @@ class Fresh(Page):
         self.redirect(self.start_url(key), status=303)
 
 
+_ACTIONS = "suspend|resume|keep|pin|delete|bring-back|renew-login|end-tree"
+
+
 def rules(prefix: str) -> list[tuple[Any, ...]]:
     """The tornado rules of the forms under a URL prefix."""
     one = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
     return [
         (rf"{one}/fresh", Fresh),
-        (rf"{one}/(suspend|resume|keep|pin|delete|bring-back)", Act),
+        (rf"{one}/({_ACTIONS})", Act),
     ]

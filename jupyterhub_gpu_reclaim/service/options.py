@@ -37,8 +37,9 @@ class Options(StoreOptions):
     agent = Unicode(
         "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
         help="Address of the machine's agent: `unix:/path` for a socket,"
-        " `https://host:8099` for TCP. `http://127.0.0.1:8099` is for tests: who takes"
-        " that port of the machine while the agent is away gets its token.",
+        " `https://host:8099` for TCP, `http://127.0.0.1:8099` on the same machine. By"
+        " plain HTTP the agent has to prove itself before it is told anything, since"
+        " others could take its port while it is away.",
     ).tag(config=True)
 
     agent_token_file = Unicode(
@@ -251,6 +252,16 @@ class Options(StoreOptions):
         " not over plain HTTP. True: where the Hub has no subdomains, any page on a"
         " user's server can do everything at this service that its visitor may do."
         " False: over plain HTTP the service's pages say that they need HTTPS.",
+    ).tag(config=True)
+
+    hung_after = Float(
+        60.0,
+        min=0,
+        max=3600,
+        help="Seconds without a move of its program after which the service is taken"
+        " for hung and started again; sessions are not concerned. After a quarter of it"
+        " whoever asks is told to wait. A short time takes a busy machine for a hung"
+        " program. 0: never.",
     ).tag(config=True)
 
     end_with_hub = Bool(

@@ -44,6 +44,10 @@ DONE = {
     "pin": "Noted.",
     "delete": "The saved session is deleted.",
     "bring-back": "That state is coming back.",
+    "renew-login": (
+        "Noted: the login is made valid at the next visit of the session's user."
+    ),
+    "end-tree": "The programs are ended.",
     "delete-later": (
         "The order to delete it stands: it cannot be brought back, and is deleted as"
         " soon as its machine and the store answer."

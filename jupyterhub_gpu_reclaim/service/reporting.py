@@ -1,4 +1,4 @@
-"""What the service tells the program that started it: ready, or what hinders it.
+"""What the service tells the program that started it: ready, alive, or what hinders it.
 
 Lines of JSON on a pipe that the child inherits together with the listening socket; the
 variable :data:`SUPERVISED` names both. A service that nobody supervises reports to
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Numbers of the listening socket and of the pipe, ``3,4``.
 SUPERVISED = "GPU_RECLAIM_SUPERVISED"
+#: Signs of life in the time after which a child without any is taken for hung.
+BEATS = 12
 _MAX_LINE = 64 * 1024
 
 
@@ -56,6 +59,45 @@ class Reporter:
         line = json.dumps([name, text[:4096]]) + "\n"
         with suppress(OSError):
             os.write(self.pipe, line.encode())
+
+    async def beat(self, limit: float) -> None:
+        """Show for ever that the event loop moves; as often as ``limit`` asks for.
+
+        Where nobody reads, a full pipe holds nothing up.
+        """
+        while limit and self.pipe is not None:
+            if select.select([], [self.pipe], [], 0)[1]:
+                self.tell("moves")
+            await asyncio.sleep(limit / BEATS)
+
+
+class Pulse:
+    """The supervisor's end of :meth:`Reporter.beat`.
+
+    Args:
+        limit: seconds of silence after which the child is taken for hung; 0: never.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._heard = 0
+
+    def heard(self) -> None:
+        """It moves."""
+        self._heard += 1
+
+    async def silences(self) -> AsyncIterator[int]:
+        """For how many of :data:`BEATS` it has been silent, after each of them.
+
+        Counted, and not read from a clock: while this process stands still itself, it
+        hears nothing either.
+        """
+        silent = 0
+        while self.limit:
+            before = self._heard
+            await asyncio.sleep(self.limit / BEATS)
+            silent = silent + 1 if self._heard == before else 0
+            yield silent
 
 
 async def heard(reading: int) -> AsyncIterator[tuple[str, str]]:

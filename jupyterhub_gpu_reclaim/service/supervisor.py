@@ -1,9 +1,10 @@
 """``jupyterhub-gpu-reclaim-service``: keeps the address, runs the service behind it.
 
 JupyterHub ends itself when a managed service exits, or does not answer, while the Hub
-starts. So this small program, which imports next to nothing, opens the address at once
-and stays whatever happens: the service proper (``app.py``) is its child, which takes
-the connections over when it is ready. Until then, and whenever the child has ended,
+starts. So this small program, which imports next to nothing, answers at once at the
+address (``held.py``) and stays whatever happens: the service proper (``app.py``) is its
+child, which takes the connections over when it is ready. Until then, and whenever the
+child has ended or moves no more,
 :class:`~jupyterhub_gpu_reclaim.service.standin.StandIn` says why, and the child is
 started again, each time a little later. It ends when it is told to, or with its Hub.
 """
@@ -15,14 +16,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.service import lifeline
-from jupyterhub_gpu_reclaim.service.reporting import SUPERVISED, heard
+from jupyterhub_gpu_reclaim.service import held, lifeline
+from jupyterhub_gpu_reclaim.service.reporting import BEATS, SUPERVISED, Pulse, heard
 from jupyterhub_gpu_reclaim.service.standin import StandIn, State
 from jupyterhub_gpu_reclaim.service.surroundings import (
     PROBLEMS,
@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.service.surroundings import (
 from jupyterhub_gpu_reclaim.vouching import Vouching
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
 
 #: Seconds until the next start of a child that ended, at first and at most.
@@ -40,9 +41,6 @@ SOONEST, LATEST = 1.0, 60.0
 _STEADY = 60.0
 #: Seconds that a child has to end when it is told to; its own farewells take less.
 _FAREWELL = 12.0
-#: Seconds between two attempts at an address that cannot be had.
-_AGAIN = 0.5
-_BACKLOG = 256
 _PROGRAM = "from jupyterhub_gpu_reclaim.service.app import main; main()"
 _CHILD = (sys.executable, "-P", "-c", _PROGRAM)
 
@@ -95,7 +93,9 @@ class Supervisor:
         said = ""
         while not self._told.is_set():
             try:
-                return _listening(self._host, self._port)
+                return held.taken(self._environment, self._port) or held.listening(
+                    self._host, self._port
+                )
             except OSError as error:
                 why = (
                     f"The address {self._host}:{self._port} cannot be used:"
@@ -104,7 +104,7 @@ class Supervisor:
                 if why != said:  # a predecessor needs a moment to end
                     _log(f"{why} Trying on.")
                 said = why
-                await self._unless_told(_AGAIN)
+                await self._unless_told(held.AGAIN)
         return None
 
     async def _one_life(self, listening: socket.socket) -> None:
@@ -124,19 +124,25 @@ class Supervisor:
             return
         finally:
             os.close(writing)
-        ending = asyncio.ensure_future(self._end_when_told(child))
+        tasks = [asyncio.ensure_future(self._end_when_told(child))]
         ready = why = ""
         began = time.monotonic()
+        pulse = Pulse(0)
         async for name, text in heard(reading):
             if name == "ready":
                 ready, began = "yes", time.monotonic()
                 self._standin.end()
+                pulse = Pulse(float(text or 0))
+                tasks.append(asyncio.ensure_future(self._watch(child, pulse)))
+            elif name == "moves":
+                pulse.heard()
             elif name == "failed":
                 why = text
             elif name == "stays":
                 self._stay()
         status = await child.wait()
-        ending.cancel()
+        for task in tasks:
+            task.cancel()
         if self._told.is_set():
             return
         await self._standin.begin()
@@ -161,6 +167,19 @@ class Supervisor:
             await asyncio.sleep(_FAREWELL)
             child.kill()
 
+    async def _watch(self, child: asyncio.subprocess.Process, pulse: Pulse) -> None:
+        """End a child that moves no more; first answer in its place for a while."""
+        async for silent in pulse.silences():
+            if silent >= BEATS:
+                _log(f"It has not moved for {pulse.limit:g} s, and is ended.")
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+                return
+            if silent >= BEATS // 4:
+                await self._standin.begin()
+            elif not silent:
+                self._standin.end()
+
     async def _unless_told(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._told.wait(), seconds)
@@ -177,22 +196,6 @@ def _problems(environment: Mapping[str, str]) -> list[str]:
         found = json.loads(environment.get(PROBLEMS) or "[]")
         return [str(each) for each in found]
     return ["The settings are wrong; the Hub's log says why."]
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there, on all addresses of that name's first kind."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
-    return made
 
 
 def _ended(status: int) -> str:

@@ -42,6 +42,9 @@ class Surroundings:
     hub_host: str
     api_token: str = field(repr=False)
     spawner_token: str = field(repr=False)
+    #: Under ``JupyterHub.internal_ssl``: the Hub's certificates, and ours with its key.
+    hub_ca: str = ""
+    own: tuple[str, str] | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Surroundings:
@@ -59,6 +62,8 @@ class Surroundings:
         if len(environment[SPAWNER_TOKEN]) < _SHORTEST_TOKEN:
             raise _refused(f"{SPAWNER_TOKEN} is too short to be a secret.")
         host, port, prefix = address_of(environment)
+        certificate = environment.get("JUPYTERHUB_SSL_CERTFILE")
+        key = environment.get("JUPYTERHUB_SSL_KEYFILE")
         base = _slashed(environment.get("JUPYTERHUB_BASE_URL", "/"))
         return cls(
             api_url=environment["JUPYTERHUB_API_URL"],
@@ -69,6 +74,8 @@ class Surroundings:
             hub_host=environment.get("JUPYTERHUB_HOST", ""),
             api_token=environment["JUPYTERHUB_API_TOKEN"],
             spawner_token=environment[SPAWNER_TOKEN],
+            hub_ca=environment.get("JUPYTERHUB_SSL_CLIENT_CA", ""),
+            own=(certificate, key) if certificate and key else None,
         )
 
 

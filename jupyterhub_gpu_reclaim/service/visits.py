@@ -30,6 +30,9 @@ MOST_LOGINS = 20_000
 #: What our pages may do; without ``allow-same-origin``, which is the point of it.
 SANDBOX = "sandbox allow-forms allow-scripts"
 
+#: What a browser sends with a page that a service worker gets (W3C Service Workers).
+_PRELOAD = "Service-Worker-Navigation-Preload"
+
 
 @dataclass(frozen=True)
 class Login:
@@ -80,9 +83,13 @@ def is_told(headers: Mapping[str, str]) -> bool:
 
 
 def is_visit(headers: Mapping[str, str]) -> bool:
-    """Whether a browser opens a page in a tab: no frame, no script, no picture."""
+    """Whether a browser opens a page in a tab: no frame, no script, no picture.
+
+    Nor a service worker, which gets to read what the browser asks for while it wakes
+    (navigation preload); what it asks for itself is no navigation to a document.
+    """
     mode, into = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
-    return mode == "navigate" and into == "document"
+    return mode == "navigate" and into == "document" and _PRELOAD not in headers
 
 
 def times_sent(headers: Mapping[str, str], name: str) -> int:

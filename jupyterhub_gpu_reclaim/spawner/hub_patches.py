@@ -11,7 +11,8 @@ A service of ours that does not come up must not end the Hub. Where a managed se
 exits or does not answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our
 service's supervisor answers at once and stays; what it cannot help (its address is
 taken, say) is what the second wrapper is for: the Hub goes on without the service, and
-starts it again as it does with one that ends later.
+starts it again as it does with one that ends later. It also holds the service's address
+for as long as the Hub lives (``service/held.py``).
 
 Nothing else of JupyterHub is ever changed.
 """
@@ -24,10 +25,12 @@ import functools
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from jupyterhub import orm
 from jupyterhub.app import JupyterHub
 
+from jupyterhub_gpu_reclaim.service import held
 from jupyterhub_gpu_reclaim.service.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.spawner.state import KEY, Pointer
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 _MARK = "_gpu_reclaim_wrapped"
 #: Seconds that JupyterHub 5 waits for a service.
 _TIMEOUT = 10
+#: Seconds that the service of a Hub that has just ended has to leave its address.
+_PREDECESSOR = 5.0
 
 
 def apply(hub: type[Any] = JupyterHub) -> bool:
@@ -87,14 +92,16 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
     async def start_service(
         self: Any, service_name: str, service: Any, ssl_context: Any = None
     ) -> Any:
-        starting = original(self, service_name, service, ssl_context)
         if service_name != SERVICE_NAME:
-            return await starting
+            return await original(self, service_name, service, ssl_context)
+        await _hold_address(service)
+        starting = original(self, service_name, service, ssl_context)
         # Who has our address and says nothing holds the Hub up beyond its own limit.
         limit = getattr(service, "timeout", _TIMEOUT) + _TIMEOUT
         with contextlib.suppress(TimeoutError):
             if await asyncio.wait_for(starting, limit):
                 return True
+        held.let_go()  # where it may not take the address over, it opens it itself
         self.log.critical(
             "gpu-reclaim: the service did not come up; every session is left alone,"
             " and the Hub goes on without it"
@@ -102,6 +109,15 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
         return True
 
     return start_service
+
+
+async def _hold_address(service: Any) -> None:
+    """Keep others from its address, also while it is not there itself."""
+    with contextlib.suppress(ValueError):
+        url = urlsplit(service.url)
+        if service.managed and url.hostname and url.port:
+            held_at = await held.hold(url.hostname, url.port, _PREDECESSOR)
+            service.environment = {**service.environment, held.HELD: held_at}
 
 
 def _keeping_suspended(original: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from jupyterhub.spawner import Spawner as Base
 
-    from jupyterhub_gpu_reclaim.models import Identity
+    from jupyterhub_gpu_reclaim.models import Failure, Identity
 else:
     # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
     Base = Configurable
@@ -221,12 +221,13 @@ class PointerKeeper(Base):
             owner=logins.account(self),
         )
 
-    async def _tell_service(self, call: str) -> None:
+    async def _tell_service(self, call: str, failure: Failure | None = None) -> None:
         """Tell it what has happened; it finds out by itself if it does not hear."""
+        placement = msgspec.structs.replace(self._placement(), failure=failure)
         with suppress(Unreachable):
             service = self._service
             try:
-                await getattr(service, call)(self._placement())
+                await getattr(service, call)(placement)
             except ReclaimError as error:
                 self.log.warning("%s: service, %s: %s", self.reclaim_key, call, error)
 

@@ -61,10 +61,10 @@ class Starting(PointerKeeper):
         except asyncio.CancelledError:
             # The Hub waits for one second, then stops a start that has ended, and
             # takes one that has not for a server that runs: the rest is done behind it.
-            self._tidying = asyncio.ensure_future(self._tidy_up(minted))
+            self._tidying = asyncio.ensure_future(self._tidy_up(minted, None))
             raise
         except ReclaimError as error:
-            await self._call_off(minted)
+            await self._call_off(minted, error)
             self.log.warning("%s: not started: %s", self.reclaim_key, error)
             raise self._refused(error) from None
         except Exception:
@@ -231,9 +231,9 @@ class Starting(PointerKeeper):
             # The stream broke: the operation goes on, ask again.
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _call_off(self, minted: str) -> None:
+    async def _call_off(self, minted: str, error: ReclaimError | None = None) -> None:
         """After a start that failed: leave nothing behind (T5)."""
-        self._tidying = asyncio.ensure_future(self._tidy_up(minted))
+        self._tidying = asyncio.ensure_future(self._tidy_up(minted, error))
         await self._called_off()
 
     async def _called_off(self) -> None:
@@ -246,12 +246,13 @@ class Starting(PointerKeeper):
             if (error := task.exception()) is not None:
                 self.log.error("%s: not tidied up: %r", self.reclaim_key, error)
 
-    async def _tidy_up(self, minted: str) -> None:
+    async def _tidy_up(self, minted: str, error: ReclaimError | None) -> None:
         undo, self._undo = self._undo, ""
         if undo == "restore":
             await self._back_to_saved()
         elif undo == "plan":
-            await self._tell_service("cancelled")
+            failure = None if error is None else wire.failure_of(error)
+            await self._tell_service("cancelled", failure)
         elif undo == "cold":
             await self.reclaim_end()
             await self._tell_service("cancelled")

@@ -142,14 +142,10 @@ class _Strange(RequestHandler):
         self.finish(b"<html>")
 
 
-async def test_agent_that_is_something_else_or_falls_silent_is_unreachable():
+async def test_agent_that_is_something_else_or_falls_silent_is_unreachable(tmp_path):
     server = HTTPServer(Application([(".*", _Strange)]))
-    from tornado.netutil import bind_sockets
-
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    port = sockets[0].getsockname()[1]
-    client = AgentClient(f"http://127.0.0.1:{port}", TOKEN, quick=1, silence=0.3)
+    server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
+    client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=1, silence=0.3)
     with pytest.raises(Unreachable):
         await client.trees()
     events = client.capture("i1", "c1", 1)

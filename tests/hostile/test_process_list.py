@@ -34,7 +34,7 @@ configure(
 
 @pytest.fixture
 def hub(tmp_path):
-    agent = AgentWithOneSavedSession()
+    agent = AgentWithOneSavedSession("password-of-the-agent")
     (tmp_path / "agent.token").write_text("password-of-the-agent")
     config = CONFIG.format(agent=agent.server_port, folder=tmp_path, port=free_port())
     hub = HubUnderTest(tmp_path, config)

@@ -73,7 +73,10 @@ class Stack:
         return requests.get(url, timeout=20, allow_redirects=False)
 
     def ready(self) -> bool:
-        return self.ask("readyz").status_code == 200
+        try:
+            return self.ask("readyz").status_code == 200
+        except requests.Timeout:  # while nobody is there, who asks waits
+            return False
 
     def lives(self) -> bool:
         return self.hub.process is not None and self.hub.process.poll() is None

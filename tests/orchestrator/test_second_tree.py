@@ -31,6 +31,7 @@ async def test_second_tree_is_reported_and_nothing_is_ended(world, doubled):
 
     assert failure.code == "second_tree"
     assert second in failure.message
+    assert failure.incarnation == second
     assert set(world.node.places) == {first, second}
     assert [a.what for a in controller.audit(KEY)].count("report") == 1
 

@@ -234,6 +234,25 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     assert await page.evaluate("window.notReloaded")
 
 
+async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
+    service, tab
+):
+    second = Failure(code="second_tree", message="Programs run.", incarnation="i2")
+    revoked = Failure(code="token_revoked", message="It was revoked.")
+    service.control.put("ada", failure=second)
+    service.control.put("bob", phase=Phase.SUSPENDED, failure=revoked)
+    page = await tab(path="sessions/ada/-")
+    await page.get_by_text("End the other programs").click()
+    await page.get_by_role("button", name="End them for good").click()
+    await expect(page.locator("#notice")).to_have_text("The programs are ended.")
+    page = await tab(path="all")
+    await page.get_by_role("button", name="Make its login valid again: bob").click()
+    await expect(page.locator("#notice")).to_contain_text("the login is made valid")
+    ended, renewed = (one for one in service.control.calls if one[0] != "totals")
+    assert ended == ("end_second", SessionKey("ada"), "i2", "root")
+    assert renewed == ("renew_login", SessionKey("bob"), "root")
+
+
 async def test_pages_fit_a_phone_and_a_desk(service, tab):
     many = fill(service)
     for name, width, scheme in (("phone", 375, "dark"), ("desk", 1400, "light")):

@@ -252,3 +252,13 @@ async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control)
     code, _, err = await command("keep", "ada")
     assert code == 1
     assert "Error: ada/: You have used up today's share. (invalid)" in err
+
+
+async def test_second_tree_is_ended_by_name_and_not_without_a_yes(command, control):
+    code, _, err = await command("end-tree", "bob/train", "i2")
+    assert code == cli_sessions.FAILED
+    assert "--yes" in err
+    assert control.calls == []
+    code, out, _ = await command("end-tree", "bob/train", "i2", "--yes")
+    assert (code, out) == (0, "bob/train: the programs i2 are ended\n")
+    assert control.calls == [("end_second", BOB, "i2", "root")]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from jupyterhub_gpu_reclaim.models import Failure, KeptState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.service.pages import DONE
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -248,3 +250,53 @@ async def test_login_answer_with_an_error_is_a_page_without_a_traceback(browser)
     response = await browser.get("oauth_callback?error=access_denied")
     assert response.code == 400
     assert "Traceback" not in response.body.decode()
+
+
+REVOKED = Failure(code="token_revoked", message="It was revoked.")
+SECOND = Failure(code="second_tree", message="Programs (i2) run.", incarnation="i2")
+
+
+@pytest.mark.parametrize("page", ["all", "sessions/ada/-"])
+@pytest.mark.parametrize(
+    ("phase", "failure", "action", "fields", "called"),
+    [
+        (Phase.SUSPENDED, REVOKED, "renew-login", {}, ("renew_login", ADA, "root")),
+        (
+            Phase.RUNNING,
+            SECOND,
+            "end-tree",
+            {"incarnation": "i2"},
+            ("end_second", ADA, "i2", "root"),
+        ),
+    ],
+)
+async def test_button_of_a_report_is_for_who_manages(
+    service, browser, page, phase, failure, action, fields, called
+):
+    service.control.put("ada", phase=phase, failure=failure)
+    root = Browser(service, "token-root")
+    shown = Tags((await root.get(page)).body.decode())
+    address = f"/services/gpu-reclaim/sessions/ada/-/{action}"
+    assert address in {form["action"] for form in shown.all("form")}
+    inputs = {field.get("name"): field.get("value") for field in shown.all("input")}
+    assert fields.items() <= inputs.items()
+    own = (await browser.get("sessions/ada/-")).body.decode()
+    assert action not in own
+    service.control.calls.clear()
+    path = f"sessions/ada/-/{action}"
+    refused = await browser.post(path, _xsrf=await browser.xsrf(), **fields)
+    assert refused.code == 403
+    assert service.control.calls == []
+    done = await root.post(path, _xsrf=await root.xsrf(), page="one", **fields)
+    assert done.code == 303
+    assert service.control.calls == [called]
+    back = (await root.get(f"sessions/ada/-?done={action}")).body.decode()
+    assert DONE[action] in unescape(back)
+
+
+async def test_report_without_a_name_of_programs_has_no_button(service):
+    """As one that a service of an older version has left in the journal."""
+    old = Failure(code="second_tree", message="Programs (i2) run.")
+    service.control.put("ada", failure=old)
+    root = Browser(service, "token-root")
+    assert "end-tree" not in (await root.get("sessions/ada/-")).body.decode()

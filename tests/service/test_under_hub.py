@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim import wire
 from jupyterhub_gpu_reclaim.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.models import CheckpointInfo, HubState, SessionKey
 from jupyterhub_gpu_reclaim.service.scopes import MANAGE
+from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Hello, Vouching
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -75,19 +76,27 @@ configure(
 """
 
 
+#: What the agent shares with the service.
+AGENT_TOKEN = "token-of-the-agent"
+
+
 class AgentWithOneSavedSession(ThreadingHTTPServer):
     """An agent that runs nothing and has one checkpoint, until it is deleted."""
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = AGENT_TOKEN) -> None:
         super().__init__(("127.0.0.1", 0), _AgentHandler)
         self.saved = [SAVED]
+        self.vouching = Vouching(token.encode())
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
 class _AgentHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if self.path == "/v1/hello":
+            self._answer(200, wire.encode(Hello(run="r1")))
+            return
         saved = self.server.saved if self.path.startswith("/v1/checkpoints") else []
         self._answer(200, wire.encode(saved))
 
@@ -98,6 +107,8 @@ class _AgentHandler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        nonce = self.headers.get(NONCE, "")
+        self.send_header(PROOF, self.server.vouching.proof(nonce, status, body))
         self.end_headers()
         self.wfile.write(body)
 
@@ -111,7 +122,7 @@ class Stack:
     def __init__(self, folder: Path) -> None:
         self.agent = AgentWithOneSavedSession()
         self.port = free_port()
-        (folder / "agent.token").write_text("token-of-the-agent")
+        (folder / "agent.token").write_text(AGENT_TOKEN)
         config = CONFIG.format(
             agent=self.agent.server_port,
             folder=folder,

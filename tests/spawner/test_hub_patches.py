@@ -37,8 +37,9 @@ class Hub:
 
 async def test_service_of_ours_that_does_not_come_up_is_gone_on_without(caplog):
     assert hub_patches.apply(Hub)
-    assert await Hub().start_service("gpu-reclaim", SimpleNamespace(timeout=5))
-    assert await Hub().start_service("gpu-reclaim", SimpleNamespace(timeout=-9.99))
+    for timeout in (5, -9.99):
+        service = SimpleNamespace(timeout=timeout, url="", managed=True)
+        assert await Hub().start_service("gpu-reclaim", service)
     assert not await Hub().start_service("another", SimpleNamespace(timeout=5))
     assert caplog.text.count("goes on without it") == 2
 

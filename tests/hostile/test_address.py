@@ -1,0 +1,150 @@
+"""A program on the Hub's machine that waits for the service's port to be free.
+
+Whoever has it gets the requests that the proxy sends there, with people's logins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+import requests
+
+from tests.hub.test_service_that_fails import Stack, came_back
+from tests.support.hub import proxy_command, wait_until
+
+
+class Thief(threading.Thread):
+    """Tries to listen there, in every way that a user may, until it is called off."""
+
+    WAYS = (
+        ("127.0.0.1", ()),
+        ("127.0.0.1", (socket.SO_REUSEADDR,)),
+        ("127.0.0.1", (socket.SO_REUSEADDR, socket.SO_REUSEPORT)),
+        ("0.0.0.0", (socket.SO_REUSEADDR,)),
+    )
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.port = port
+        self.tries = 0
+        self.got: list[str] = []
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.002):
+            self.tries += 1
+            host, options = self.WAYS[self.tries % len(self.WAYS)]
+            with socket.socket() as one, contextlib.suppress(OSError):
+                for option in options:
+                    one.setsockopt(socket.SOL_SOCKET, option, 1)
+                one.bind((host, self.port))
+                one.listen()
+                self.got.append(host)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(10)
+
+
+@pytest.fixture
+def stack(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("sessions in namespaces of their own need root")
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    stack = Stack(tmp_path)
+    try:
+        yield stack
+    finally:
+        stack.hub.close()
+
+
+def start(stack: Stack, hung_after: float = 60) -> int:
+    """Start the Hub; the pid of its service, once that is ready."""
+    stack.start(f'service_options={{"ReclaimService.hung_after": {hung_after}}}')
+    wait_until(stack.ready, 90, stack.hub.log)
+    (service,) = stack.program("gpu_reclaim.service.app")
+    return service
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_port_is_never_free_while_the_hub_lives(stack):
+    service = lambda: stack.program("gpu_reclaim.service.app")  # noqa: E731
+    supervisor = lambda: stack.program("gpu-reclaim-service")  # noqa: E731
+    start(stack)
+    thief = Thief(stack.port)
+    thief.start()
+    try:
+        for killed in (
+            service,
+            supervisor,
+            lambda: [*supervisor(), *service()],
+            lambda: [*service(), *supervisor()],
+        ):
+            before = service()
+            kill(killed())
+            came_back(stack, before)
+        assert thief.tries > 100
+        assert thief.got == []
+    finally:
+        thief.end()
+    assert stack.lives()
+
+
+def test_visitor_while_nobody_is_there_waits_for_the_next_one(stack):
+    """Their request is not refused, and nobody else hears it."""
+    before = [start(stack)]
+    kill([*stack.program("gpu-reclaim-service"), *before])
+    # as the proxy does, which may reuse a connection to who was there before
+    url = f"http://127.0.0.1:{stack.port}/services/gpu-reclaim/healthz"
+    answer = requests.get(url, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["version"]
+    came_back(stack, before)
+
+
+def test_next_hub_takes_the_address_up(stack):
+    start(stack)
+    stack.hub.restart("kill")
+    wait_until(stack.ready, 90, stack.hub.log)
+    thief = Thief(stack.port)
+    thief.start()
+    before = stack.program("gpu_reclaim.service.app")
+    kill(stack.program("gpu-reclaim-service"))
+    came_back(stack, before)
+    thief.end()
+    assert thief.got == []
+
+
+def test_hung_service_is_answered_for_and_started_again(stack):
+    service = start(stack, hung_after=4)
+    os.kill(service, signal.SIGSTOP)
+    # a connection that it has taken already ends with it; the next one is answered
+    wait_until(lambda: "service_starting" in stack.ask("readyz").text, 20)
+    came_back(stack, [service])
+    assert "has not moved for 4 s" in stack.hub.log()
+    assert stack.lives()
+
+
+def test_supervisor_that_stood_still_itself_ends_nothing(stack):
+    service = start(stack, hung_after=2)
+    both = [*stack.program("gpu-reclaim-service"), service]
+    for pid in both:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)  # twice its patience
+    for pid in both:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(stack.ready, 30, stack.hub.log)
+    time.sleep(1)
+    assert stack.program("gpu_reclaim.service.app") == [service]
