@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
+from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
 from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, RolledBack
@@ -93,7 +94,8 @@ def dump(
         raise Refused(Reason.NO_TREE)
     if stopped is None:
         stopped = standstill.stopped_before(before)
-    server = CaptureServer(folder, sinks)
+    cores = KeptCores(sinks)
+    server = CaptureServer(folder, cores)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
@@ -102,6 +104,7 @@ def dump(
         tree = processes.wait_stopped(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
+        cores.refuse_others(tree)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)

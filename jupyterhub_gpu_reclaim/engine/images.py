@@ -185,10 +185,22 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     ),
     "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
     "creds_entry": (
+        ("uid", 1, "uint32"),
+        ("gid", 2, "uint32"),
+        ("euid", 3, "uint32"),
+        ("egid", 4, "uint32"),
+        ("suid", 5, "uint32"),
+        ("sgid", 6, "uint32"),
         ("fsuid", 7, "uint32"),
         ("fsgid", 8, "uint32"),
+        ("cap_inh", 9, "uint32*"),
+        ("cap_prm", 10, "uint32*"),
         ("cap_eff", 11, "uint32*"),
+        ("cap_bnd", 12, "uint32*"),
+        ("secbits", 13, "uint32"),
         ("groups", 14, "uint32*"),
+        ("no_new_privs", 18, "uint32"),
+        ("cap_amb", 19, "uint32*"),
     ),
     "pagemap_head": (("pages_id", 1, "uint32"),),
     "pagemap_entry": (
@@ -236,6 +248,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "mm_entry": (
         ("exe_file_id", 12, "uint32"),
         ("vmas", 14, "vma_entry*"),
+        ("dumpable", 15, "int32"),
     ),
 }
 

@@ -6,14 +6,27 @@ CRIU looks; a login of the same user beside the session writes into its memory.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
+from jupyterhub_gpu_reclaim.engine import images
 from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
+from jupyterhub_gpu_reclaim.errors import RolledBack
+from jupyterhub_gpu_reclaim.reasons import Reason
+from tests.engine.conftest import Engine, Places
+from tests.support.attacker import (
+    GID,
+    UID,
+    criu_for_any_user,
+    make_folder,
+    start_session,
+    system_python,
+)
 
 
 def in_mounts_of(place, command: str) -> str:
@@ -58,3 +71,121 @@ def test_criu_that_we_run_has_no_cache_where_a_session_writes(criu):
     assert b"criu.kdat" not in made
     assert len(made) == len(data)
     assert criu_module.forgetful(made) == made
+
+
+#: A program of the same user, outside of the session and of its pid namespace. CRIU has
+#: each thread tell its own users by code in its memory, into a place that is used again
+#: for the next thread. There he says that they are root's, as often as he can.
+LIAR = r"""
+import os, struct, sys
+pid, uid, gid = map(int, sys.argv[1:])
+truth = struct.pack("8I", *[uid] * 4, *[gid] * 4)
+lie = bytes(32)
+memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+print("up", flush=True)
+while True:
+    with open(f"/proc/{pid}/maps") as maps:
+        areas = [line.split()[0] for line in maps if "rw-s" in line and "CRIU" in line]
+    for area in areas:
+        start = int(area.split("-")[0], 16)
+        try:
+            while True:
+                at = os.pread(memory, 8192, start).find(truth)
+                if at >= 0:
+                    os.pwrite(memory, lie, start + at)
+        except OSError:
+            pass
+"""
+
+
+class Neighbour:
+    """A session of some user, and what the same user runs beside it."""
+
+    def __init__(self, criu, folder: Path, places: Places) -> None:
+        self.engine = Engine(criu_for_any_user(criu, folder), folder)
+        self.places = places
+        self.world = start_session(folder, places)
+        self._made: list[subprocess.Popen[str]] = []
+
+    @property
+    def home(self) -> Path:
+        return self.engine.folder / "home"
+
+    @property
+    def pid(self) -> int:
+        """Of the session's own program, as the neighbour sees it."""
+        tree = self.world.place.tree
+        assert tree.server is not None
+        assert tree.server.uid == UID
+        return tree.server.pid
+
+    def run(self, program: str, *arguments: object) -> subprocess.Popen[str]:
+        """Start a program of the same user, outside of all of its namespaces."""
+        popen = subprocess.Popen(
+            [system_python(), "-I", "-S", "-c", program, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
+            user=UID,
+            group=GID,
+            extra_groups=[],
+        )
+        self._made.append(popen)
+        assert popen.stdout is not None
+        assert popen.stdout.readline() == "up\n"
+        return popen
+
+    def clear(self) -> None:
+        for popen in self._made:
+            popen.kill()
+            popen.communicate()
+        self.places.clear()
+
+
+@pytest.fixture
+def neighbour(criu):
+    folder = make_folder()
+    made = Neighbour(criu, folder, Places(folder))
+    yield made
+    made.clear()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+THREADS = "for _ in range(60): threading.Thread(target=time.sleep, args=(1e6,)).start()"
+
+
+def test_neighbour_who_writes_to_the_session_does_not_make_it_root(neighbour):
+    """He wins about every second time; whoever has all day wins."""
+    world = neighbour.world
+    world(f"{THREADS}\ndata = os.urandom(1 << 20); right = data[::997]; 1")
+    liar = neighbour.run(LIAR, neighbour.pid, UID, GID)
+    refusals = []
+    while len(refusals) < 1 and neighbour.engine.count < 20:
+        image = neighbour.engine.image()
+        try:
+            result = neighbour.engine.dump(world.place, image.sink)
+        except RolledBack as error:
+            refusals.append(error)
+        else:
+            assert saved_users(image) == {UID}
+            thaw(world.place.tree, result.stopped)
+        assert world("os.getresuid()") == (UID,) * 3
+        assert world("data[::997] == right")
+    for error in refusals:
+        assert error.reason is Reason.CAPTURE_FAILED
+        assert "other rights" in error.message
+    # And without him it is saved as ever.
+    liar.kill()
+    result = neighbour.engine.dump(world.place, neighbour.engine.image().sink)
+    thaw(world.place.tree, result.stopped)
+    assert world("1 + 1") == 2
+
+
+def saved_users(image) -> set[int]:
+    """The users that the threads of a saved session would come back as."""
+    cores = [
+        images.parse("core_entry", images.only(data, images.CORE_MAGIC))
+        for name, data in image.items()
+        if name.startswith("core-")
+    ]
+    creds = [core.thread_core.creds for core in cores]
+    return {uid for one in creds for uid in (one.uid, one.euid, one.suid, one.fsuid)}
