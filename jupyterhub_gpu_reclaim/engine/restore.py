@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.engine import (
     outputs,
     processes,
     standstill,
+    undumpable,
 )
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
 from jupyterhub_gpu_reclaim.engine.fill import copy_all
@@ -139,6 +140,7 @@ def restore(
             )
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
+            undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):

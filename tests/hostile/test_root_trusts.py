@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
 from jupyterhub_gpu_reclaim.errors import RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
-from tests.engine.conftest import Engine, Places
+from tests.engine.conftest import Engine, Places, fingerprints
 from tests.support.attacker import (
     GID,
     UID,
@@ -189,3 +189,72 @@ def saved_users(image) -> set[int]:
     ]
     creds = [core.thread_core.creds for core in cores]
     return {uid for one in creds for uid in (one.uid, one.euid, one.suid, one.fsuid)}
+
+
+#: Opens the memory of everybody with many threads who is younger than that process, as
+#: soon as he may, and tells when a thread of the same process is root still.
+WAITS_FOR_ROOT = r"""
+import os, sys
+print("up", flush=True)
+while True:
+    try:
+        for pid in os.listdir("/proc"):
+            if not pid.isdigit() or int(pid) <= int(sys.argv[1]):
+                continue
+            tasks = os.listdir(f"/proc/{pid}/task")
+            while len(tasks) > 10:
+                try:
+                    os.close(os.open(f"/proc/{pid}/task/{tasks[1]}/mem", os.O_RDWR))
+                except PermissionError:
+                    continue
+                for task in reversed(tasks):
+                    with open(f"/proc/{pid}/task/{task}/status") as status:
+                        if "\nUid:\t0\t0" in status.read():
+                            print("a thread of root runs what I write", flush=True)
+                            sys.exit()
+                break
+    except OSError:
+        pass
+"""
+
+
+#: Half of them run only while nobody else wants to: the last to give up root's rights.
+LAZY_THREADS = """
+def lazy(number):
+    if number % 2:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    ready.release()
+    time.sleep(1e6)
+ready = threading.Semaphore(0)
+for number in range(20):
+    threading.Thread(target=lazy, args=(number,)).start()
+for _ in range(20):
+    ready.acquire()
+"""
+
+
+def test_neighbour_never_reaches_memory_that_a_thread_of_root_runs(neighbour):
+    """CRIU gives each thread its user by itself, and all of them share their memory."""
+    engine, world = neighbour.engine, neighbour.world
+    world(LAZY_THREADS)
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    world.place.kill()
+    for _ in range(3):
+        place = neighbour.places.hold()
+        waits = [neighbour.run(WAITS_FOR_ROOT, place.init_pid) for _ in range(3)]
+        restored = engine.restore(place, image, result, opened=opened)
+        for one in waits:
+            one.kill()
+        assert [one.stdout.read() for one in waits] == [""] * 3
+        proceed(restored, result.stopped)
+        assert world.at(place)("os.getresuid()") == (UID,) * 3
+        # It is its user's as before: a debugger of his may look at it.
+        assert_reachable(neighbour, place)
+        place.kill()
+
+
+def assert_reachable(neighbour, place) -> None:
+    (pid,) = [one.pid for one in place.tree.processes if one.uid == UID][:1]
+    assert Path(f"/proc/{pid}/mem").stat().st_uid == UID
