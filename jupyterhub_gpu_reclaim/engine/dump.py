@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
+from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill, unreadable
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
 from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
@@ -100,6 +100,7 @@ def dump(
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
         standstill.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
+        unreadable.refuse(processes.snapshot(session.init_pid, session.init_start))
         attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare)
         tree = processes.wait_stopped(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE

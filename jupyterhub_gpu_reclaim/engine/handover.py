@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.engine import files, images, unix_names
+from jupyterhub_gpu_reclaim.engine import files, images, unix_names, unreadable
 from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.credentials import Credentials, Place, run_as
 from jupyterhub_gpu_reclaim.engine.findings import refused
@@ -284,12 +284,28 @@ class _Opening:
             if self._source.size(name) is None:
                 raise images.damaged(f"{name} is missing")
             ghost = Ghost(self._source.stream(name))
+            self._refuse_unreadable(number, ghost.entry)
             owner = self._owner(number, ghost.entry.uid, wish.path)
             descriptor = run_as(owner, lambda: ghost.make(self._root, wish.path))  # noqa: B023
             inner.callback(os.close, descriptor)
             ghost.fill(descriptor)
             ghosts[number], made[number] = (ghost, owner), descriptor
         return ghosts, made
+
+    def _refuse_unreadable(self, number: int, ghost: Any) -> None:
+        """Nobody is given a deleted file that he had open without being able to read it.
+
+        Raises:
+            RestoreFailed: somebody would be (``file_denied``).
+        """
+        for wish in self._saved.wishes:
+            if wish.ghost != number or wish.is_contents:
+                continue
+            if unreadable.can_read(self._saved.entries[wish.id].reg.flags):
+                continue
+            holders = self._saved.holders.get(wish.id, {wish.holder})
+            if not all(unreadable.may_read(one, ghost) for one in holders):
+                raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
 
     def _owner(self, number: int, uid: int, path: bytes) -> Credentials:
         """Who a deleted file belongs to, of those that hold it.

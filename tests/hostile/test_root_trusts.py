@@ -6,6 +6,7 @@ CRIU looks; a login of the same user beside the session writes into its memory.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import images
+from jupyterhub_gpu_reclaim.engine.preflight import examine
 from jupyterhub_gpu_reclaim.engine.restore import proceed
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
 from jupyterhub_gpu_reclaim.errors import RolledBack
@@ -21,6 +23,7 @@ from jupyterhub_gpu_reclaim.reasons import Reason
 from tests.engine.conftest import Engine, Places, fingerprints
 from tests.support.attacker import (
     GID,
+    SECRET,
     UID,
     criu_for_any_user,
     make_folder,
@@ -258,3 +261,68 @@ def test_neighbour_never_reaches_memory_that_a_thread_of_root_runs(neighbour):
 def assert_reachable(neighbour, place) -> None:
     (pid,) = [one.pid for one in place.tree.processes if one.uid == UID][:1]
     assert Path(f"/proc/{pid}/mem").stat().st_uid == UID
+
+
+@pytest.fixture
+def secret(neighbour):
+    """A file of root's that nobody else may open, in a folder that all may walk."""
+    path = neighbour.engine.folder / "secret-of-root"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("way", ["O_PATH", "O_WRONLY"])
+def test_deleted_file_that_its_user_may_not_read_is_not_saved(neighbour, secret, way):
+    """As ``/etc/shadow`` once a password is changed; to hold it so needs no right."""
+    world, engine = neighbour.world, neighbour.engine
+    secret.chmod(0o602 if way == "O_WRONLY" else 0o600)
+    world(f"held = os.open({str(secret)!r}, os.{way})")
+    secret.unlink()
+    (found,) = [
+        one
+        for one in examine(world.place.init_pid, world.place.tree)
+        if one.code == Reason.HANDLE_UNSUPPORTED.value
+    ]
+    assert "secret-of-root" in found.message
+    image = engine.image()
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(world.place, image.sink)
+    assert caught.value.reason is Reason.HANDLE_UNSUPPORTED
+    assert not any(SECRET.encode() in data for data in image.values())
+    world("os.close(held)")
+    result = engine.dump(world.place, image.sink)
+    thaw(world.place.tree, result.stopped)
+
+
+def test_deleted_file_of_his_own_is_saved_however_it_is_held(neighbour):
+    world, engine = neighbour.world, neighbour.engine
+    world("file = open('own', 'w'); os.fchmod(file.fileno(), 0); file.write('kept')")
+    world("file.flush(); place = os.open('own', os.O_PATH); os.unlink('own')")
+    assert not [
+        one
+        for one in examine(world.place.init_pid, world.place.tree)
+        if one.code == Reason.HANDLE_UNSUPPORTED.value
+    ]
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    assert any(b"kept" in data for name, data in image.items() if "ghost" in name)
+    thaw(world.place.tree, result.stopped)
+
+
+def test_fifo_that_its_user_may_only_fill_is_not_read_for_him(neighbour, secret):
+    world = neighbour.world
+    secret.unlink()
+    os.mkfifo(secret)
+    secret.chmod(0o622)
+    both = os.open(secret, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(both, SECRET.encode())
+        world(f"held = os.open({str(secret)!r}, os.O_WRONLY)")
+        image = neighbour.engine.image()
+        with pytest.raises(RolledBack) as caught:
+            neighbour.engine.dump(world.place, image.sink)
+    finally:
+        os.close(both)
+    assert caught.value.reason is Reason.HANDLE_UNSUPPORTED
+    assert not any(SECRET.encode() in data for data in image.values())
