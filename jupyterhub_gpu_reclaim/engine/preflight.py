@@ -20,7 +20,7 @@ a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
-a deleted file, a FIFO that it may not read      ``handle_unsupported``
+a deleted file that it may not read              ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a UNIX connection to a program outside           ``socket_unsupported``
 another user's process, no CAP_SYS_RESOURCE      ``capability_missing``

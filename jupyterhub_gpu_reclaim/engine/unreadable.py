@@ -1,10 +1,10 @@
-"""Files that a process holds without the right to read them, and CRIU would read.
+"""Deleted files that a process holds without the right to read them, and CRIU reads.
 
 A deleted file has no place but in the image, so CRIU copies its contents, as root: it
 opens the file anew for that. And a process may hold what it may not read: opened for
 writing only, or as a place only (O_PATH), for which the kernel asks no right at all. So
 whoever held another's file, and waited until that was deleted or replaced, would read
-it once his session is back. The same holds for what waits in a FIFO.
+it once his session is back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def held_by(pid: int, descriptors: Iterable[Descriptor]) -> Iterator[str]:
         if can_read(flags):
             continue
         status = procfs.target_status(pid, f"fd/{one.fd}")
-        if status is None or not _is_copied(status):
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
             continue
         if not _may_read(pid, one.fd, status):
             yield one.target.removesuffix(" (deleted)")
@@ -88,15 +88,9 @@ def may_read(who: Credentials, ghost: Any) -> bool:
     return bool(ghost.mode & (stat.S_IRGRP if in_group else stat.S_IROTH))
 
 
-def _is_copied(status: os.stat_result) -> bool:
-    deleted = stat.S_ISREG(status.st_mode) and not status.st_nlink
-    return deleted or stat.S_ISFIFO(status.st_mode)
-
-
 def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
     try:
         who = credentials_now(pid)
-        # A place only: a FIFO is not opened by that.
         found = os.open(procfs.PROC / str(pid) / f"fd/{fd}", os.O_PATH)
     except OSError:
         return True  # it is gone meanwhile, or was closed

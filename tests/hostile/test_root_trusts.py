@@ -311,6 +311,7 @@ def test_deleted_file_of_his_own_is_saved_however_it_is_held(neighbour):
 
 
 def test_fifo_that_its_user_may_only_fill_is_not_read_for_him(neighbour, secret):
+    """CRIU copies what waits in a FIFO for those alone who hold its reading end."""
     world = neighbour.world
     secret.unlink()
     os.mkfifo(secret)
@@ -320,9 +321,7 @@ def test_fifo_that_its_user_may_only_fill_is_not_read_for_him(neighbour, secret)
         os.write(both, SECRET.encode())
         world(f"held = os.open({str(secret)!r}, os.O_WRONLY)")
         image = neighbour.engine.image()
-        with pytest.raises(RolledBack) as caught:
-            neighbour.engine.dump(world.place, image.sink)
+        neighbour.engine.dump(world.place, image.sink)
     finally:
         os.close(both)
-    assert caught.value.reason is Reason.HANDLE_UNSUPPORTED
     assert not any(SECRET.encode() in data for data in image.values())
