@@ -48,8 +48,8 @@ ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/now
 #: same length, cannot be made by anybody: a process' number has no letters.
 PRELOAD = b"/etc/ld.so.preload"
 NO_PRELOAD = b"/proc/no-preload/x"
-#: Where CRIU keeps what it has found out about the kernel, in the session's file system:
-#: addresses among it, which it uses as root. Nobody can make the other path.
+#: Where CRIU keeps what it has found out about the kernel, in the session's file
+#: system: addresses among it, which it uses as root. Nobody can make the other path.
 _CACHE = re.compile(rb"/[^\0]{1,64}criu\.kdat(?=\0)")
 _NO_CACHE = b"/proc/0x/"
 

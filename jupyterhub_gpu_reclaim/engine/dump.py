@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.engine.procfs import PROC
 from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
 from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
+from jupyterhub_gpu_reclaim.engine.unlinked import HeldBack, Unlinked
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
 
@@ -94,18 +95,25 @@ def dump(
         raise Refused(Reason.NO_TREE)
     if stopped is None:
         stopped = standstill.stopped_before(before)
-    cores = KeptCores(sinks)
+    held = HeldBack(sinks)
+    cores = KeptCores(held)
     server = CaptureServer(folder, cores)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
         standstill.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
-        unreadable.refuse(processes.snapshot(session.init_pid, session.init_start))
-        attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare)
-        tree = processes.wait_stopped(
-            session.init_pid, session.init_start, timeout=STOP_PATIENCE
-        )
-        cores.refuse_others(tree)
+        tree = processes.snapshot(session.init_pid, session.init_start)
+        unreadable.refuse(tree)
+        with Unlinked(session.init_pid, tree) as unlinked:
+            arguments += unlinked.arguments()
+            attempt.run(
+                "dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare
+            )
+            tree = processes.wait_stopped(
+                session.init_pid, session.init_start, timeout=STOP_PATIENCE
+            )
+            cores.refuse_others(tree)
+            lengths = unlinked.save(held, sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
@@ -117,7 +125,7 @@ def dump(
         pids=_ids(tree),
         stopped=tuple(sorted(stopped)),
         pipes=outputs.names(before),
-        files=dict(server.files),
+        files={**server.files, **lengths},
         seconds=time.monotonic() - begun,
         log=attempt.log(),
     )

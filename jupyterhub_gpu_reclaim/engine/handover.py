@@ -293,7 +293,7 @@ class _Opening:
         return ghosts, made
 
     def _refuse_unreadable(self, number: int, ghost: Any) -> None:
-        """Nobody is given a deleted file that he had open without being able to read it.
+        """Nobody is given a deleted file that he had open but could not read.
 
         Raises:
             RestoreFailed: somebody would be (``file_denied``).
@@ -356,7 +356,7 @@ def _files_image(saved: SavedFiles) -> bytes:
     }
     payloads = []
     for number, entry in saved.entries.items():
-        told = _plain(number, entry) if number in saved.handed else entry
+        told = images.plain_file(number) if number in saved.handed else entry
         if told.HasField("reg"):
             told = type(told).FromString(told.SerializeToString())
             if number not in kept and number not in saved.left:
@@ -367,17 +367,6 @@ def _files_image(saved: SavedFiles) -> bytes:
             told.reg.ClearField("build_id")
         payloads.append(images.serialize(told))
     return images.join(images.FILES_MAGIC, payloads)
-
-
-def _plain(number: int, entry: Any) -> Any:
-    """An entry for a plain file in the place of one for something else."""
-    other = type(entry)(type=images.TYPE_REG, id=number)
-    other.reg.id = number
-    other.reg.flags = 0
-    other.reg.pos = 0
-    for name in ("uid", "euid", "signum", "pid_type", "pid"):
-        setattr(other.reg.fown, name, 0)
-    return other
 
 
 def _check_left(saved: SavedFiles, init_pid: int) -> None:

@@ -74,7 +74,7 @@ class KeptCores:
             ReclaimError: a thread would come back with other rights
                 (``capture_failed``).
         """
-        known = {number: fields for number, fields in _threads(tree)}
+        known = dict(_threads(tree))
         for number, core in sorted(self._cores.items()):
             saved = _saved(bytes(core))
             now = _now(known.get(number, {}))
@@ -114,9 +114,7 @@ def _saved(core: bytes) -> Rights | None:
         entry = images.parse("core_entry", images.only(core, images.CORE_MAGIC))
     except RestoreFailed as error:
         why = "CRIU has written an image that is off"
-        raise ReclaimError(
-            Reason.CAPTURE_FAILED, why=why, detail=str(error)
-        ) from error
+        raise ReclaimError(Reason.CAPTURE_FAILED, why=why, detail=str(error)) from error
     if not entry.thread_core.HasField("creds"):
         return None
     one: Any = entry.thread_core.creds
