@@ -8,11 +8,18 @@ the image goes.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill, unreadable
+from jupyterhub_gpu_reclaim.engine import (
+    outputs,
+    processes,
+    standstill,
+    undumpable,
+    unreadable,
+)
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
 from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
@@ -23,7 +30,7 @@ from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Rolle
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
@@ -104,7 +111,7 @@ def dump(
         standstill.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
         unreadable.refuse(tree)
-        with Unlinked(session.init_pid, tree) as unlinked:
+        with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
             attempt.run(
                 "dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare
@@ -113,6 +120,7 @@ def dump(
                 session.init_pid, session.init_start, timeout=STOP_PATIENCE
             )
             cores.refuse_others(tree)
+            held.reopen(closed)
             lengths = unlinked.save(held, sinks)
     except BaseException as error:
         if undo:
@@ -129,6 +137,20 @@ def dump(
         seconds=time.monotonic() - begun,
         log=attempt.log(),
     )
+
+
+@contextlib.contextmanager
+def _closed(tree: Snapshot) -> Iterator[set[int]]:
+    """Its users cannot write to its memory inside the block; who could before."""
+    closed = undumpable.close_all(tree)
+    try:
+        yield closed
+    except BaseException:
+        # What has gone wrong counts more; who has ended needs nothing.
+        with contextlib.suppress(ReclaimError):
+            undumpable.open_again(tree, closed)
+        raise
+    undumpable.open_again(tree, closed)
 
 
 def _roll_back(session: Session, stopped: Collection[int]) -> None:

@@ -34,13 +34,14 @@ from jupyterhub_gpu_reclaim.errors import ReclaimError
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.engine.credentials import Credentials
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.engine.stream import Sink
 
 FILES, REMAPS = "files.img", "remap-fpath.img"
+_MEMORIES: Final = "mm-"
 _DELETED: Final = b" (deleted)"
 #: NFS keeps a deleted file by such a name until it is closed.
 _SILLY: Final = b".nfs"
@@ -65,9 +66,21 @@ class HeldBack:
 
     def __call__(self, name: str) -> Sink:
         """See ``CaptureServer``."""
-        if name in {FILES, REMAPS}:
+        if name in {FILES, REMAPS} or name.startswith(_MEMORIES):
             return _Memory(name, self.kept)
         return self._sinks(name)
+
+    def reopen(self, closed: Collection[int]) -> None:
+        """Have those processes be dumpable again that were so before the dump."""
+        for name, data in self.kept.items():
+            number = name.removeprefix(_MEMORIES).removesuffix(".img")
+            if name.startswith(_MEMORIES) and int(number) in closed:
+                payload = images.only(data, images.MM_MAGIC)
+                memory = images.parse("mm_entry", payload)
+                memory.dumpable = 1
+                self.kept[name] = images.join(
+                    images.MM_MAGIC, [images.serialize(memory)]
+                )
 
 
 class _Memory:

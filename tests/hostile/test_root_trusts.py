@@ -17,8 +17,9 @@ from jupyterhub_gpu_reclaim.engine import criu as criu_module
 from jupyterhub_gpu_reclaim.engine import images
 from jupyterhub_gpu_reclaim.engine.preflight import examine
 from jupyterhub_gpu_reclaim.engine.restore import proceed
+from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
-from jupyterhub_gpu_reclaim.errors import RolledBack
+from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
 from tests.engine.conftest import Engine, Places, fingerprints
 from tests.support.attacker import (
@@ -78,26 +79,30 @@ def test_criu_that_we_run_has_no_cache_where_a_session_writes(criu):
 
 #: A program of the same user, outside of the session and of its pid namespace. CRIU has
 #: each thread tell its own users by code in its memory, into a place that is used again
-#: for the next thread. There he says that they are root's, as often as he can.
+#: for the next thread. There he says that they are root's, as often as he can. He opens
+#: the memory before, or each time.
 LIAR = r"""
 import os, struct, sys
-pid, uid, gid = map(int, sys.argv[1:])
+pid, uid, gid, before = map(int, sys.argv[1:])
 truth = struct.pack("8I", *[uid] * 4, *[gid] * 4)
 lie = bytes(32)
-memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+memory = os.open(f"/proc/{pid}/mem", os.O_RDWR) if before else -1
 print("up", flush=True)
 while True:
-    with open(f"/proc/{pid}/maps") as maps:
-        areas = [line.split()[0] for line in maps if "rw-s" in line and "CRIU" in line]
-    for area in areas:
-        start = int(area.split("-")[0], 16)
-        try:
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            areas = [one.split()[0] for one in maps if "rw-s" in one and "CRIU" in one]
+        for area in areas:
+            start = int(area.split("-")[0], 16)
+            if not before:
+                memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+                print("reached", flush=True)
             while True:
                 at = os.pread(memory, 8192, start).find(truth)
                 if at >= 0:
                     os.pwrite(memory, lie, start + at)
-        except OSError:
-            pass
+    except OSError:
+        pass
 """
 
 
@@ -156,31 +161,71 @@ def neighbour(criu):
 THREADS = "for _ in range(60): threading.Thread(target=time.sleep, args=(1e6,)).start()"
 
 
-def test_neighbour_who_writes_to_the_session_does_not_make_it_root(neighbour):
-    """He wins about every second time; whoever has all day wins."""
+def test_neighbour_never_reaches_memory_that_criu_works_in(neighbour):
+    """He won every second time before: threads were saved as root's."""
     world = neighbour.world
     world(f"{THREADS}\ndata = os.urandom(1 << 20); right = data[::997]; 1")
-    liar = neighbour.run(LIAR, neighbour.pid, UID, GID)
-    refusals = []
-    while len(refusals) < 1 and neighbour.engine.count < 20:
+    liar = neighbour.run(LIAR, neighbour.pid, UID, GID, 0)
+    for _ in range(4):
         image = neighbour.engine.image()
-        try:
-            result = neighbour.engine.dump(world.place, image.sink)
-        except RolledBack as error:
-            refusals.append(error)
-        else:
-            assert saved_users(image) == {UID}
-            thaw(world.place.tree, result.stopped)
-        assert world("os.getresuid()") == (UID,) * 3
+        result = neighbour.engine.dump(world.place, image.sink)
+        assert saved_users(image) == {UID}
+        thaw(world.place.tree, result.stopped)
         assert world("data[::997] == right")
-    for error in refusals:
-        assert error.reason is Reason.CAPTURE_FAILED
-        assert "other rights" in error.message
-    # And without him it is saved as ever.
+        # It is its user's as before: a debugger of his may look at it.
+        assert Path(f"/proc/{neighbour.pid}/mem").stat().st_uid == UID
     liar.kill()
+    assert liar.stdout.read() == ""
+
+
+def test_neighbour_who_has_the_memory_open_already_is_named(neighbour):
+    world = neighbour.world
+    liar = neighbour.run(LIAR, neighbour.pid, UID, GID, 1)
+    image = neighbour.engine.image()
+    with pytest.raises(RolledBack) as caught:
+        neighbour.engine.dump(world.place, image.sink)
+    assert caught.value.reason is Reason.CAPTURE_FAILED
+    assert f"process {liar.pid} " in caught.value.message
+    assert image == {}
+    assert world("os.getresuid()") == (UID,) * 3
+    assert Path(f"/proc/{neighbour.pid}/mem").stat().st_uid == UID
+    liar.kill()
+    liar.wait()
     result = neighbour.engine.dump(world.place, neighbour.engine.image().sink)
     thaw(world.place.tree, result.stopped)
     assert world("1 + 1") == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, 0) for name in ("uid", "euid", "suid", "fsuid")),
+        *((name, 0) for name in ("gid", "egid", "sgid", "fsgid")),
+        *((f"cap_{name}", [1, 0]) for name in ("inh", "prm", "eff", "amb")),
+        ("cap_bnd", [1 << 31, 0]),
+        ("groups", [0]),
+        ("secbits", 4),
+        ("no_new_privs", 1),
+    ],
+)
+def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour, field, value):
+    """Whatever has become of the task's memory: its word alone does not count."""
+    world = neighbour.world
+    image = neighbour.engine.image()
+    result = neighbour.engine.dump(world.place, image.sink)
+    cores = KeptCores(neighbour.engine.image().sink)
+    name = f"core-{result.root_pid}.img"
+    core = images.parse("core_entry", images.only(image[name], images.CORE_MAGIC))
+    creds = core.thread_core.creds
+    if isinstance(value, list):
+        del getattr(creds, field)[:]
+        getattr(creds, field).extend(value)
+    else:
+        setattr(creds, field, value)
+    data = images.join(images.CORE_MAGIC, [images.serialize(core)])
+    cores(name).write(memoryview(data))
+    with pytest.raises(ReclaimError, match="other rights"):
+        cores.refuse_others(world.place.tree)
 
 
 def saved_users(image) -> set[int]:
@@ -254,13 +299,10 @@ def test_neighbour_never_reaches_memory_that_a_thread_of_root_runs(neighbour):
         proceed(restored, result.stopped)
         assert world.at(place)("os.getresuid()") == (UID,) * 3
         # It is its user's as before: a debugger of his may look at it.
-        assert_reachable(neighbour, place)
+        assert place.tree.server is not None
+        memory = Path(f"/proc/{place.tree.server.pid}/mem")
+        assert memory.stat().st_uid == UID
         place.kill()
-
-
-def assert_reachable(neighbour, place) -> None:
-    (pid,) = [one.pid for one in place.tree.processes if one.uid == UID][:1]
-    assert Path(f"/proc/{pid}/mem").stat().st_uid == UID
 
 
 @pytest.fixture
