@@ -341,7 +341,7 @@ def _refuse_contents(one: _File) -> None:
     kind = ""
     if not one.reads:
         kind = unreadable.words(os.fsdecode(one.path))
-    elif one.status.st_blocks * 512 > GHOST_LIMIT_BYTES:
+    elif one.status.st_size > GHOST_LIMIT_BYTES:
         kind = "a deleted file that is too large to be saved"
     if kind:
         pid, name = one.who.ns_pid, one.who.name
