@@ -16,6 +16,7 @@ import threading
 
 import pytest
 
+from jupyterhub_gpu_reclaim import started_with
 from jupyterhub_gpu_reclaim.engine import processes
 from jupyterhub_gpu_reclaim.engine.restore import fill, proceed
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
@@ -196,3 +197,40 @@ def test_tree_that_its_user_wakes_before_its_memory_is_there_does_not_come_back(
     with pytest.raises(RestoreFailed):
         engine.restore(place, Woken(image), result, opened=opened)
     assert place.tree.processes == ()
+
+
+#: prctl(2) lets every program say where its arguments and its environment are.
+REWRITES = """
+import ctypes, mmap
+space = mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); space[:5] = b"HOME="
+start = ctypes.addressof(ctypes.c_char.from_buffer(space))
+stat = open("/proc/self/stat").read().rpartition(")")[2].split()
+code, end_code, stack = map(int, stat[23:26])
+data, end_data, brk0 = map(int, stat[42:45])
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sbrk.restype = ctypes.c_void_p
+words = [code, end_code, data, end_data, brk0, libc.sbrk(0), stack]
+words += [start, start + (1 << 30)] * 2 + [0, 0xffffffff << 32]
+area = (ctypes.c_uint64 * 13)(*words)
+done = libc.prctl(35, 14, ctypes.byref(area), ctypes.c_ulong(104), 0)
+libc.prctl(15, b"\\x1b[2J) Z 1 1 1")
+"""
+
+
+def test_session_that_says_its_environment_is_a_gigabyte_is_saved_as_any_other(session):
+    engine, places, world = session
+    world(REWRITES)
+    assert world("done, ctypes.get_errno()") == (0, 0)
+    assert world.place.tree.server is not None
+    pid = world.place.tree.server.pid
+    for file in ("environ", "cmdline"):
+        with pytest.raises(OSError, match="more than"):
+            started_with.words(pid, file)
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    world.place.kill()
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened)
+    proceed(restored, result.stopped)
+    assert world.at(place)("child.poll()") is None
