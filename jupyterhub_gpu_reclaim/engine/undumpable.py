@@ -4,8 +4,8 @@ A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``)
 from outside of the session, as by ssh. The kernel refuses it for a process that is not
 "dumpable" (prctl(2)).
 
-In a restore, CRIU (4.2: ``__export_restore_thread``) gives each thread of a process back
-its user by itself, and all of them share their memory: as soon as the first one is the
+In a restore, CRIU (4.2: ``__export_restore_thread``) gives each thread of a process its
+user back by itself, and all of them share their memory: as soon as the first one is the
 user's, he could write what the others run as root. So no process is dumpable that CRIU
 makes, until all of its threads are their user's.
 
@@ -71,8 +71,7 @@ def close_all(tree: Snapshot) -> set[int]:
             if process.state not in DEAD and _is_open(process):
                 closed.add(process.ns_pid)
                 _set(process, 0)
-                if _is_open(process):
-                    raise TraceFailed(0, "its user keeps it open")
+                _refuse_open(process)
         _refuse_holders(tree)
     except BaseException as error:
         open_again(tree, closed)
@@ -116,6 +115,12 @@ def _is_open(process: Process) -> bool:
     """Whether it is dumpable; root's is nobody else's in any case."""
     status = procfs.target_status(process.pid, "mem")
     return status is not None and status.st_uid != 0
+
+
+def _refuse_open(process: Process) -> None:
+    """Ask the kernel: what the process did was done in its user's memory."""
+    if _is_open(process):
+        raise TraceFailed(0, f"the user of process {process.pid} keeps it open")
 
 
 def _refuse_holders(tree: Snapshot) -> None:

@@ -30,6 +30,7 @@ from tests.support.attacker import (
     criu_for_any_user,
     make_folder,
     start_session,
+    system_python,
 )
 
 CHILD = "child = subprocess.Popen(['sleep', '1000']); data = os.urandom(3 << 20); 1"
@@ -63,6 +64,14 @@ def signal_as_user(number: int, *pids: int) -> set[int]:
     return set(map(int, done.stdout.split()))
 
 
+def try_to_dump(engine, place, sink, **options):
+    """Who was stopped before, or why it was not saved."""
+    try:
+        return engine.dump(place, sink, **options).stopped, None
+    except RolledBack as error:
+        return (), error
+
+
 class Once:
     """Does something at the first image with such a name, and keeps what came of it."""
 
@@ -78,7 +87,7 @@ class Once:
 
 
 def test_user_cannot_signal_criu_or_its_helper(session):
-    engine, places, world = session
+    engine, _, world = session
     image, tried = engine.image(), set()
 
     def reached():
@@ -121,13 +130,11 @@ def test_session_that_its_user_wakes_while_it_is_saved_stands_or_is_not_saved(se
         once.at(name)
         return image.sink(name)
 
-    stopped = ()
-    try:
-        stopped = engine.dump(world.place, sink).stopped
-    except RolledBack as error:
-        assert error.reason is Reason.TIMED_OUT
-    else:
+    stopped, refusal = try_to_dump(engine, world.place, sink)
+    if refusal is None:
         assert {one.state for one in world.place.tree.processes} == {"T"}
+    else:
+        assert refusal.reason is Reason.TIMED_OUT
     assert once.seen == [set(pids)]
     thaw(world.place.tree, stopped)
     assert world("child.poll()") is None
@@ -145,11 +152,7 @@ def test_process_that_its_user_kills_while_it_is_saved_harms_no_other(session, m
         once.at(name)
         return image.sink(name)
 
-    stopped = ()
-    try:
-        stopped = engine.dump(world.place, sink).stopped
-    except RolledBack as error:
-        assert error.message
+    stopped, _ = try_to_dump(engine, world.place, sink)
     assert once.seen == [{child.pid}]
     thaw(world.place.tree, stopped)
     assert world("child.wait(10)") == -signal.SIGKILL
@@ -179,7 +182,9 @@ def test_process_that_its_user_kills_while_it_comes_back_leaves_nothing(session)
     assert world.at(place)("child.poll()") is None
 
 
-def test_tree_that_its_user_wakes_before_its_memory_is_there_does_not_come_back(session):
+def test_tree_that_its_user_wakes_before_its_memory_is_there_does_not_come_back(
+    session,
+):
     engine, places, world = session
     image = engine.image()
     result = engine.dump(world.place, image.sink)
@@ -202,7 +207,8 @@ def test_tree_that_its_user_wakes_before_its_memory_is_there_does_not_come_back(
 #: prctl(2) lets every program say where its arguments and its environment are.
 REWRITES = """
 import ctypes, mmap
-space = mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); space[:5] = b"HOME="
+space = mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+space[:5] = b"HOME="
 start = ctypes.addressof(ctypes.c_char.from_buffer(space))
 stat = open("/proc/self/stat").read().rpartition(")")[2].split()
 code, end_code, stack = map(int, stat[23:26])
@@ -234,3 +240,52 @@ def test_session_that_says_its_environment_is_a_gigabyte_is_saved_as_any_other(s
     restored = engine.restore(place, image, result, opened=opened)
     proceed(restored, result.stopped)
     assert world.at(place)("child.poll()") is None
+
+
+#: Anybody on the machine sees the name of CRIU's socket and may connect to it: there is
+#: no permission on such a name, and sessions on one machine share its network.
+INTRUDER = """
+import socket
+held = []
+print("up", flush=True)
+while True:
+    for line in open("/proc/net/unix"):
+        if "@/crtools-pr-" in line:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            one.settimeout(0.2)
+            try:
+                one.connect("\\0" + line.split("@")[1].rstrip("\\n"))
+                held.append(one)
+                print("in", flush=True)
+            except OSError:
+                pass
+"""
+
+
+def test_stranger_who_connects_to_criu_ends_the_attempt_and_not_the_session(session):
+    """What CRIU sends to whoever has connected is no memory of the session's."""
+    engine, _, world = session
+    world("more = os.urandom(100 << 20); 1")
+    intruder = subprocess.Popen(
+        [system_python(), "-I", "-S", "-c", INTRUDER],
+        stdout=subprocess.PIPE,
+        text=True,
+        user=UID + 1000,
+        group=GID + 1000,
+        extra_groups=[],
+    )
+    try:
+        assert intruder.stdout.readline() == "up\n"
+        sink = engine.image().sink
+        stopped, refusal = try_to_dump(engine, world.place, sink, limit=3)
+    finally:
+        intruder.kill()
+        intruder.communicate()
+    expected = {None, Reason.TIMED_OUT, Reason.CAPTURE_FAILED}
+    assert (refusal and refusal.reason) in expected
+    thaw(world.place.tree, stopped)
+    assert world("child.poll()") is None
+    assert world("len(data), len(more)") == (3 << 20, 100 << 20)
+    # Once he has gone it is saved as ever.
+    result = engine.dump(world.place, engine.image().sink)
+    thaw(world.place.tree, result.stopped)
