@@ -145,12 +145,8 @@ def _closed(tree: Snapshot) -> Iterator[set[int]]:
     closed = undumpable.close_all(tree)
     try:
         yield closed
-    except BaseException:
-        # What has gone wrong counts more; who has ended needs nothing.
-        with contextlib.suppress(ReclaimError):
-            undumpable.open_again(tree, closed)
-        raise
-    undumpable.open_again(tree, closed)
+    finally:
+        undumpable.open_again(tree, closed)
 
 
 def _roll_back(session: Session, stopped: Collection[int]) -> None:

@@ -17,6 +17,7 @@ the number of a descriptor that it then opens for writing as root
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.engine.credentials import Credentials
     from jupyterhub_gpu_reclaim.engine.processes import Process, Snapshot
+
+_log = logging.getLogger(__name__)
 
 #: Seconds in which the threads of one process must stand still, and it do its call.
 SECONDS: Final = 10.0
@@ -87,12 +90,12 @@ def close_all(tree: Snapshot) -> set[int]:
 def open_again(tree: Snapshot, closed: Collection[int]) -> None:
     """Make processes dumpable as they were; they are stopped and stay so.
 
+    One that cannot be made so runs on: its user's debuggers cannot look at it then,
+    until it is started anew.
+
     Args:
         tree: its processes.
         closed: their pids, in the session's namespace.
-
-    Raises:
-        ReclaimError: one could not be made so (``restore_failed``).
     """
     for process in tree.processes:
         if process.ns_pid not in closed:
@@ -100,10 +103,7 @@ def open_again(tree: Snapshot, closed: Collection[int]) -> None:
         try:
             _set(process, 1)
         except OSError as error:
-            why = f"process {process.ns_pid} could not be given to its user"
-            raise ReclaimError(
-                Reason.RESTORE_FAILED, why=why, detail=str(error)
-            ) from error
+            _log.warning("- process %d is no debugger's: %s", process.pid, error)
 
 
 def _set(process: Process, value: int) -> None:
