@@ -59,7 +59,6 @@ COMMON = (
     *("--network-lock", "skip"),
     "--file-locks",
     "--ext-unix-sk",
-    "--link-remap",
     *("--ghost-limit", str(GHOST_LIMIT_BYTES)),
     "--force-irmap",
     *("--irmap-scan-path", "/tmp"),  # noqa: S108 - the session's own, looked at only

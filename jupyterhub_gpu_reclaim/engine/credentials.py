@@ -19,7 +19,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from jupyterhub_gpu_reclaim.engine import images
+from jupyterhub_gpu_reclaim.engine import images, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,8 +32,8 @@ _CLONE_FS: Final = 0x200
 _CLONE_NEWNET: Final = 0x40000000
 _KEEP: Final = -1
 _CAPABILITY_VERSION: Final = 0x20080522
-#: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
-_OVERRIDE: Final = 1 << 1 | 1 << 2
+#: CAP_DACOVERRIDE and CAP_DAC_READ_SEARCH.
+OVERRIDE: Final = 1 << 1 | 1 << 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -64,6 +64,20 @@ def credentials_of(core_img: bytes) -> Credentials:
     creds = core.thread_core.creds
     effective = sum(word << 32 * number for number, word in enumerate(creds.cap_eff))
     return Credentials(creds.fsuid, creds.fsgid, tuple(creds.groups), effective)
+
+
+def credentials_now(pid: int) -> Credentials:
+    """Those that a process has by the kernel's word.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    fields = procfs.status(pid)
+    if "Uid" not in fields:
+        raise ProcessLookupError
+    groups = tuple(map(int, fields["Groups"].split()))
+    uid, gid = (int(fields[name].split()[3]) for name in ("Uid", "Gid"))
+    return Credentials(uid, gid, groups, int(fields["CapEff"], 16))
 
 
 class Place(NamedTuple):
@@ -111,7 +125,7 @@ def again(descriptor: int) -> str:
 def overriding() -> Iterator[None]:
     """Inside of :func:`run_as`: file permissions do not count within the block."""
     had = _capabilities()[0]
-    _set_effective(had | _OVERRIDE)
+    _set_effective(had | OVERRIDE)
     try:
         yield
     finally:

@@ -48,6 +48,10 @@ ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/now
 #: same length, cannot be made by anybody: a process' number has no letters.
 PRELOAD = b"/etc/ld.so.preload"
 NO_PRELOAD = b"/proc/no-preload/x"
+#: Where CRIU keeps what it has found out about the kernel, in the session's file
+#: system: addresses among it, which it uses as root. Nobody can make the other path.
+_CACHE = re.compile(rb"/[^\0]{1,64}criu\.kdat(?=\0)")
+_NO_CACHE = b"/proc/0x/"
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,19 @@ class Criu:
             return blinded(self.loader.read_bytes())
         except OSError as error:
             raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+
+    def forgetful_binary(self) -> bytes | None:
+        """Itself, made such that it keeps nothing in ``/run``; None where it is so.
+
+        Raises:
+            Refused: it cannot be read.
+        """
+        try:
+            had = self.binary.read_bytes()
+        except OSError as error:
+            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+        made = forgetful(had)
+        return None if made == had else made
 
     def version(self) -> tuple[int, ...]:
         """Its version, e.g. (4, 1, 1).
@@ -177,6 +194,15 @@ def blinded(loader: bytes) -> bytes:
     if loader.count(PRELOAD) + loader.count(NO_PRELOAD) != 1:
         raise Refused(Reason.CRIU_UNUSABLE, why="its loader is not as expected")
     return loader.replace(PRELOAD, NO_PRELOAD)
+
+
+def forgetful(binary: bytes) -> bytes:
+    """A CRIU that finds out about the kernel each time; harmless twice.
+
+    ``/run/criu.kdat`` lies in the session's file system. CRIU believes what stands
+    there, up to addresses that it calls as root in the middle of a restore.
+    """
+    return _CACHE.sub(lambda path: _NO_CACHE.ljust(len(path[0]), b"-"), binary)
 
 
 def _minimum(release: str) -> tuple[int, ...]:

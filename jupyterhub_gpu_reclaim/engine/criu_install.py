@@ -193,6 +193,7 @@ def _gather(unpacked: Path, made: Path) -> None:
         raise _refused("Debian's packages hold no CRIU for this kind of machine")
     (made / "lib").mkdir(parents=True)
     shutil.copy2(binary, made / "criu")
+    (made / "criu").write_bytes(criu_module.forgetful(binary.read_bytes()))
     for file in libraries:
         if file.is_file():
             shutil.copy2(file, made / "lib" / file.name)

@@ -8,20 +8,29 @@ the image goes.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.engine import outputs, processes, standstill
+from jupyterhub_gpu_reclaim.engine import (
+    outputs,
+    processes,
+    standstill,
+    undumpable,
+    unreadable,
+)
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt, Session
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
+from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
 from jupyterhub_gpu_reclaim.engine.stream import CaptureServer
 from jupyterhub_gpu_reclaim.engine.thaw import thaw
+from jupyterhub_gpu_reclaim.engine.unlinked import HeldBack, Unlinked
 from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.engine.cancel import Cancel
@@ -93,15 +102,26 @@ def dump(
         raise Refused(Reason.NO_TREE)
     if stopped is None:
         stopped = standstill.stopped_before(before)
-    server = CaptureServer(folder, sinks)
+    held = HeldBack(sinks)
+    cores = KeptCores(held)
+    server = CaptureServer(folder, cores)
     attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
         standstill.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
-        attempt.run("dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare)
-        tree = processes.wait_stopped(
-            session.init_pid, session.init_start, timeout=STOP_PATIENCE
-        )
+        tree = processes.snapshot(session.init_pid, session.init_start)
+        unreadable.refuse(tree)
+        with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
+            arguments += unlinked.arguments()
+            attempt.run(
+                "dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare
+            )
+            tree = processes.wait_stopped(
+                session.init_pid, session.init_start, timeout=STOP_PATIENCE
+            )
+            cores.refuse_others(tree)
+            held.reopen(closed)
+            lengths = unlinked.save(held, sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
@@ -113,10 +133,20 @@ def dump(
         pids=_ids(tree),
         stopped=tuple(sorted(stopped)),
         pipes=outputs.names(before),
-        files=dict(server.files),
+        files={**server.files, **lengths},
         seconds=time.monotonic() - begun,
         log=attempt.log(),
     )
+
+
+@contextlib.contextmanager
+def _closed(tree: Snapshot) -> Iterator[set[int]]:
+    """Its users cannot write to its memory inside the block; who could before."""
+    closed = undumpable.close_all(tree)
+    try:
+        yield closed
+    finally:
+        undumpable.open_again(tree, closed)
 
 
 def _roll_back(session: Session, stopped: Collection[int]) -> None:

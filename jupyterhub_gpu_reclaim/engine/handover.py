@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.engine import files, images, unix_names
+from jupyterhub_gpu_reclaim.engine import files, images, unix_names, unreadable
 from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.credentials import Credentials, Place, run_as
 from jupyterhub_gpu_reclaim.engine.findings import refused
@@ -284,12 +284,28 @@ class _Opening:
             if self._source.size(name) is None:
                 raise images.damaged(f"{name} is missing")
             ghost = Ghost(self._source.stream(name))
+            self._refuse_unreadable(number, ghost.entry)
             owner = self._owner(number, ghost.entry.uid, wish.path)
             descriptor = run_as(owner, lambda: ghost.make(self._root, wish.path))  # noqa: B023
             inner.callback(os.close, descriptor)
             ghost.fill(descriptor)
             ghosts[number], made[number] = (ghost, owner), descriptor
         return ghosts, made
+
+    def _refuse_unreadable(self, number: int, ghost: Any) -> None:
+        """Nobody is given a deleted file that he had open but could not read.
+
+        Raises:
+            RestoreFailed: somebody would be (``file_denied``).
+        """
+        for wish in self._saved.wishes:
+            if wish.ghost != number or wish.is_contents:
+                continue
+            if unreadable.can_read(self._saved.entries[wish.id].reg.flags):
+                continue
+            holders = self._saved.holders.get(wish.id, {wish.holder})
+            if not all(unreadable.may_read(one, ghost) for one in holders):
+                raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
 
     def _owner(self, number: int, uid: int, path: bytes) -> Credentials:
         """Who a deleted file belongs to, of those that hold it.
@@ -340,7 +356,7 @@ def _files_image(saved: SavedFiles) -> bytes:
     }
     payloads = []
     for number, entry in saved.entries.items():
-        told = _plain(number, entry) if number in saved.handed else entry
+        told = images.plain_file(number) if number in saved.handed else entry
         if told.HasField("reg"):
             told = type(told).FromString(told.SerializeToString())
             if number not in kept and number not in saved.left:
@@ -351,17 +367,6 @@ def _files_image(saved: SavedFiles) -> bytes:
             told.reg.ClearField("build_id")
         payloads.append(images.serialize(told))
     return images.join(images.FILES_MAGIC, payloads)
-
-
-def _plain(number: int, entry: Any) -> Any:
-    """An entry for a plain file in the place of one for something else."""
-    other = type(entry)(type=images.TYPE_REG, id=number)
-    other.reg.id = number
-    other.reg.flags = 0
-    other.reg.pos = 0
-    for name in ("uid", "euid", "signum", "pid_type", "pid"):
-        setattr(other.reg.fown, name, 0)
-    return other
 
 
 def _check_left(saved: SavedFiles, init_pid: int) -> None:

@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.reasons import Reason
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Iterator
 
 COMMON_MAGIC: Final = 0x54564319
@@ -73,6 +74,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("fown", 5, "fown_entry"),
         ("name", 6, "bytes"),
         ("size", 8, "uint64"),
+        ("ext", 9, "bool"),
         ("mode", 10, "uint32"),
         ("build_id", 11, "uint32*"),
     ),
@@ -185,10 +187,22 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     ),
     "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
     "creds_entry": (
+        ("uid", 1, "uint32"),
+        ("gid", 2, "uint32"),
+        ("euid", 3, "uint32"),
+        ("egid", 4, "uint32"),
+        ("suid", 5, "uint32"),
+        ("sgid", 6, "uint32"),
         ("fsuid", 7, "uint32"),
         ("fsgid", 8, "uint32"),
+        ("cap_inh", 9, "uint32*"),
+        ("cap_prm", 10, "uint32*"),
         ("cap_eff", 11, "uint32*"),
+        ("cap_bnd", 12, "uint32*"),
+        ("secbits", 13, "uint32"),
         ("groups", 14, "uint32*"),
+        ("no_new_privs", 18, "uint32"),
+        ("cap_amb", 19, "uint32*"),
     ),
     "pagemap_head": (("pages_id", 1, "uint32"),),
     "pagemap_entry": (
@@ -236,6 +250,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "mm_entry": (
         ("exe_file_id", 12, "uint32"),
         ("vmas", 14, "vma_entry*"),
+        ("dumpable", 15, "int32"),
     ),
 }
 
@@ -370,6 +385,39 @@ def rewrite_files(files_img: bytes, change: Callable[[Any], bool]) -> bytes:
         entry = parse("file_entry", payload)
         payloads.append(serialize(entry) if change(entry) else payload)
     return join(FILES_MAGIC, payloads)
+
+
+def plain_file(number: int) -> Any:
+    """An entry of ``files.img`` for a plain file, at its beginning; without a name."""
+    entry: Any = _CLASSES["file_entry"](type=TYPE_REG, id=number)
+    entry.reg.id = number
+    entry.reg.flags = entry.reg.pos = 0
+    for name in ("uid", "euid", "signum", "pid_type", "pid"):
+        setattr(entry.reg.fown, name, 0)
+    return entry
+
+
+def remap(number: int, target: int, kind: int) -> bytes:
+    """An entry of ``remap-fpath.img``: where to find a file that has lost its name."""
+    return serialize(
+        _CLASSES["remap_file_path_entry"](
+            orig_id=number, remap_id=target, remap_type=kind
+        )
+    )
+
+
+def ghost(status: os.stat_result) -> Any:
+    """What stands before the contents of a deleted file."""
+    entry: Any = _CLASSES["ghost_file_entry"](
+        uid=status.st_uid, gid=status.st_gid, mode=status.st_mode
+    )
+    for field, nanoseconds in (
+        (entry.atim, status.st_atime_ns),
+        (entry.mtim, status.st_mtime_ns),
+    ):
+        field.tv_sec, rest = divmod(nanoseconds, 1_000_000_000)
+        field.tv_usec = rest // 1000
+    return entry
 
 
 def read_pagemap(pagemap_img: bytes) -> tuple[int, list[Area]]:

@@ -10,6 +10,7 @@ here knows what CRIU is good for.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -36,6 +37,10 @@ HELPER = Path(__file__).with_name("enter.py")
 START_PATIENCE = 30.0
 #: <linux/memfd.h>
 MFD_EXEC = 0x10
+#: Nobody writes to it, makes it longer or shorter, or takes that back.
+_SEALS = (
+    fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+)
 
 
 class Inside:
@@ -169,7 +174,7 @@ def run_inside(
         read_end, report = os.pipe()
         stack.callback(os.close, report)
         loader = path_of(_loader(criu, stack))
-        binary = path_at(criu.binary)
+        binary = path_of(_binary(criu, stack))
         libraries = ":".join(path_at(folder) for folder in criu.libraries)
         # The session's file system is its user's: take no library from there.
         start = [loader, "--inhibit-cache", "--library-path", libraries, binary]
@@ -203,22 +208,43 @@ def _loader(criu: Criu, stack: ExitStack) -> int:
         descriptor = open_detached(criu.loader, read_only=True)
         stack.callback(os.close, descriptor)
         return descriptor
-    data = criu.blind_loader()
+    return _copy(criu.blind_loader(), stack)
+
+
+def _binary(criu: Criu, stack: ExitStack) -> int:
+    """A descriptor of a CRIU that reads nothing of its own in the session's ``/run``.
+
+    Raises:
+        Refused: it is not the CRIU that we know, or may not be run from memory.
+    """
+    data = criu.forgetful_binary()
+    if data is not None:  # the system's, or a private copy of an older version of ours
+        return _copy(data, stack)
+    descriptor = open_detached(criu.binary, read_only=True)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _copy(data: bytes, stack: ExitStack) -> int:
+    """A program in memory that nobody can change any more."""
     descriptor = _memfd()
     stack.callback(os.close, descriptor)
     with open(descriptor, "wb", closefd=False) as copy:
         copy.write(data)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     return descriptor
 
 
 def _memfd() -> int:
     try:
-        return os.memfd_create("loader", os.MFD_CLOEXEC | MFD_EXEC)
+        return os.memfd_create(
+            "program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_EXEC
+        )
     except PermissionError:
         why = "vm.memfd_noexec forbids to run the system's CRIU; install a private one"
         raise Refused(Reason.CRIU_UNUSABLE, why=why) from None
     except OSError:  # before Linux 6.3, which has no such flag and needs none
-        return os.memfd_create("loader", os.MFD_CLOEXEC)
+        return os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def _helper(pass_fds: list[int]) -> subprocess.Popen[bytes]:

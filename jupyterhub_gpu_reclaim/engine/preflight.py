@@ -20,6 +20,7 @@ a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
+a deleted file that it may not read              ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
 a UNIX connection to a program outside           ``unix_outside``
@@ -41,7 +42,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim import words
-from jupyterhub_gpu_reclaim.engine import procfs
+from jupyterhub_gpu_reclaim.engine import procfs, unreadable
 from jupyterhub_gpu_reclaim.engine.attempt import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.engine.criu import CAP_SYS_RESOURCE, has_capability
 from jupyterhub_gpu_reclaim.engine.devices import refused_devices
@@ -240,6 +241,11 @@ def _ghosts(view: _View) -> Iterator[Finding]:
         )
 
 
+def _unreadable(view: _View) -> Iterator[Finding]:
+    for path in sorted(unreadable.held_by(view.process.pid, view.descriptors)):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=unreadable.words(path))
+
+
 def _sockets(view: _View) -> Iterator[Finding]:
     kinds = {
         unsupported_kind(view.process.pid, d.fd)
@@ -271,6 +277,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _devices,
     _traced,
     _ghosts,
+    _unreadable,
     _sockets,
     _owner,
 )

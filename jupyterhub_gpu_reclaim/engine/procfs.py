@@ -60,9 +60,10 @@ def target_status(pid: int, name: str) -> os.stat_result | None:
         return None
 
 
-def status(pid: int) -> dict[str, str]:
-    """The fields of /proc/<pid>/status; empty when the process is gone."""
-    pairs = (line.partition(":") for line in text(pid, "status").splitlines())
+def status(pid: int, thread: int | None = None) -> dict[str, str]:
+    """The fields of /proc/<pid>/status, or of a thread's; empty when it is gone."""
+    name = "status" if thread is None else f"task/{thread}/status"
+    pairs = (line.partition(":") for line in text(pid, name).splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 

@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.engine import (
     processes,
     resets,
     standstill,
+    undumpable,
 )
 from jupyterhub_gpu_reclaim.engine.attempt import STOP_PATIENCE, Attempt
 from jupyterhub_gpu_reclaim.engine.fill import copy_all
@@ -144,6 +145,7 @@ def restore(
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
             resets.reset(tree.processes, given.saved.descriptors, ended)
+            undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
         if isinstance(error, OSError | ReclaimError):

@@ -18,7 +18,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.engine import images
+from jupyterhub_gpu_reclaim.engine import images, undumpable
 from jupyterhub_gpu_reclaim.engine.credentials import Credentials, credentials_of
 from jupyterhub_gpu_reclaim.engine.unix_names import Named, take_named
 from jupyterhub_gpu_reclaim.errors import RestoreFailed
@@ -102,6 +102,7 @@ class SavedFiles:
         instances: of inotify: entry → flags and watches.
         sockets: with a name in the file system, by their entries.
         credentials: of each process, by its pid in the session.
+        closed: processes that CRIU makes not dumpable, and that were (``undumpable``).
     """
 
     entries: dict[int, Any] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class SavedFiles:
     instances: dict[int, tuple[int, list[Watch]]] = field(default_factory=dict)
     sockets: dict[int, Named] = field(default_factory=dict)
     credentials: dict[int, Credentials] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
 
     @property
     def handed(self) -> set[int]:
@@ -218,6 +220,8 @@ class _Reader:
             image = images.join(images.FS_MAGIC, [images.serialize(fs)])
             saved.rewritten[folders] = image
         mm = images.parse("mm_entry", images.only(memory, images.MM_MAGIC))
+        if undumpable.close(mm, who):
+            saved.closed.add(pid)
         mm.exe_file_id = self._use(pid, "exe", mm.exe_file_id, os.O_RDONLY)
         for vma in mm.vmas:
             self._area(pid, vma)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.engine import processes, standstill
-from jupyterhub_gpu_reclaim.engine.confined import names_in, open_in_root, open_root
+from jupyterhub_gpu_reclaim.engine.confined import open_in_root, open_root
 from jupyterhub_gpu_reclaim.engine.procfs import PROC
 
 if TYPE_CHECKING:
@@ -98,14 +98,15 @@ def _nearest_folder(root: int, path: str) -> int | None:
 
 def _remove_names(folder: int, inode: tuple[int, int]) -> list[str]:
     removed = []
-    with contextlib.suppress(OSError):
-        for name in names_in(folder):
-            if not _REMAP.match(os.fsdecode(name)):
+    # One after the other: a user may have millions of names there.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not _REMAP.match(entry.name):
                 continue
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
             if (status.st_dev, status.st_ino) == inode:
-                os.unlink(name, dir_fd=folder)
-                removed.append(os.fsdecode(name))
+                os.unlink(entry.name, dir_fd=folder)
+                removed.append(entry.name)
     return removed
 
 

@@ -13,10 +13,12 @@ import os
 import shutil
 import socket
 import stat
+import struct
 from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.engine import images
 from jupyterhub_gpu_reclaim.errors import RestoreFailed
 from tests.engine.conftest import Places, criu  # noqa: F401 - a fixture
 from tests.support.attacker import (
@@ -202,6 +204,28 @@ def test_deleted_file_is_not_made_in_another_folder(victim, secret):
         assert (closed.stat().st_mtime_ns, list(closed.iterdir())) == (before, [])
     finally:
         closed.rmdir()
+
+
+def test_deleted_file_that_was_held_unreadable_is_not_given_to_its_holder(victim):
+    """Saved by a version that did not look, or by a CRIU that was fooled."""
+    image = type(victim.image)(victim.image)
+    (name,) = [one for one in image if one.startswith("ghost-file-")]
+    head, (size,) = image[name][:8], struct.unpack_from("<I", image[name], 8)
+    entry = images.parse("ghost_file_entry", image[name][12 : 12 + size])
+    entry.uid = entry.gid = 0
+    entry.mode = stat.S_IFREG | 0o600
+    payload = images.serialize(entry)
+    rest = image[name][12 + size :]
+    image[name] = head + struct.pack("<I", len(payload)) + payload + rest
+
+    def unreadable(entry) -> bool:
+        if not entry.reg.name.endswith(b"gone/deleted"):
+            return False
+        entry.reg.flags = os.O_PATH
+        return True
+
+    image["files.img"] = images.rewrite_files(image["files.img"], unreadable)
+    refuse(victim, "file_denied", image=image)
 
 
 def test_name_of_a_deleted_file_is_taken_with_the_users_rights(victim, secret):

@@ -128,11 +128,17 @@ def make_home(folder: Path) -> Path:
     return home
 
 
-def save_session(criu, folder: Path, places: Places, told: str = HOLD) -> Victim:
-    """Start that user's session, let it run ``told``, save and end it."""
+def system_python() -> str:
+    """A Python that every user may run."""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
     if python is None:
         pytest.skip("needs a python3 of the system, which every user may run")
+    return python
+
+
+def start_session(folder: Path, places: Places, told: str = "1") -> World:
+    """Start that user's session in a home of his below the folder; it runs ``told``."""
+    python = system_python()
     folder.chmod(0o755)
     home = make_home(folder)
     become = ("--uid", str(UID), "--gid", str(GID), "--groups", "")
@@ -141,6 +147,13 @@ def save_session(criu, folder: Path, places: Places, told: str = HOLD) -> Victim
     place.read_until("port ")
     world = World(place, int(place.read_until("\n")))
     world(told)
+    return world
+
+
+def save_session(criu, folder: Path, places: Places, told: str = HOLD) -> Victim:
+    """Start that user's session, let it run ``told``, save and end it."""
+    world = start_session(folder, places, told)
+    place, home = world.place, folder / "home"
     engine = Engine(criu, folder)
     image = engine.image()
     result = engine.dump(place, image.sink)
