@@ -40,11 +40,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import session as tree
 
-from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine import cuda, gpu_processes, processes
-from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
-from jupyterhub_gpu_reclaim.engine.dump import dump
-from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
+from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 PROGRAM = """
 import sys, time

@@ -37,32 +37,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.agent.memory import SavedImages
-from jupyterhub_gpu_reclaim.agent.saved import IMAGES
-from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine import outputs, processes
-from jupyterhub_gpu_reclaim.engine.attempt import COMMON, LOG, Session
-from jupyterhub_gpu_reclaim.engine.dump import dump
-from jupyterhub_gpu_reclaim.engine.namespaces import run_inside
-from jupyterhub_gpu_reclaim.engine.restore import fill, proceed, restore
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, Session
+from jupyterhub_gpu_reclaim.checkpoint.tree import stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed, restore
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
+from jupyterhub_gpu_reclaim.node.workflows.image_source import SavedImages
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from jupyterhub_gpu_reclaim.engine.pages import Piece, Range, Stop
+    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Piece, Range, Stop
 
 T = TypeVar("T")
 Make = Callable[[Path], "Stock | Ours"]
 
 ROOT = Path(__file__).resolve().parents[1]
-INIT = ROOT / "jupyterhub_gpu_reclaim" / "spawner" / "session_init.py"
+INIT = ROOT / "jupyterhub_gpu_reclaim" / "session_init" / "session_init.py"
 WHERE = {"tmpfs": Path("/dev/shm"), "disk": ROOT / ".cache"}
 LIMIT = 600.0
 #: CRIU's own processes start above, so that they sit on no pid of the session.
@@ -257,13 +258,13 @@ class Stock:
     def save(self, place: Place) -> None:
         tree = processes.snapshot(place.pid, place.start)
         assert tree.root is not None
-        self.pipes = outputs.names(tree)
+        self.pipes = stdio.names(tree)
         root = str(tree.root.ns_pid)
         self._run(place, ["dump", "--leave-stopped", "--tree", root])
 
     def bring_back(self, place: Place) -> None:
         with ExitStack() as stack:
-            ends = outputs.open_ends(place.pid, self.pipes)
+            ends = stdio.open_ends(place.pid, self.pipes)
             for descriptor in ends.values():
                 stack.callback(os.close, descriptor)
             self._run(place, ["restore", "--restore-detached"], HELPERS, ends)

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     KernelSample,
     Sample,

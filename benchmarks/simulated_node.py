@@ -1,8 +1,9 @@
 """A cluster with GPUs, its agent and its Hub, in memory and in simulated time.
 
-``SimulatedAgent`` and ``SimulatedHub`` fulfil ``orchestrator.ports`` without a wire;
-what they answer depends on what has happened, never on what a test wants to hear. The
-agent says what every session did since its start, as a node's measurements would.
+``SimulatedAgent`` and ``SimulatedHub`` fulfil ``controlplane.model.interfaces`` without
+a wire; what they answer depends on what has happened, never on what a test wants to
+hear. The agent says what every session did since its start, as a node's measurements
+would.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from benchmarks.simulated_gpus import GB, Gpus, Place
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
     HubState,
@@ -28,13 +29,13 @@ from jupyterhub_gpu_reclaim.models import (
     TreeState,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from benchmarks.simulated_time import LoopClock
-    from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
+    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
 #: Seconds to make a pod, to begin a save and a return, and bytes per second of each.
 #: Rates: FACTS of this project, an H200's 16 GB measured; GPU and memory together.
@@ -259,4 +260,4 @@ class SimulatedHub:
 
 
 def _failed(reason: Reason) -> Event:
-    return Event(failure=wire.failure_of(Refused(reason)))
+    return Event(failure=codec.failure_of(Refused(reason)))

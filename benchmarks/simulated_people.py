@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 if TYPE_CHECKING:
     from benchmarks.simulated_time import LoopClock

@@ -16,21 +16,21 @@ from benchmarks.simulated_gpus import Gpus, Place
 from benchmarks.simulated_node import POD, SimulatedAgent, SimulatedHub
 from benchmarks.simulated_people import SOON, Meeting
 from benchmarks.simulated_time import LoopClock
-from jupyterhub_gpu_reclaim.errors import NotFound
-from jupyterhub_gpu_reclaim.metrics.window import Window
-from jupyterhub_gpu_reclaim.models import HubState, Phase, SessionKey, TreeState
-from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
-from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
-from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+from jupyterhub_gpu_reclaim.sampling.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.models import SessionView
+    from jupyterhub_gpu_reclaim.common.models import SessionView
 
 #: Seconds between two samples and two ticks: thirty times the defaults, so that a week
 #: can be simulated at all. The service notices everything up to that much later.

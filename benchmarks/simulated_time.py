@@ -47,7 +47,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """``clock.Clock`` in the running loop's time."""
+    """``common.clock.Clock`` in the running loop's time."""
 
     def now(self) -> float:
         return MONDAY + asyncio.get_running_loop().time()

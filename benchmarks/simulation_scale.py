@@ -20,22 +20,26 @@ from pathlib import Path
 from benchmarks.simulated_gpus import GB, Gpus, Place
 from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from benchmarks.simulated_time import LoopClock, run
-from jupyterhub_gpu_reclaim.metrics.window import Window
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     HubState,
     Phase,
     SessionKey,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
-from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
-from jupyterhub_gpu_reclaim.orchestrator.rows import CheckpointRow, Keeping, SessionRow
-from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    CheckpointRow,
+    Keeping,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+from jupyterhub_gpu_reclaim.sampling.window import Window
 
 MINUTES = 5
 RUNNING = 4  #: one of so many sessions runs

@@ -37,12 +37,12 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import CHUNK_BYTES, Repository
+from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

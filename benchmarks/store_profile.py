@@ -45,18 +45,24 @@ import lz4.block
 import numpy as np
 from store import floats, pool, session
 
-from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.store import codec, crypto, lane
-from jupyterhub_gpu_reclaim.store.binding import Origin
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.lane import BLOCK_BYTES, SLOT_BYTES, Lane, Recipe
-from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format import compression, crypto
+from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.packing import pack_writer
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
+    BLOCK_BYTES,
+    SLOT_BYTES,
+    Lane,
+    Recipe,
+)
+from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
+from jupyterhub_gpu_reclaim.store.packing.splice import Splicer
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.splicing import Splicer
-from jupyterhub_gpu_reclaim.store.worker import END, TOKEN_BYTES
+from jupyterhub_gpu_reclaim.store.workers.pool import Pool
+from jupyterhub_gpu_reclaim.store.workers.worker import END, TOKEN_BYTES
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
@@ -111,7 +117,7 @@ def memory(job: Job) -> Callable[[], None]:
 
 
 def zeros(slot: memoryview) -> None:
-    lane.not_zero(np.frombuffer(slot, np.uint8).reshape(-1, 4096))
+    pack_writer.not_zero(np.frombuffer(slot, np.uint8).reshape(-1, 4096))
 
 
 def ids(job: Job) -> Callable[[], None]:
@@ -126,7 +132,7 @@ def blocks(slot: memoryview) -> Iterator[memoryview]:
 
 def probe(slot: memoryview) -> None:
     for block in blocks(slot):
-        codec.may_shrink(block)
+        compression.may_shrink(block)
 
 
 def compress(slot: memoryview) -> None:
@@ -232,7 +238,7 @@ def one_lane(job: Job, *, keep: bool = True, look: bool = True) -> Callable[[], 
         id_key=KEY,
         chunk_bytes=4096,
         pack_bytes=PACK_BYTES,
-        compression=codec.Compression.LZ4,
+        compression=compression.Compression.LZ4,
         read_back=look and keep,
     )
     backend = (FolderBackend if keep else Forgets)(job.shared)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jupyterhub.services.service import _ServiceSpawner
 
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 
 folder = Path(os.environ["GPU_RECLAIM_DEMO"])
 settings = json.loads((folder / "settings.json").read_text())

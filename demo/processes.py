@@ -14,8 +14,8 @@ import signal
 import time
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.engine.ports import Reservations
-from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 MARK = "GPU_RECLAIM_DEMO"
 LOCK = "lock"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pieces import cell, page, table
 
-from jupyterhub_gpu_reclaim.service.routes import openapi
+from jupyterhub_gpu_reclaim.service.api import openapi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,20 +17,20 @@ import yaml
 from api_page import api
 from pieces import page, table
 
-from jupyterhub_gpu_reclaim.agent.app import AgentApp
-from jupyterhub_gpu_reclaim.cli import COMMANDS
-from jupyterhub_gpu_reclaim.events.log import SCHEMAS
-from jupyterhub_gpu_reclaim.orchestrator.counters import Counters, MetricsSnapshot
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import exporter
-from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.scopes import (
+from jupyterhub_gpu_reclaim.cli.main import COMMANDS
+from jupyterhub_gpu_reclaim.common.auth.scopes import (
     ADMIN_SCOPES,
     SERVICE_SCOPES,
     USER_SCOPES,
 )
-from jupyterhub_gpu_reclaim.spawner.kube import ReclaimKubeSpawner
-from jupyterhub_gpu_reclaim.spawner.local import ReclaimLocalSpawner
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
+from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
+from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
+from jupyterhub_gpu_reclaim.node.app import AgentApp
+from jupyterhub_gpu_reclaim.service import prometheus
+from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.events.log import SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ def reasons() -> str:
     about = """
 Every refusal, failure and veto has a stable code and a sentence. What to do about each
 stands in [the how-to of messages](../how-to/messages.md). This page is generated from
-`jupyterhub_gpu_reclaim/reasons.py`.
+`jupyterhub_gpu_reclaim/common/reasons.py`.
 """
     return page("Reasons", about, *table(head, *rows))
 
@@ -83,8 +83,8 @@ def messages() -> str:
     about = """
 Every message that you can meet, why it comes, and what to do. Words in braces stand for
 what differs. Programs, logs and the command line show the code in brackets. This page
-is generated: the messages from `jupyterhub_gpu_reclaim/reasons.py`, causes and actions
-from `docs/messages.yaml`.
+is generated: the messages from `jupyterhub_gpu_reclaim/common/reasons.py`, causes and
+actions from `docs/messages.yaml`.
 """
     return page("What a message means, and what to do", about, *lines[:-1])
 
@@ -162,7 +162,7 @@ def scopes() -> str:
     about = """
 What `configure(c)` lets whom do at the Hub: the least that works. Administrators are
 its `admins`, `admin_groups` and the Hub's own. This page is generated from
-`jupyterhub_gpu_reclaim/service/scopes.py`.
+`jupyterhub_gpu_reclaim/common/auth/scopes.py`.
 """
     return page("Scopes at the Hub", about, *table(*rows))
 
@@ -178,7 +178,7 @@ def metrics() -> str:
         watched=0,
     )
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
-    for family in exporter.Exporter(lambda: snapshot).collect():
+    for family in prometheus.Exporter(lambda: snapshot).collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = dict.fromkeys(n for s in family.samples for n in s.labels if n != "le")
         shown = ", ".join(f"`{label}`" for label in labels)

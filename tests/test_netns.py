@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from jupyterhub_gpu_reclaim import netns
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.linux import netns, processes
 
 ALONE = """
 import fcntl, socket, struct

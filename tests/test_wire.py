@@ -4,9 +4,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.errors import BadRequest
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.models import SessionKey
 )
 def test_decode_what_does_not_fit_is_a_bad_request(data):
     with pytest.raises(BadRequest):
-        wire.decode(data, SessionKey)
+        codec.decode(data, SessionKey)
 
 
 def test_path_of_a_key_is_its_own_and_leads_back():

@@ -5,7 +5,7 @@ With The Littlest JupyterHub put it into ``/opt/tljh/config/jupyterhub_config.d/
 It adds to what is configured already and overwrites nothing.
 """
 
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 
 c = get_config()  # type: ignore[name-defined] # noqa: F821
 configure(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     Phase,
     SessionKey,
@@ -21,8 +21,8 @@ from jupyterhub_gpu_reclaim.models import (
 from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.models import SessionView
-    from jupyterhub_gpu_reclaim.reasons import Reason
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 
 class SessionSnapshot(Value, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.models import SessionView, Verdict
+    from jupyterhub_gpu_reclaim.common.models import SessionView, Verdict
     from jupyterhub_gpu_reclaim.policy.base import Policy, SessionSnapshot
 
 

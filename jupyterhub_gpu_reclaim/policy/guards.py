@@ -13,12 +13,12 @@ from zoneinfo import ZoneInfo
 from traitlets import List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.models import Phase, Verdict
-from jupyterhub_gpu_reclaim.policy import quiet
+from jupyterhub_gpu_reclaim.common.models import Phase, Verdict
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.traits import Seconds
+from jupyterhub_gpu_reclaim.policy import quiet_hours as quiet
 from jupyterhub_gpu_reclaim.policy.base import veto
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.traits import Seconds
-from jupyterhub_gpu_reclaim.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from traitlets import Bool
 from traitlets.config import Configurable
 
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.traits import Percent, Seconds
 from jupyterhub_gpu_reclaim.policy.base import claim, veto
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.traits import Percent, Seconds
-from jupyterhub_gpu_reclaim.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.models import Usage, Verdict
+    from jupyterhub_gpu_reclaim.common.models import Usage, Verdict
     from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
 
 

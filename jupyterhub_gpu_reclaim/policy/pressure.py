@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.models import Phase, Value
+from jupyterhub_gpu_reclaim.common.models import Phase, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.policy.base import claim, veto
 from jupyterhub_gpu_reclaim.policy.idle import idle_for
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.traits import Seconds
-from jupyterhub_gpu_reclaim.words import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from jupyterhub_gpu_reclaim.models import SessionKey, SessionView, Verdict
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView, Verdict
     from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 

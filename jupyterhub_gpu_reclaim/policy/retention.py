@@ -1,8 +1,9 @@
 """Which saved sessions are kept no longer: by number, age and quota.
 
-Called at every tick by ``orchestrator.retaining``, which does what is decided here.
-It decides only about what nobody is using: sizes are what each checkpoint has written,
-so that where two of a session share bytes, dropping the older may free less than told.
+Called at every tick by ``controlplane.checkpoints.retention``, which does what is
+decided here. It decides only about what nobody is using: sizes are what each checkpoint
+has written, so that where two of a session share bytes, dropping the older may free
+less than told.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.common import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 class Use(Enum):
@@ -67,10 +68,10 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
     plan = _Plan(kept, retention)
     plan.by_number()
     plan.by_age(now)
-    why = f"its user's quota of {words.size(retention.user_bytes)} is used up"
+    why = f"its user's quota of {text.size(retention.user_bytes)} is used up"
     for mine in plan.of_users():
         plan.by_size(mine, retention.user_bytes, why)
-    why = f"the store's quota of {words.size(retention.total_bytes)} is used up"
+    why = f"the store's quota of {text.size(retention.total_bytes)} is used up"
     plan.by_size(plan.left(), retention.total_bytes, why)
     return plan.dropped
 
@@ -113,7 +114,7 @@ class _Plan:
         if not seconds:
             return
         for each in [e for e in self.left() if e.suspended < now - seconds]:
-            self._drop(each, f"saved sessions are kept for {words.duration(seconds)}")
+            self._drop(each, f"saved sessions are kept for {text.duration(seconds)}")
 
     def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
         """Keep as much of these as fits."""

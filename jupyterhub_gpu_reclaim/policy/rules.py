@@ -1,8 +1,8 @@
 """Other thresholds for some sessions: rules by user, group, profile, option or label.
 
-Configured by administrators; asked by ``orchestrator/terms.py`` for one session at a
-time. Pure. What a rule asks for and nobody knows now is never taken for "no": such a
-session is left alone until it is known (law 5).
+Configured by administrators; asked by ``controlplane/decide/terms.py`` for one session
+at a time. Pure. What a rule asks for and nobody knows now is never taken for "no": such
+a session is left alone until it is known (law 5).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from traitlets import Dict, List, TraitError, validate
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.policy import quiet
+from jupyterhub_gpu_reclaim.policy import quiet_hours
 from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _check_setting(name: str, value: Any) -> None:
         if not isinstance(value, list | tuple):
             raise ValueError(f"'quiet_hours' must be a list, not {value!r}")
         for text in value:
-            quiet.parse(str(text))
+            quiet_hours.parse(str(text))
     elif not _is_seconds(value):
         raise ValueError(
             f"{name!r} must be a duration in seconds, at most a year, not {value!r}"

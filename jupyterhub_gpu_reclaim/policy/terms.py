@@ -1,14 +1,14 @@
 """What rules match on, and what they set for one session.
 
-Made by ``orchestrator/terms.py`` (what is known) and ``policy/rules.py`` (what holds);
-read by the guards, the policies and the warning. Plain values.
+Made by ``controlplane/decide/terms.py`` (what is known) and ``policy/rules.py`` (what
+holds); read by the guards, the policies and the warning. Plain values.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 
 
 class About(Value, frozen=True, kw_only=True):

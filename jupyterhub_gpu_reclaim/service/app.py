@@ -24,48 +24,45 @@ from sqlalchemy.exc import ArgumentError
 from traitlets import TraitError, default
 from traitlets.config import Application
 
-from jupyterhub_gpu_reclaim import __version__, observability
-from jupyterhub_gpu_reclaim.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.door import door, raise_file_limit
-from jupyterhub_gpu_reclaim.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.events.feed import feeding
-from jupyterhub_gpu_reclaim.metrics.window import Window
-from jupyterhub_gpu_reclaim.notices.courier import telling
-from jupyterhub_gpu_reclaim.notices.settings import Notices
-from jupyterhub_gpu_reclaim.orchestrator.controller import Controller
-from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
-from jupyterhub_gpu_reclaim.orchestrator.lease import Lease
-from jupyterhub_gpu_reclaim.orchestrator.terms import TermsNow
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common import logs
+from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.decide.terms import TermsNow
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import (
-    exporter,
-    judging,
-    lifeline,
-    pages,
-    placement,
-    standby,
-)
-from jupyterhub_gpu_reclaim.service.context import Context
-from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
-from jupyterhub_gpu_reclaim.service.options import Options
-from jupyterhub_gpu_reclaim.service.reporting import Reporter
-from jupyterhub_gpu_reclaim.service.scopes import OPTIONS
-from jupyterhub_gpu_reclaim.service.surroundings import Surroundings
-from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
+from jupyterhub_gpu_reclaim.sampling.window import Window
+from jupyterhub_gpu_reclaim.service import prometheus
+from jupyterhub_gpu_reclaim.service.api.context import Context
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from jupyterhub_gpu_reclaim.service.events.feed import feeding
+from jupyterhub_gpu_reclaim.service.notices.courier import telling
+from jupyterhub_gpu_reclaim.service.notices.settings import Notices
+from jupyterhub_gpu_reclaim.service.process import lifeline, standby
+from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
+from jupyterhub_gpu_reclaim.service.settings import placement, validation
+from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
+from jupyterhub_gpu_reclaim.service.settings.environment import Surroundings
+from jupyterhub_gpu_reclaim.service.settings.options import Options
+from jupyterhub_gpu_reclaim.service.web import pages
+from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tornado import web
 
-    from jupyterhub_gpu_reclaim.door import Door
-    from jupyterhub_gpu_reclaim.events.log import EventLog
+    from jupyterhub_gpu_reclaim.common.http.server import Door
+    from jupyterhub_gpu_reclaim.service.events.log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -133,12 +130,12 @@ class ReclaimService(Application, Options):
                 what = f"The configuration file {path} fails: {error!r}."
                 raise Refused(Reason.INVALID, what=what) from error
             self.update_config(given)
-        if problems := judging.problems(self.config):
+        if problems := validation.problems(self.config):
             raise Refused(Reason.INVALID, what=" ".join(problems))
 
     def start(self) -> None:
         """Run until told to end."""
-        observability.set_up(cast("int | str", self.log_level))
+        logs.set_up(cast("int | str", self.log_level))
         surroundings = Surroundings.read(os.environ)
         supervised = self.reporter.listening is not None
         if supervised and not self.end_with_hub:
@@ -311,7 +308,7 @@ class ReclaimService(Application, Options):
         context = Context(
             control=controller,
             clock=SystemClock(),
-            registry=exporter.registry(controller.metrics_snapshot),
+            registry=prometheus.registry(controller.metrics_snapshot),
             templates=pages.templates(),
             spawner_token=surroundings.spawner_token.encode(),
             prefix=surroundings.prefix,

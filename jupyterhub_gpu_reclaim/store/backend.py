@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,24 +14,30 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.store import filling
-from jupyterhub_gpu_reclaim.store.crew import CopyCrew
-from jupyterhub_gpu_reclaim.store.filling import Piece
-from jupyterhub_gpu_reclaim.store.index import chunks_of, damaged
-from jupyterhub_gpu_reclaim.store.packs import BlockOpener
-from jupyterhub_gpu_reclaim.store.reader import Blocks
-from jupyterhub_gpu_reclaim.store.runs import ZERO_BYTES, ZEROS, Run, rest_of, runs
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.store.format.index import chunks_of, damaged
+from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
+from jupyterhub_gpu_reclaim.store.read import memory_restore
+from jupyterhub_gpu_reclaim.store.read.blocks import Blocks
+from jupyterhub_gpu_reclaim.store.read.extents import (
+    ZERO_BYTES,
+    ZEROS,
+    Run,
+    rest_of,
+    runs,
+)
+from jupyterhub_gpu_reclaim.store.read.memory_restore import Piece
+from jupyterhub_gpu_reclaim.store.workers.group import CopyCrew
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.filling import Cancel
-    from jupyterhub_gpu_reclaim.store.index import Index
-    from jupyterhub_gpu_reclaim.store.manifest import Body
-    from jupyterhub_gpu_reclaim.store.pool import Pool
+    from jupyterhub_gpu_reclaim.store.format.index import Index
+    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+    from jupyterhub_gpu_reclaim.store.read.memory_restore import Cancel
+    from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 __all__ = ["Checkpoint", "Piece", "Problem"]
 
@@ -167,25 +173,25 @@ class Checkpoint:
         for piece in wanted:
             if min(piece) < 0 or piece.offset + piece.length > length:
                 raise damaged(f"{name} has no such part")
-        plan = filling.plan(self._index, first, self._chunk, wanted)
-        source = filling.Source(self._backend, self._body, self._index.blocks)
+        plan = memory_restore.plan(self._index, first, self._chunk, wanted)
+        source = memory_restore.Source(self._backend, self._body, self._index.blocks)
         self._copy(source, plan, cancel, progress)
         return sum(piece.length for piece in wanted)
 
     def _copy(
         self,
-        source: filling.Source,
-        plan: filling.Plan,
+        source: memory_restore.Source,
+        plan: memory_restore.Plan,
         cancel: Cancel | None,
         progress: Callable[[int], None] | None,
     ) -> None:
         spec = self._backend.spec()
-        hands: filling.Hands
+        hands: memory_restore.Hands
         if self._pool is None or spec is None or len(plan.tickets) <= _FEW_TICKETS:
-            hands = filling.Threads(source, plan)
+            hands = memory_restore.Threads(source, plan)
         else:
             hands = CopyCrew(self._pool, source, spec, plan)
-        filling.oversee(hands, plan, cancel, progress)
+        memory_restore.oversee(hands, plan, cancel, progress)
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None

@@ -10,26 +10,27 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim.store import intents, layout, manifest
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.beginning import Beginner, Busy, Place, Terms
+from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers
+from jupyterhub_gpu_reclaim.store.catalogue.manifest_cache import Infos
 from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
-from jupyterhub_gpu_reclaim.store.codec import Compression
-from jupyterhub_gpu_reclaim.store.infos import Infos
-from jupyterhub_gpu_reclaim.store.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.tiers import Tiers
+from jupyterhub_gpu_reclaim.store.format import layout, manifest
+from jupyterhub_gpu_reclaim.store.format.compression import Compression
+from jupyterhub_gpu_reclaim.store.locks import intents
+from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
+from jupyterhub_gpu_reclaim.store.write.builder import Beginner, Busy, Place, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from jupyterhub_gpu_reclaim.clock import Clock
-    from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
-    from jupyterhub_gpu_reclaim.store.keys import Wrapper
-    from jupyterhub_gpu_reclaim.store.pool import Pool
-    from jupyterhub_gpu_reclaim.store.writer import CheckpointWriter
+    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.workers.pool import Pool
+    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 #: One page: what a session changes is found exactly; docs/explanation/store.md.
 CHUNK_BYTES = 4096

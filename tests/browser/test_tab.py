@@ -57,7 +57,7 @@ def notice_of(page: Page, text: str) -> Locator:
 
 def test_installed_extension_is_the_one_of_this_checkout() -> None:
     installed = Path(sys.prefix) / "share/jupyter/labextensions/jupyterhub-gpu-reclaim"
-    source = ROOT / "jupyterhub_gpu_reclaim" / "ui" / "lab"
+    source = ROOT / "jupyterhub_gpu_reclaim" / "lab" / "labextension"
     names = [path.relative_to(source) for path in source.rglob("*.*")]
     same, *others = filecmp.cmpfiles(source, installed, names, shallow=False)
     assert others == [[], []], "an editable install has a copy: scripts/bootstrap test"

@@ -6,11 +6,11 @@ import os
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.cli import main
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.models import SessionKey, Step
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.keys import load_keys, make_key_file
+from jupyterhub_gpu_reclaim.cli.main import main
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format.keys import load_keys, make_key_file
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
 ADA, BOB = SessionKey("ada", "lab"), SessionKey("b[bold]o\x1bb")

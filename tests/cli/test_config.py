@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.cli import main
+from jupyterhub_gpu_reclaim.cli.main import main
 
 HEAD = """
 c = get_config()
 c.JupyterHub.bind_url = "http://127.0.0.1:8000"
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 """
 
 

@@ -7,15 +7,11 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from jupyterhub_gpu_reclaim import cli_sessions
-from jupyterhub_gpu_reclaim.cli_sessions.choosing import is_idle, key_of
-from jupyterhub_gpu_reclaim.cli_sessions.following import How, outcome
-from jupyterhub_gpu_reclaim.errors import BadRequest
-from jupyterhub_gpu_reclaim.models import (
-    Phase,
-    SessionKey,
-    SessionView,
-)
+from jupyterhub_gpu_reclaim.cli import sessions
+from jupyterhub_gpu_reclaim.cli.sessions.progress import How, outcome
+from jupyterhub_gpu_reclaim.cli.sessions.selection import is_idle, key_of
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, SessionView
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
 
@@ -25,13 +21,13 @@ ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
     [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400)],
 )
 def test_time_is_understood(text, expected):
-    assert cli_sessions.seconds(text) == expected
+    assert sessions.seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1h", "1y", "1h30m", "9" * 12])
 def test_time_that_is_none_is_wrong_usage(text):
     with pytest.raises(ArgumentTypeError):
-        cli_sessions.seconds(text)
+        sessions.seconds(text)
 
 
 def test_session_is_named_as_user_and_server():

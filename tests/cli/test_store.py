@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from jupyterhub_gpu_reclaim.cli import main
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
-from jupyterhub_gpu_reclaim.store.upload import Upload
+from jupyterhub_gpu_reclaim.cli.main import main
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 
 
 def test_ls_prints_a_line_for_each_oldest_first(run):
@@ -312,7 +312,7 @@ def test_repair_leaves_what_has_no_good_copy(store, tiered, tmp_path, capsys):
 
 
 def test_program_ends_with_a_sentence_never_a_traceback(store):
-    program = "import sys; from jupyterhub_gpu_reclaim.cli import main; "
+    program = "import sys; from jupyterhub_gpu_reclaim.cli.main import main; "
     line = [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))"]
     line += ["store", "show", "x", f"--store={store.root}"]
     line += [f"--key-file={store.key_file}"]
@@ -325,8 +325,8 @@ def test_program_ends_with_a_sentence_never_a_traceback(store):
 def test_somebody_else_than_root_gets_a_sentence(store, tmp_path):
     tmp_path.chmod(0o700)
     # All is imported before: Python itself may lie where only root can read.
-    program = "import os, sys; import jupyterhub_gpu_reclaim.cli_store.listing; "
-    program += "from jupyterhub_gpu_reclaim.cli import main; "
+    program = "import os, sys; import jupyterhub_gpu_reclaim.cli.store.listing; "
+    program += "from jupyterhub_gpu_reclaim.cli.main import main; "
     program += "os.setgid(65534); os.setuid(65534); sys.exit(main(sys.argv[1:]))"
     line = ["store", "ls", f"--store={store.root}", f"--key-file={store.key_file}"]
     done = subprocess.run(

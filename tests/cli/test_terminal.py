@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-PROGRAM = "import sys; from jupyterhub_gpu_reclaim.cli import main; "
+PROGRAM = "import sys; from jupyterhub_gpu_reclaim.cli.main import main; "
 PROGRAM += "sys.exit(main(sys.argv[1:]))"
 
 

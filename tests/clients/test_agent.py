@@ -13,13 +13,13 @@ from tornado.web import Application, RequestHandler
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jupyterhub_gpu_reclaim.agent.routes import make_application
-from jupyterhub_gpu_reclaim.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.engine.findings import finding
-from jupyterhub_gpu_reclaim.errors import NotFound, Refused, Unreachable
-from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
-from jupyterhub_gpu_reclaim.reasons import Reason
-from tests.orchestrator.doubles import TOKEN, NodeInMemory, serve_node
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
 
 KEY = SessionKey("ada")
 

@@ -13,11 +13,11 @@ from cryptography.x509.oid import NameOID
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 
-from jupyterhub_gpu_reclaim.agent.routes import make_application
-from jupyterhub_gpu_reclaim.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.errors import Unreachable
-from jupyterhub_gpu_reclaim.models import SessionKey
-from tests.orchestrator.doubles import TOKEN, NodeInMemory
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.controlplane.doubles import TOKEN, NodeInMemory
 
 NAME = "gpu-reclaim-agent"
 

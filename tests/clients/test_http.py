@@ -11,7 +11,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.clients.http import Connection
+from jupyterhub_gpu_reclaim.common.http.client import Connection
 
 
 class Drip(RequestHandler):

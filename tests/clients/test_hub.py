@@ -9,9 +9,9 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
-from jupyterhub_gpu_reclaim.models import HubState, SessionKey
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 
 KEY = SessionKey("ada@x", "big one")
 

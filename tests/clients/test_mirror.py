@@ -6,13 +6,18 @@ import asyncio
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clients.kubernetes import Busy, Expired
-from jupyterhub_gpu_reclaim.clients.mirror import LONGEST_WAIT, RESYNC, STALE, Mirror
-from jupyterhub_gpu_reclaim.clients.pods import Meta, Pod, Pods, Thing, Watched
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import Unreachable
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.informer import (
+    LONGEST_WAIT,
+    RESYNC,
+    STALE,
+    Mirror,
+)
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import Busy, Expired
+from jupyterhub_gpu_reclaim.service.clients.pods import Meta, Pod, Pods, Thing, Watched
 
 
 class Waiting(ManualClock):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.clients.pods import Pod, Pods, Watched
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, Watched
 
 #: A pod of Kubernetes 1.36, shortened; with fields that we do not know.
 POD = b"""{

@@ -13,13 +13,19 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.clients.gpu_use import GpuUse
-from jupyterhub_gpu_reclaim.clients.http import Silent
-from jupyterhub_gpu_reclaim.clients.pods import Container, Meta, Pod, Resources, Spec
-from jupyterhub_gpu_reclaim.clients.prometheus import MAX_ANSWER, Prometheus
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.metrics.gpu import NO_ANSWER
-from jupyterhub_gpu_reclaim.models import GpuSample, Sample, SessionKey
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.http.client import Silent
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Sample, SessionKey
+from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER
+from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
+from jupyterhub_gpu_reclaim.service.clients.pods import (
+    Container,
+    Meta,
+    Pod,
+    Resources,
+    Spec,
+)
+from jupyterhub_gpu_reclaim.service.clients.prometheus import MAX_ANSWER, Prometheus
 from tests.support import dcgm
 
 IDLE = GpuSample(uuid="ab" * 16, sm_percent=0.0, memory=7)

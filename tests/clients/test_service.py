@@ -10,13 +10,13 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.clients import service
-from jupyterhub_gpu_reclaim.clients.service import ServiceClient
-from jupyterhub_gpu_reclaim.errors import Refused, Unreachable
-from jupyterhub_gpu_reclaim.models import Placement, SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Vouching
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Vouching
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub import client as service
+from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 
 VOUCHING = Vouching(b"secret")
 KEY = SessionKey("a/b", "")
@@ -147,7 +147,7 @@ async def test_progress_yields_events_as_they_come_and_says_when_it_breaks(clien
 
 async def test_service_that_is_being_started_is_asked_again(client, monkeypatch):
     monkeypatch.setattr(service, "STARTING_PAUSE", 0.01)
-    starting = wire.encode(wire.failure_of(Unreachable(Reason.SERVICE_STARTING)))
+    starting = codec.encode(codec.failure_of(Unreachable(Reason.SERVICE_STARTING)))
     answers = [(503, starting), (503, starting), (200, b'{"action": "cold"}')]
 
     async def in_turn(handler):
@@ -160,7 +160,7 @@ async def test_service_that_is_being_started_is_asked_again(client, monkeypatch)
 
 async def test_service_that_cannot_work_is_asked_once_and_says_why(client):
     broken = Unreachable(Reason.SERVICE_BROKEN, why="A setting is wrong.")
-    ANSWERS["plan-start"] = (503, wire.encode(wire.failure_of(broken)))
+    ANSWERS["plan-start"] = (503, codec.encode(codec.failure_of(broken)))
     with pytest.raises(Unreachable, match="A setting is wrong") as caught:
         await client.plan_start(PLACEMENT)
     assert caught.value.reason is Reason.SERVICE_BROKEN
@@ -173,7 +173,7 @@ async def test_service_that_never_comes_up_is_not_waited_for_for_ever(
     monkeypatch.setattr(service, "STARTING_PAUSE", 0.01)
     monkeypatch.setattr(service, "STARTING_LIMIT", 0.05)
     starting = Unreachable(Reason.SERVICE_STARTING)
-    ANSWERS["plan-start"] = (503, wire.encode(wire.failure_of(starting)))
+    ANSWERS["plan-start"] = (503, codec.encode(codec.failure_of(starting)))
     with pytest.raises(Unreachable) as caught:
         await client.plan_start(PLACEMENT)
     assert caught.value.reason is Reason.SERVICE_STARTING

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import conftest as engine_tests
+from tests.checkpoint import conftest as engine_tests
 from tests.support.agent import Agent, criu_folder
 from tests.support.containerd import CONFINED, confine
 from tests.support.containers import PLACEMENT, PodJupyter

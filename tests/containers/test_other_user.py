@@ -1,14 +1,14 @@
 """A session of an image's own user, who may do little, keeps exactly that.
 
 By the engine alone: where root lacks CAP_SYS_RESOURCE the agent refuses such sessions,
-and a shim under CRIU stands in for it (tests/engine/test_other_user.py).
+and a shim under CRIU stands in for it (tests/checkpoint/test_other_user.py).
 """
 
 import sys
 
-from jupyterhub_gpu_reclaim.engine import cgroup
-from jupyterhub_gpu_reclaim.engine.restore import proceed
-from tests.engine import test_other_user as other_user
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.linux import cgroups
+from tests.checkpoint import test_other_user as other_user
 from tests.support.agent import wait_for
 
 criu = other_user.criu
@@ -46,7 +46,7 @@ def test_cycle_of_the_images_user_keeps_what_he_may_do(pods, engine, folder):
     old.delete()
     new = pods("hold", **options)
     restored = engine.restore(
-        new, image, result, prepare=lambda pid: cgroup.join(pid, new.init_pid)
+        new, image, result, prepare=lambda pid: cgroups.join(pid, new.init_pid)
     )
     proceed(restored, result.stopped)
 

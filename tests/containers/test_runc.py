@@ -2,7 +2,7 @@
 
 from websockets.sync.client import connect
 
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.linux import processes
 from tests.support.agent import PATIENCE, wait_for
 from tests.support.containers import PLACEMENT
 

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from jupyterhub_gpu_reclaim.store.ahead import ReadAhead
-from jupyterhub_gpu_reclaim.store.faults import FailsEveryThird
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
-from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
-from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.read_ahead import ReadAhead
+from jupyterhub_gpu_reclaim.store.backends.retry import Patience, Retrying
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.support.object_store import served
 
 BACKENDS = [

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import (
     Backend,
     Entry,
     ObjectExists,
     ObjectMissing,
 )
-from jupyterhub_gpu_reclaim.store.opening import open_backend
+from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 
 
 def write(backend: Backend, name: str, *parts: bytes) -> None:

@@ -12,8 +12,8 @@ import pytest
 from demo import processes
 from demo.causes import cause
 from demo.stack import Stack, StackError
-from jupyterhub_gpu_reclaim.engine.ports import Reservations, read_sysctl
-from jupyterhub_gpu_reclaim.engine.sockets import Port
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
+from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations, read_sysctl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

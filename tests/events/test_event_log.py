@@ -13,16 +13,16 @@ import yaml
 from jsonschema import ValidationError
 
 import jupyterhub_gpu_reclaim
-from jupyterhub_gpu_reclaim.clock import ManualClock, SystemClock
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.events import feed
-from jupyterhub_gpu_reclaim.events.feed import Feed, feeding
-from jupyterhub_gpu_reclaim.events.log import EVENTS, SCHEMAS, EventLog, Refusal
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
-from jupyterhub_gpu_reclaim.orchestrator.phases import Happened
-from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow, SessionRow
-from jupyterhub_gpu_reclaim.orchestrator.trail import Trail
+from jupyterhub_gpu_reclaim.common.clock import ManualClock, SystemClock
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.service.events import feed
+from jupyterhub_gpu_reclaim.service.events.feed import Feed, feeding
+from jupyterhub_gpu_reclaim.service.events.log import EVENTS, SCHEMAS, EventLog, Refusal
 
 ADA = SessionKey("ada", "lab")
 AT = 1_700_000_000.25

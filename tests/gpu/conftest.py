@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine.cuda_driver import Driver
-from tests.engine.conftest import REPL
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+from tests.checkpoint.conftest import REPL
 from tests.support.agent import Agent, Jupyter, criu_folder, wait_for
 from tests.support.agent import places as make_places
 

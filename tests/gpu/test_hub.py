@@ -22,7 +22,7 @@ import pytest
 from demo.admin import Admin
 from demo.stack import Stack
 from demo.user import User
-from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.conftest import ENVIRONMENT
 from tests.support.agent import criu_folder
 
@@ -227,7 +227,7 @@ def keep(admin: Admin, moment: str) -> None:
     Path(out, f"{moment}.json").write_text(json.dumps(answers, indent=1))
     where = f"{admin.stack.url}/services/gpu-reclaim/all"
     page = admin.user.http.get(where, timeout=60)
-    static = files("jupyterhub_gpu_reclaim") / "ui" / "service" / "static"
+    static = files("jupyterhub_gpu_reclaim") / "service" / "web" / "static"
     whole = re.sub(
         r'<link rel="stylesheet" href="[^"]*/static/([\w.]+)">',
         lambda found: f"<style>{(static / found[1]).read_text()}</style>",

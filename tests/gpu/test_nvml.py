@@ -2,7 +2,7 @@
 
 import time
 
-from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.test_frameworks import TORCH
 from tests.support.agent import wait_for
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import procfs
-from jupyterhub_gpu_reclaim.engine.gpu_company import clients_of_mps
-from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.checkpoint.gpu.clients import clients_of_mps
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.test_frameworks import TORCH
 from tests.support.agent import wait_for
 

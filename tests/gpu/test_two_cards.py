@@ -5,8 +5,10 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import cuda, gpu_processes, processes
-from jupyterhub_gpu_reclaim.metrics.nvml import Nvml
+from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
+from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 BOTH = """
 import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine import conftest as engine_tests
+from tests.checkpoint import conftest as engine_tests
 
 criu, engine, places = (
     engine_tests.criu,

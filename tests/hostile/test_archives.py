@@ -9,10 +9,10 @@ import tarfile
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import archive, unarchive
-from jupyterhub_gpu_reclaim.engine.tarformat import END
-from jupyterhub_gpu_reclaim.errors import RestoreFailed, RolledBack
-from tests.engine.test_archive import opened, pack, unpack
+from jupyterhub_gpu_reclaim.checkpoint.archive import reader, writer
+from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import END
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
+from tests.checkpoint.test_archive import opened, pack, unpack
 
 SECRET = "not for you"
 
@@ -168,7 +168,7 @@ def test_size_that_lies_is_refused(place):
 def test_more_files_than_allowed_end_the_archive_before_they_are_listed(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(archive, "MAX_ENTRIES", 100)
+    monkeypatch.setattr(writer, "MAX_ENTRIES", 100)
     source = tmp_path / "source"
     source.mkdir()
     for number in range(101):
@@ -186,5 +186,5 @@ def test_fifo_and_socket_in_the_way_do_not_block(tmp_path, place):
     os.mkfifo(source / "fifo")
     data, _ = pack(source)
     with opened(place) as folder:
-        unarchive.unpack([data], folder)
+        reader.unpack([data], folder)
     assert stat.S_ISFIFO((place / "fifo").stat().st_mode)

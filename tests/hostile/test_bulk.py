@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from jupyterhub_gpu_reclaim.engine import files
-from jupyterhub_gpu_reclaim.engine.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 
 
 def test_sparse_terabytes_are_saved_in_seconds_and_little_room(
@@ -25,7 +25,7 @@ def test_sparse_terabytes_are_saved_in_seconds_and_little_room(
     image = engine.image()
     result = engine.dump(world.place, image.sink)
     pids = [process.pid for process in world.place.tree.processes]
-    opened = files.fingerprint(world.place.init_pid, pids)
+    opened = open_files.fingerprint(world.place.init_pid, pids)
     assert any(one.size == 1 << 40 for one in opened)
     assert sum(len(data) for data in image.values()) < 200 << 20
     world.place.kill()

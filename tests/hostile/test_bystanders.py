@@ -16,10 +16,11 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import processes, standstill
-from jupyterhub_gpu_reclaim.engine.restore import proceed
-from jupyterhub_gpu_reclaim.engine.thaw import thaw
-from jupyterhub_gpu_reclaim.errors import ReclaimError
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.linux import processes
 
 #: Acts against everybody but the init and himself, as quickly as he can.
 ATTACKER = """
@@ -186,7 +187,7 @@ def test_fork_bomb_is_refused_in_time_and_goes_on(places):
     world(BOMB)
     begun = time.monotonic()
     with contextlib.suppress(ReclaimError):
-        standstill.freeze(world.place.init_pid, world.place.init_start, timeout=1.0)
+        freeze.freeze(world.place.init_pid, world.place.init_start, timeout=1.0)
     assert time.monotonic() - begun < 30
     thaw(world.place.tree)
     assert world("1 + 1") == 2

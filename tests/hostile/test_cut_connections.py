@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.engine.test_resets import READ, RESET, connect, suspend_and_return
+from tests.checkpoint.test_resets import READ, RESET, connect, suspend_and_return
 
 #: Where a reset connects to, if only for a moment and only in the kernel.
 BAIT = """

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from tests.hostile import birth_watch
 
 WATCH = Path(birth_watch.__file__)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import images
-from jupyterhub_gpu_reclaim.errors import RestoreFailed
-from tests.engine.conftest import Places, criu  # noqa: F401 - a fixture
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from tests.checkpoint.conftest import Places, criu  # noqa: F401 - a fixture
 from tests.support.attacker import (
     SECRET,
     UID,

@@ -11,18 +11,18 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.agent.routes import make_application
-from jupyterhub_gpu_reclaim.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.clients.service import ServiceClient
-from jupyterhub_gpu_reclaim.errors import Unreachable
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Vouching
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import (
     Identity,
     Placement,
     SessionKey,
     StartPlan,
 )
-from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Vouching
-from tests.orchestrator.doubles import TOKEN, NodeInMemory
+from jupyterhub_gpu_reclaim.hub.client import ServiceClient
+from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.controlplane.doubles import TOKEN, NodeInMemory
 from tests.service.conftest import SPAWNER_TOKEN, service
 
 __all__ = ["service"]

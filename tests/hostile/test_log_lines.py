@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyterhub_gpu_reclaim import observability
-from jupyterhub_gpu_reclaim.service.web import log_request
+from jupyterhub_gpu_reclaim.common import logs
+from jupyterhub_gpu_reclaim.service.web.site import log_request
 
 FORGED = "2026-11-22T10:00:00.000Z I jupyterhub_gpu_reclaim.service: root did it"
 HOSTILE = [
@@ -29,9 +29,9 @@ def log():
     """What a program of ours writes."""
     stream = io.StringIO()
     former = logging.lastResort
-    observability.set_up("DEBUG", stream)
+    logs.set_up("DEBUG", stream)
     yield stream
-    observability.set_up("INFO", sys.stderr)
+    logs.set_up("INFO", sys.stderr)
     logging.getLogger("jupyterhub_gpu_reclaim").propagate = True
     logging.lastResort = former
 
@@ -40,7 +40,7 @@ def check(lines: list[str], *, first: int) -> None:
     """That only so many lines begin as lines of ours, and nothing is obeyed."""
     assert sum(not line.startswith("    ") for line in lines) == first
     text = "".join(lines)
-    assert not [char for char in text if observability.shown(char) != char]
+    assert not [char for char in text if logs.shown(char) != char]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -55,7 +55,7 @@ def test_name_that_is_no_text_is_shown_and_can_be_written():
     """Not by a logger: pytest would keep the record, and xdist cannot send it."""
     words = ("jupyterhub_gpu_reclaim.test", logging.INFO, __file__, 1)
     record = logging.LogRecord(*words, "%s: suspended", ("eve\udc80",), None)
-    line = observability.OneLineFormatter().format(record)
+    line = logs.OneLineFormatter().format(record)
     assert line.encode("utf-8").isascii()
 
 
@@ -83,11 +83,11 @@ def test_other_libraries_lines_are_written_alike(text):
     stream = io.StringIO()
     former = logging.lastResort
     try:
-        observability.set_up("INFO", stream)
+        logs.set_up("INFO", stream)
         record = logging.makeLogRecord({"msg": text, "levelno": 40, "name": "asyncio"})
         logging.lastResort.handle(record)
     finally:
-        observability.set_up("INFO", sys.stderr)
+        logs.set_up("INFO", sys.stderr)
         logging.getLogger("jupyterhub_gpu_reclaim").propagate = True
         logging.lastResort = former
     check(stream.getvalue().split("\n")[:-1], first=1)
@@ -98,7 +98,7 @@ def test_message_that_comes_ten_thousand_times_is_counted(log):
     for number in range(10_000):
         logger.warning("accept failed: %d", number)
     assert len(log.getvalue().splitlines()) <= 400
-    throttle = observability.Throttle(most=1, within=5.0)
+    throttle = logs.Throttle(most=1, within=5.0)
     kept = []
     for at in (0.0, 1.0, 2.0, 6.0):
         record = logging.makeLogRecord({"msg": "x %d", "args": (1,), "created": at})

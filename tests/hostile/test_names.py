@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import criu  # noqa: F401 - a fixture
+from tests.checkpoint.conftest import criu  # noqa: F401 - a fixture
 from tests.hostile.test_files import (  # noqa: F401 - fixtures
     SECRET,
     refuse,

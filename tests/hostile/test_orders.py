@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent import conftest as agent_tests
+from tests.node import conftest as agent_tests
 from tests.support.agent import Place, goes_on, wait_for
 
 shared_agent = agent_tests.shared_agent

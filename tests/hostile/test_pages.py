@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from playwright.async_api import async_playwright
 
-from jupyterhub_gpu_reclaim import passes
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from tests.service.test_under_hub import CONFIG, AgentWithOneSavedSession
 from tests.support.hub import PASSWORD, HubUnderTest, free_port, wait_until
 
@@ -527,8 +527,8 @@ async def test_pass_of_eves_own_tab_and_a_forged_referer_show_nothing_of_adas(
 ):
     secret = (world.hub.folder / "state" / "spawner.token").read_text().strip()
     now = time.time()
-    key = passes.session_key(secret.encode(), SessionKey("eve"), now)
-    own = passes.made({passes.VARIABLE: key}, now + 5)
+    key = tab_tokens.session_key(secret.encode(), SessionKey("eve"), now)
+    own = tab_tokens.made({tab_tokens.VARIABLE: key}, now + 5)
     await lured(world, victim)
     got = await victim.evaluate(
         """async ([prefix, header, passes]) => {
@@ -548,7 +548,7 @@ async def test_pass_of_eves_own_tab_and_a_forged_referer_show_nothing_of_adas(
           }
           return got;
         }""",
-        [PREFIX, passes.HEADER, [own, own.replace("eve/", "ada/train"), ""]],
+        [PREFIX, tab_tokens.HEADER, [own, own.replace("eve/", "ada/train"), ""]],
     )
     assert {status for status, _ in got} <= {401, 403, 404}
     texts = [text.replace("ada/train", "") for _, text in got]  # as eve has asked

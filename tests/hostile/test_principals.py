@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
-from jupyterhub_gpu_reclaim.orchestrator.story import sentence
-from jupyterhub_gpu_reclaim.principals import OURSELVES, of_service, of_user
+from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_service, of_user
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from tests.service.conftest import ACCESS, PEOPLE, SessionsInMemory, service
 
 __all__ = ["service"]

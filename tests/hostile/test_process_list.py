@@ -14,7 +14,7 @@ from tests.service.test_under_hub import AgentWithOneSavedSession
 from tests.support.hub import HubUnderTest, free_port, wait_until
 
 CONFIG = """
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 configure(
     c,
     agent="http://127.0.0.1:{agent}",

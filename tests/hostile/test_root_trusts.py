@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine import images
-from jupyterhub_gpu_reclaim.engine.preflight import examine
-from jupyterhub_gpu_reclaim.engine.restore import proceed
-from jupyterhub_gpu_reclaim.engine.saved_rights import KeptCores
-from jupyterhub_gpu_reclaim.engine.thaw import thaw
-from jupyterhub_gpu_reclaim.errors import ReclaimError, RolledBack
-from jupyterhub_gpu_reclaim.reasons import Reason
-from tests.engine.conftest import Engine, Places, fingerprints
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_rights import KeptCores
+from jupyterhub_gpu_reclaim.checkpoint.preflight import examine
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.checkpoint.conftest import Engine, Places, fingerprints
 from tests.support.attacker import (
     GID,
     SECRET,

@@ -10,8 +10,8 @@ import time
 import pytest
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.agent.routes import make_application
-from jupyterhub_gpu_reclaim.door import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from tests.service.conftest import service
 
 __all__ = ["service"]

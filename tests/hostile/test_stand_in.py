@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from jupyterhub_gpu_reclaim.service import standin
-from jupyterhub_gpu_reclaim.service.standin import StandIn, State
+from jupyterhub_gpu_reclaim.service.process import standin
+from jupyterhub_gpu_reclaim.service.process.standin import StandIn, State
 
 PREFIX = "/services/gpu-reclaim/"
 

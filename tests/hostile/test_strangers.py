@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim import passes
-from jupyterhub_gpu_reclaim.models import Phase, SessionKey
-from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
-from jupyterhub_gpu_reclaim.orchestrator.story import StoryLine, StoryPage
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryLine, StoryPage
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from tests.service.conftest import service
 from tests.support.forms import Browser, Tags
 
@@ -153,12 +153,12 @@ class TestReusedName:
         now = reused.context.clock.now()
         reused.control.users_since["ada"] = now - 60
         for started, status in ((now - 120, 401), (now - 30, 200)):
-            key = passes.session_key(
+            key = tab_tokens.session_key(
                 reused.context.spawner_token, SessionKey("ada"), started
             )
-            tab = passes.made({passes.VARIABLE: key}, now)
+            tab = tab_tokens.made({tab_tokens.VARIABLE: key}, now)
             answer = await reused.call(
-                "api/sessions/ada/-", "", headers={passes.HEADER: tab}
+                "api/sessions/ada/-", "", headers={tab_tokens.HEADER: tab}
             )
             assert answer.code == status
 
@@ -170,8 +170,10 @@ class TestReplay:
         for name in ("ada", "bob"):
             service.control.put(name)
         now = service.context.clock.now()
-        key = passes.session_key(service.context.spawner_token, SessionKey("bob"), now)
-        headers = {passes.HEADER: passes.made({passes.VARIABLE: key}, now)}
+        key = tab_tokens.session_key(
+            service.context.spawner_token, SessionKey("bob"), now
+        )
+        headers = {tab_tokens.HEADER: tab_tokens.made({tab_tokens.VARIABLE: key}, now)}
         for path, status in (("bob/-", 200), ("ada/-", 404)):
             answer = await service.call(f"api/sessions/{path}", "", headers=headers)
             assert answer.code == status
@@ -179,8 +181,8 @@ class TestReplay:
     async def test_key_of_a_session_is_no_pass_and_no_other_secret(self, service):
         service.control.put("bob")
         secret = service.context.spawner_token
-        key = passes.session_key(secret, SessionKey("bob"), 1.0)
+        key = tab_tokens.session_key(secret, SessionKey("bob"), 1.0)
         assert secret.decode() not in key
-        headers = {passes.HEADER: key}
+        headers = {tab_tokens.HEADER: key}
         answer = await service.call("api/sessions/bob/-", "", headers=headers)
         assert answer.code == 401

@@ -8,8 +8,8 @@ import re
 import pytest
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.hub_config import TEMPLATES, configure, found_wrong
-from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN
+from jupyterhub_gpu_reclaim.hub.config import TEMPLATES, configure, found_wrong
+from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
 
 
 def options_of(service):

@@ -28,7 +28,7 @@ if "jupyterhub_gpu_reclaim.service.app" in " ".join(sys.orig_argv):
 #: The Hub's own limits are shortened, so that nobody waits 30 s for its end.
 CONFIG = """
 from jupyterhub.services.service import Service, _ServiceSpawner
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 _ServiceSpawner.poll_interval = 1
 configure(
     c,

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.clients.agents import Agents
-from jupyterhub_gpu_reclaim.clients.fleet import Fleet
-from jupyterhub_gpu_reclaim.clients.kubernetes import Api
-from jupyterhub_gpu_reclaim.clients.mirror import Mirror
-from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.clients.seats import Seats
-from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.spawner.pod import Wish, prepared
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.hub.kube.pod import Wish, prepared
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.service.clients.agent_router import Fleet
+from jupyterhub_gpu_reclaim.service.clients.agents import Agents
+from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
+from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 from tests.kube.schemas import as_json
 from tests.kube.test_pod import a_pod
 from tests.support.cluster import NAMESPACE, Cluster

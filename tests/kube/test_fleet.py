@@ -12,14 +12,19 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.clients.fleet import LOOK_SECONDS
-from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
-from jupyterhub_gpu_reclaim.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, Refused, Unreachable
-from jupyterhub_gpu_reclaim.models import SessionKey, TreeState
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.placement import agent_of
+from jupyterhub_gpu_reclaim.service.clients.agent_router import LOOK_SECONDS
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
 from tests.support.nodes import AGENT_LABELS, AGENT_PORT, TOKEN
@@ -292,7 +297,7 @@ async def test_no_right_to_list_is_a_sentence(cluster, tmp_path):
 
 
 async def test_long_lists_come_in_pieces(cluster, service, monkeypatch):
-    monkeypatch.setattr("jupyterhub_gpu_reclaim.clients.kubernetes.PAGE", 2)
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.service.clients.kubernetes.PAGE", 2)
     for number in range(5):
         session_pod(cluster, SessionKey(f"user{number}"), incarnation=f"{number}" * 32)
     assert len(await service.sessions.fresh()) == 5

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubespawner.objects import make_pod
 
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.spawner import session_init
-from jupyterhub_gpu_reclaim.spawner.pod import INCARNATION, Wish, holds, prepared
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.kube.pod import INCARNATION, Wish, holds, prepared
+from jupyterhub_gpu_reclaim.session_init import session_init
 from tests.kube.schemas import as_json, problems
 
 CMD = ["jupyterhub-singleuser", "--ip=0.0.0.0"]

@@ -12,10 +12,13 @@ from kubespawner import KubeSpawner, clients
 from kubespawner import spawner as upstream
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.models import Identity
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.spawner.kube import ReclaimKubeSpawner, SessionPodSpawner
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Identity
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.kube.spawner import (
+    ReclaimKubeSpawner,
+    SessionPodSpawner,
+)
 from tests.kube.conftest import until
 from tests.support.cluster import NAMESPACE
 from tests.support.nodes import SERVER_PORT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.spawner.watched import lives, obstacle, sentence
+from jupyterhub_gpu_reclaim.hub.kube.pod_events import lives, obstacle, sentence
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.agent.app import AgentApp
+from jupyterhub_gpu_reclaim.node.app import AgentApp
 from tests.cluster.deployment import (
     Wanted,
     cluster_wide,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from tests.cluster.options import ROLES, pytest_addoption
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"

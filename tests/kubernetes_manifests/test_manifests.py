@@ -15,11 +15,11 @@ import pytest
 import yaml
 from kubespawner import KubeSpawner
 
-from jupyterhub_gpu_reclaim.agent.app import AgentApp
-from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
-from jupyterhub_gpu_reclaim.engine.capabilities import NEEDED
-from jupyterhub_gpu_reclaim.service.options import Options
-from jupyterhub_gpu_reclaim.store.keys import load_keys
+from jupyterhub_gpu_reclaim.linux.capabilities import NEEDED
+from jupyterhub_gpu_reclaim.node.app import AgentApp
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
+from jupyterhub_gpu_reclaim.service.settings.options import Options
+from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from tests.kube.schemas import problems
 from tests.support.containers import CAPABILITIES
 from tests.support.kustomized import AGENT_IMAGE, FOLDER, built, documents

@@ -11,8 +11,8 @@ import yaml
 from jsonschema import Draft7Validator
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from tests.support.kustomized import built
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def test_no_program_stands_in_the_values_but_a_call_of_ours(overlay):
     [program] = values(overlay)["hub"]["extraConfig"].values()
     assert program.splitlines() == [
         "from z2jh import get_config",
-        "from jupyterhub_gpu_reclaim.hub_config import configure",
+        "from jupyterhub_gpu_reclaim.hub.config import configure",
         'configure(c, placement="kubernetes", **get_config("custom.gpuReclaim"))',
     ]
 

@@ -17,9 +17,9 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.orchestrator.journal import Journal
-from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
 
 
 @pytest.fixture

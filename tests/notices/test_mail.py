@@ -8,10 +8,10 @@ from email import message_from_bytes, policy
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.notices.channel import NotSent
-from jupyterhub_gpu_reclaim.notices.mail import Mail, MailServer
-from jupyterhub_gpu_reclaim.notices.notice import Notice
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
+from jupyterhub_gpu_reclaim.service.notices.mail import Mail, MailServer
+from jupyterhub_gpu_reclaim.service.notices.notice import Notice
 
 NOTICE = Notice(
     id=7,

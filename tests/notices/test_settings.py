@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from traitlets import TraitError
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.notices.settings import Notices
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 
 MAIL = {
     "mail_server": "smtp.example.org:587",

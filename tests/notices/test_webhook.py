@@ -9,11 +9,11 @@ import socket
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.notices.channel import NotSent
-from jupyterhub_gpu_reclaim.notices.notice import Notice
-from jupyterhub_gpu_reclaim.notices.webhook import Webhook
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
+from jupyterhub_gpu_reclaim.service.notices.notice import Notice
+from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
 
 SECRET = b"a secret of sixteen letters"
 NOTICE = Notice(

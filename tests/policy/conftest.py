@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.models import Phase, SessionKey, Usage
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Usage
 from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
 
 #: A Tuesday, 22:13:20 UTC.

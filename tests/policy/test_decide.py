@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traitlets.config import Config, Configurable
 
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     SessionKey,
     SessionView,

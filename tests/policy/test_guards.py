@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 import pytest
 from traitlets import TraitError
 
-from jupyterhub_gpu_reclaim.models import Failure, Phase
+from jupyterhub_gpu_reclaim.common.models import Failure, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy.guards import Guards
-from jupyterhub_gpu_reclaim.reasons import Reason
 
 BERLIN = "Europe/Berlin"
 needs_zones = pytest.mark.skipif(

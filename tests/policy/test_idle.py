@@ -2,10 +2,10 @@ import pytest
 from traitlets import TraitError
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.reasons import Reason
 
 
 def first(snapshot, now, **settings):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.policy.retention import Kept, Retention, Use, drop
 
 NOW = 1_700_000_000.0

@@ -1,8 +1,8 @@
 import pytest
 
+from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.traits import Seconds
 
 
 @pytest.mark.parametrize("kind", [IdlePolicy, Guards])

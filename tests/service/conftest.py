@@ -16,9 +16,11 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.clock import SystemClock
-from jupyterhub_gpu_reclaim.errors import BadRequest, NotFound, Refused
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Compared,
     Event,
@@ -33,23 +35,21 @@ from jupyterhub_gpu_reclaim.models import (
     Verdict,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.orchestrator.keeping import LONGEST_KEEP
-from jupyterhub_gpu_reclaim.orchestrator.people import Deleted, Left
-from jupyterhub_gpu_reclaim.orchestrator.rows import AuditRow
-from jupyterhub_gpu_reclaim.orchestrator.story import StoryLine, StoryPage
-from jupyterhub_gpu_reclaim.orchestrator.totals import Point, StoreUse, Totals
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.service import pages
-from jupyterhub_gpu_reclaim.service.context import Context, Limits, Streams
-from jupyterhub_gpu_reclaim.service.scopes import MANAGE, METRICS
-from jupyterhub_gpu_reclaim.service.web import MAX_BODY, application
-from jupyterhub_gpu_reclaim.vouching import Vouching
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryLine, StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
+from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
+from jupyterhub_gpu_reclaim.service.web import pages
+from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 from tests.support.commands import Command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.orchestrator.history import Line
+    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN
+from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from tornado.web import create_signed_value
 
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     GpuSample,
     Phase,
@@ -21,9 +21,9 @@ from jupyterhub_gpu_reclaim.models import (
     Step,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.orchestrator.history import Line
-from jupyterhub_gpu_reclaim.orchestrator.totals import Point, Totals
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, Totals
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

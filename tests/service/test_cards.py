@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Failure,
     Phase,
@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.models import (
     Step,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.service.cards import ago, ahead, card
+from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
 
 NOW = 1_700_000_000.0
 ADA = SessionKey("ada", "train")

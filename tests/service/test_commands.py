@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim import cli_sessions
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.cli import sessions
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     GpuSample,
     Phase,
@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.models import (
     Step,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.service.conftest import checkpoint
 from tests.support.commands import unused
 
@@ -122,7 +122,7 @@ async def test_suspend_that_fails_says_why_with_its_code(command, control):
     control.put("ada")
     goes_on(control, "suspend", {"phase": Phase.RUNNING, "failure": BROKEN})
     code, out, err = await command("suspend", "ada")
-    assert code == cli_sessions.FAILED
+    assert code == sessions.FAILED
     assert "failed" in out
     assert err == "Error: ada/: It did not work. (capture_failed)\n  Look.\n"
 
@@ -132,7 +132,7 @@ async def test_what_is_refused_for_one_is_done_for_the_others(command, control):
     control.put("bob", "train")
     goes_on(control, "suspend", {"phase": Phase.SUSPENDED})
     code, results = await command.json("suspend", "ada", "bob/train")
-    assert code == cli_sessions.FAILED
+    assert code == sessions.FAILED
     assert [result["how"] for result in results] == ["refused", "done"]
     assert results[0]["failure"]["code"] == "wrong_phase"
 
@@ -154,13 +154,13 @@ async def test_no_wait_only_asks(command, control):
 async def test_time_limit_ends_the_waiting_and_not_the_work(command, control):
     control.put("ada")
     code, _, err = await command("suspend", "ada", "--time-limit=0.3")
-    assert code == cli_sessions.LATE
+    assert code == sessions.LATE
     assert "still_waiting" in err
     assert control.session(ADA).phase is Phase.SUSPENDING
 
 
 async def test_stream_that_breaks_is_taken_up_again(command, control, monkeypatch):
-    monkeypatch.setattr("jupyterhub_gpu_reclaim.cli_sessions.following.PAUSE", 0.01)
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.cli.sessions.progress.PAUSE", 0.01)
     control.put("ada")
     changes = control.changes
     control.changes = broken = BrokenOnce(changes)
@@ -201,7 +201,7 @@ async def test_all_idle_leaves_those_that_work_are_kept_or_unknown(command, cont
 async def test_many_are_not_taken_without_a_yes(command, control):
     control.put("ada", usage=unused(3600))
     code, _, err = await command("suspend", "--all-idle")
-    assert code == cli_sessions.FAILED
+    assert code == sessions.FAILED
     assert "--yes" in err
     assert command.names("suspend") == []
 
@@ -209,7 +209,7 @@ async def test_many_are_not_taken_without_a_yes(command, control):
 async def test_nothing_is_suspended_when_no_session_is_chosen(command, control):
     control.put("ada")
     code, _, err = await command("suspend")
-    assert code == cli_sessions.FAILED
+    assert code == sessions.FAILED
     assert "Which sessions?" in err
     code, out, _ = await command("suspend", "--user=nobody", "--yes")
     assert (code, out) == (0, "No session fits.\n")
@@ -256,7 +256,7 @@ async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control)
 
 async def test_second_tree_is_ended_by_name_and_not_without_a_yes(command, control):
     code, _, err = await command("end-tree", "bob/train", "i2")
-    assert code == cli_sessions.FAILED
+    assert code == sessions.FAILED
     assert "--yes" in err
     assert control.calls == []
     code, out, _ = await command("end-tree", "bob/train", "i2", "--yes")

@@ -8,7 +8,7 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim import cli_sessions
+from jupyterhub_gpu_reclaim.cli import sessions
 
 
 async def test_session_that_is_not_there_is_a_sentence_with_a_code(command):
@@ -63,7 +63,7 @@ async def test_address_that_is_none_is_told(command, url):
 
 async def test_service_that_does_not_answer_has_an_exit_code_of_its_own(command):
     code, _, err = await command("sessions", "--url=http://127.0.0.1:1/hub")
-    assert code == cli_sessions.NO_SERVICE
+    assert code == sessions.NO_SERVICE
     assert "http://127.0.0.1:1/hub/services/gpu-reclaim" in err
     assert "(api_unreachable)" in err
 
@@ -71,7 +71,7 @@ async def test_service_that_does_not_answer_has_an_exit_code_of_its_own(command)
 async def test_something_else_at_the_address_is_not_taken_for_the_service(command):
     hub = HubOAuth.instance().api_url.partition("/hub/")[0]
     code, _, err = await command("sessions", f"--url={hub}")
-    assert code == cli_sessions.NO_SERVICE
+    assert code == sessions.NO_SERVICE
     assert "something else is there (status 404)" in err
 
 
@@ -86,7 +86,7 @@ async def test_answer_of_a_proxy_before_it_is_told_apart(command, status, why):
     code, _, err = await command("sessions", f"--url={url}")
     server.stop()
     await server.close_all_connections()
-    assert code == cli_sessions.NO_SERVICE
+    assert code == sessions.NO_SERVICE
     assert why in err
 
 

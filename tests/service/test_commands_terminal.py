@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 
-from jupyterhub_gpu_reclaim import cli_sessions
-from jupyterhub_gpu_reclaim.models import (
-    Phase,
-    Step,
-)
+from jupyterhub_gpu_reclaim.cli import sessions
+from jupyterhub_gpu_reclaim.common.models import Phase, Step
 from tests.support.commands import Typed, unused
 
 
@@ -34,7 +31,7 @@ async def test_terminal_takes_no_answer_for_a_no(service, control):
     typed = Typed(service, "suspend", "--all-idle")
     await typed.until("Suspend this session? [y/N]")
     os.write(typed.ours, b"\n")
-    assert await typed.end() == cli_sessions.FAILED
+    assert await typed.end() == sessions.FAILED
     assert control.calls == []
 
 

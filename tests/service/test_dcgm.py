@@ -6,11 +6,11 @@ import pytest
 from traitlets import TraitError
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import Refused
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.dcgm import DcgmSource
-from jupyterhub_gpu_reclaim.service.placement import agent_of
+from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
+from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 
 URL = "http://prometheus-server.monitoring:9090"
 

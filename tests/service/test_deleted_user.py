@@ -17,13 +17,13 @@ import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
 from tests.support.hub import HubUnderTest, free_port, wait_until
 
 PAGE = "/services/gpu-reclaim/"
 CONFIG = """
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 # the Hub looks after its services every 30 s, which no setting changes
 from jupyterhub.services.service import _ServiceSpawner
 _ServiceSpawner.poll_interval = 1
@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         keeps = self.path.startswith("/v1/checkpoints")
         saved = list(self.server.saved.values()) if keeps else []
-        self._answer(200, wire.encode(saved))
+        self._answer(200, codec.encode(saved))
 
     def do_DELETE(self) -> None:
         self.server.saved.pop(self.path.rpartition("/")[2], None)

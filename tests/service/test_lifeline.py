@@ -11,8 +11,8 @@ import textwrap
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.service import lifeline
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.service.process import lifeline
 
 
 def _grandchild(code: str) -> subprocess.Popen[bytes]:
@@ -25,7 +25,7 @@ def _grandchild(code: str) -> subprocess.Popen[bytes]:
 def test_child_of_a_killed_parent_gets_sigterm():
     child = """
         import signal, sys
-        from jupyterhub_gpu_reclaim.service.lifeline import die_with_parent
+        from jupyterhub_gpu_reclaim.service.process.lifeline import die_with_parent
         die_with_parent()
         print("ready", flush=True)
         signal.sigtimedwait([], 60)
@@ -41,7 +41,7 @@ def test_child_of_a_killed_parent_gets_sigterm():
 def test_watch_tells_when_the_parent_ends():
     child = """
         import asyncio, os
-        from jupyterhub_gpu_reclaim.service import lifeline
+        from jupyterhub_gpu_reclaim.service.process import lifeline
         async def main():
             told = asyncio.Event()
             lifeline.watch(os.getppid(), told.set)
@@ -60,7 +60,7 @@ def test_watch_tells_when_the_parent_ends():
 def test_child_that_begins_after_its_hub_has_ended_is_told_at_once():
     child = """
         import asyncio, os, time
-        from jupyterhub_gpu_reclaim.service import lifeline
+        from jupyterhub_gpu_reclaim.service.process import lifeline
         hub = os.getppid()
         print("ready", flush=True)
         while os.getppid() == hub:  # it ends while our modules are being loaded
@@ -83,7 +83,7 @@ def test_child_that_begins_after_its_hub_has_ended_is_told_at_once():
 def test_parent_that_is_not_the_hub_is_watched_while_the_hub_lives():
     child = """
         import os
-        from jupyterhub_gpu_reclaim.service import lifeline
+        from jupyterhub_gpu_reclaim.service.process import lifeline
         print(lifeline.die_with_parent(1) == os.getppid())
     """
     with _grandchild(child) as process:

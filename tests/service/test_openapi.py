@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.models import Phase
-from jupyterhub_gpu_reclaim.service.openapi import METHODS, document, operations
-from jupyterhub_gpu_reclaim.service.routes import ROUTES, openapi
-from jupyterhub_gpu_reclaim.service.routes.base import Route
-from jupyterhub_gpu_reclaim.vouching import Vouching
+from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
+from jupyterhub_gpu_reclaim.service.api.base import Route
+from jupyterhub_gpu_reclaim.service.api.openapi import METHODS, document, operations
 
 SCHEMATHESIS = shutil.which("st", path=str(Path(sys.executable).parent))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.models import GpuSample, Phase, SessionKey
-from jupyterhub_gpu_reclaim.orchestrator.history import MINUTES, Line
-from jupyterhub_gpu_reclaim.orchestrator.totals import Point, StoreUse, Totals
-from jupyterhub_gpu_reclaim.service.table import ROWS
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
+from jupyterhub_gpu_reclaim.service.web.table import ROWS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.models import Failure, KeptState, Phase, SessionKey
-from jupyterhub_gpu_reclaim.service.pages import DONE
+from jupyterhub_gpu_reclaim.common.models import Failure, KeptState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.service.web.pages import DONE
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

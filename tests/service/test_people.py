@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     KeptState,
     Phase,
     SessionKey,
@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.models import (
     Verdict,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.service.web import MAX_BODY
+from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY
 
 ADA = SessionKey("ada")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.orchestrator.settings import Settings
-from jupyterhub_gpu_reclaim.service import scopes
-from jupyterhub_gpu_reclaim.service.options import Options
-from jupyterhub_gpu_reclaim.service.surroundings import SPAWNER_TOKEN, Surroundings
+from jupyterhub_gpu_reclaim.common.auth import scopes
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.service.settings.environment import (
+    SPAWNER_TOKEN,
+    Surroundings,
+)
+from jupyterhub_gpu_reclaim.service.settings.options import Options
 
 FROM_HUB = {
     "JUPYTERHUB_API_TOKEN": "token-of-the-service",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.clients.service import ServiceClient
-from jupyterhub_gpu_reclaim.errors import Refused, RestoreFailed
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Identity,
     Placement,
@@ -16,8 +16,8 @@ from jupyterhub_gpu_reclaim.models import (
     StartPlan,
     Step,
 )
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.vouching import Vouching
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 
 ADA = SessionKey("ada", "train")
 PLACE = Placement(key=ADA, incarnation="i2", checkpoint="c1")
@@ -118,7 +118,7 @@ async def test_progress_that_fails_on_the_way_ends_with_the_failure(service, cli
     error = RestoreFailed(Reason.RESTORE_FAILED, why="no memory")
     service.control.events = [*STEPS, error]
     events = [event async for event in client.progress(ADA, 0)]
-    assert events == [*STEPS, Event(failure=wire.failure_of(error))]
+    assert events == [*STEPS, Event(failure=codec.failure_of(error))]
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "1e3", "9" * 40])

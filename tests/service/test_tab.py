@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim import passes
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 #: What a browser says of a script's question.
 SCRIPT = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
@@ -17,12 +17,12 @@ def pass_of(service, key=ADA, *, started=None, at=None) -> str:
     """As the server of that session makes it."""
     now = service.context.clock.now()
     secret = service.context.spawner_token
-    given = passes.session_key(secret, key, now if started is None else started)
-    return passes.made({passes.VARIABLE: given}, now if at is None else at)
+    given = tab_tokens.session_key(secret, key, now if started is None else started)
+    return tab_tokens.made({tab_tokens.VARIABLE: given}, now if at is None else at)
 
 
 async def call_with(service, tab_pass, path, method="GET", **more):
-    headers = {**SCRIPT, passes.HEADER: tab_pass}
+    headers = {**SCRIPT, tab_tokens.HEADER: tab_pass}
     return await service.call(path, "", method, headers=headers, **more)
 
 
@@ -64,7 +64,7 @@ async def test_pass_of_a_manager_does_not_manage(service):
     "key", [SessionKey("ada"), SessionKey("a/b c%41ü", "tr.ain"), SessionKey("x", "--")]
 )
 async def test_pass_names_its_session_whatever_that_is_called(service, key):
-    found = passes.read(
+    found = tab_tokens.read(
         service.context.spawner_token,
         pass_of(service, key),
         service.context.clock.now(),
@@ -88,13 +88,13 @@ async def test_pass_that_is_changed_old_or_of_the_future_counts_for_nothing(serv
         ".".join([str(int(since) + 1), at, mac, path]),
         ".".join([since, str(int(at) + 1), mac, path]),
         ".".join([since, at, mac, "bob/-"]),
-        pass_of(service, started=LONG_AGO, at=now - passes.SECONDS - 1),
-        pass_of(service, at=now + 2 * passes.AHEAD),
+        pass_of(service, started=LONG_AGO, at=now - tab_tokens.SECONDS - 1),
+        pass_of(service, at=now + 2 * tab_tokens.AHEAD),
     ):
         refused = await call_with(service, changed, "api/sessions/ada/-")
         assert refused.code == 401, changed
 
 
 def test_server_that_was_started_without_a_key_makes_no_pass():
-    assert passes.made({}, LONG_AGO) == ""
-    assert passes.made({passes.VARIABLE: "x"}, LONG_AGO) == ""
+    assert tab_tokens.made({}, LONG_AGO) == ""
+    assert tab_tokens.made({tab_tokens.VARIABLE: "x"}, LONG_AGO) == ""

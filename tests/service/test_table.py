@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.models import (
+from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     Phase,
     SessionKey,
@@ -14,10 +14,10 @@ from jupyterhub_gpu_reclaim.models import (
     Usage,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.orchestrator.history import MINUTES, Line
-from jupyterhub_gpu_reclaim.orchestrator.totals import STEP, Point, Totals
-from jupyterhub_gpu_reclaim.service.drawing import plot, spark
-from jupyterhub_gpu_reclaim.service.table import ROWS, SORTS, Wanted, table
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import STEP, Point, Totals
+from jupyterhub_gpu_reclaim.service.web.svg import plot, spark
+from jupyterhub_gpu_reclaim.service.web.table import ROWS, SORTS, Wanted, table
 
 NOW = 1_700_000_000.0
 

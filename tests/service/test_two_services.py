@@ -24,11 +24,11 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jupyterhub_gpu_reclaim.clients.service import ServiceClient
-from jupyterhub_gpu_reclaim.errors import Unreachable
-from jupyterhub_gpu_reclaim.models import Placement, SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from tests.orchestrator.doubles import (
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.client import ServiceClient
+from tests.controlplane.doubles import (
     TOKEN,
     HubInMemory,
     NodeInMemory,

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from jupyterhub_gpu_reclaim import wire
-from jupyterhub_gpu_reclaim.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.models import CheckpointInfo, HubState, SessionKey
-from jupyterhub_gpu_reclaim.service.scopes import MANAGE
-from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Hello, Vouching
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
+from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, SessionKey
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -51,7 +51,7 @@ url = urllib.parse.urlparse(os.environ["JUPYTERHUB_SERVICE_URL"])
 http.server.HTTPServer(("127.0.0.1", url.port), Handler).serve_forever()
 """
 CONFIG = """
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 c.JupyterHub.spawner_class = "simple"
 c.JupyterHub.load_groups = {{"course-101": {{"users": ["carl"]}}}}
 c.Spawner.cmd = ["python3", "-c", {server!r}]
@@ -95,10 +95,10 @@ class AgentWithOneSavedSession(ThreadingHTTPServer):
 class _AgentHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/hello":
-            self._answer(200, wire.encode(Hello(run="r1")))
+            self._answer(200, codec.encode(Hello(run="r1")))
             return
         saved = self.server.saved if self.path.startswith("/v1/checkpoints") else []
-        self._answer(200, wire.encode(saved))
+        self._answer(200, codec.encode(saved))
 
     def do_DELETE(self) -> None:
         self.server.saved.clear()

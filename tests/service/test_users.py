@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.orchestrator.story import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
 
 
 async def test_history_of_ones_own_sessions_comes_in_pages(service):

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 from jupyterhub.app import JupyterHub
 
-from jupyterhub_gpu_reclaim.spawner import hub_patches, mixin  # noqa: F401 - applies it
+from jupyterhub_gpu_reclaim.hub.spawner import mixin, patches  # noqa: F401 - applies it
 
 
 def test_patch_is_in_place_once_a_spawner_of_ours_is_imported():
     patched = JupyterHub.cleanup_oauth_clients
-    assert hub_patches.apply()
+    assert patches.apply()
     assert JupyterHub.cleanup_oauth_clients is patched
     assert patched.__wrapped__.__qualname__ == "JupyterHub.cleanup_oauth_clients"
     starts = JupyterHub.start_service
@@ -36,7 +36,7 @@ class Hub:
 
 
 async def test_service_of_ours_that_does_not_come_up_is_gone_on_without(caplog):
-    assert hub_patches.apply(Hub)
+    assert patches.apply(Hub)
     for timeout in (5, -9.99):
         service = SimpleNamespace(timeout=timeout, url="", managed=True)
         assert await Hub().start_service("gpu-reclaim", service)
@@ -54,7 +54,7 @@ def test_unknown_hub_is_left_alone_with_a_warning(caplog):
 
     before = NewHub.cleanup_oauth_clients
     with caplog.at_level(logging.WARNING, logger="JupyterHub"):
-        assert not hub_patches.apply(NewHub)
-        assert not hub_patches.apply(NewerHub)
+        assert not patches.apply(NewHub)
+        assert not patches.apply(NewerHub)
     assert NewHub.cleanup_oauth_clients is before
     assert "logs browsers out" in caplog.text

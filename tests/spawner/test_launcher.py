@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import Refused
-from jupyterhub_gpu_reclaim.spawner import launch as launch_module
-from jupyterhub_gpu_reclaim.spawner import launcher
-from jupyterhub_gpu_reclaim.spawner.processes import Session
-from jupyterhub_gpu_reclaim.spawner.state import Place
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.hub.local import launch as launch_module
+from jupyterhub_gpu_reclaim.hub.local.processes import Session
+from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.session_init import launcher
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 #: Of this process alone: sweeping it must not take another's groups.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from jupyterhub_gpu_reclaim.models import Step
-from jupyterhub_gpu_reclaim.spawner.narrator import (
+from jupyterhub_gpu_reclaim.common.models import Step
+from jupyterhub_gpu_reclaim.hub.spawner.progress import (
     CEILING,
     Narrator,
     interleaved,

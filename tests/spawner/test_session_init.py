@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import jupyterhub_gpu_reclaim.spawner
+import jupyterhub_gpu_reclaim.session_init
 
-INIT = Path(jupyterhub_gpu_reclaim.spawner.__file__).with_name("session_init.py")
+INIT = Path(jupyterhub_gpu_reclaim.session_init.__file__).with_name("session_init.py")
 NAMES = ("--incarnation", "test", "--user", "ann", "--server", "", "--realm", "si")
 UNSHARE = ("unshare", "--fork", "--pid", "--mount", "--mount-proc", "--kill-child")
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jupyterhub_gpu_reclaim.spawner.state import Place, Pointer, PointerPhase
+from jupyterhub_gpu_reclaim.hub.spawner.state import Place, Pointer, PointerPhase
 
 #: As version 1 wrote it; never edit, add a sample per version.
 V1 = (

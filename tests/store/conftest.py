@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 

@@ -1,5 +1,5 @@
 """What the store's tests share: master keys that are no secret."""
 
-from jupyterhub_gpu_reclaim.store.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 
 KEYS = KeyRing({"k1": b"1" * 32})

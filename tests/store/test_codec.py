@@ -6,7 +6,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.store.codec import Compression, Garbled, Kind, pack, unpack
+from jupyterhub_gpu_reclaim.store.format.compression import (
+    Compression,
+    Garbled,
+    Kind,
+    pack,
+    unpack,
+)
 
 RANDOM = os.urandom(256 * 1024)
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.keys import KeyRing
+from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 

@@ -5,15 +5,15 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import NotFound, ReclaimError, StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.around import Around
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.proxy import Around
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 RANDOM = os.urandom(700_000)

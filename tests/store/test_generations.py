@@ -7,18 +7,18 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import ReclaimError, StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import intents
-from jupyterhub_gpu_reclaim.store.around import Around
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.faults import FailsEveryThird
-from jupyterhub_gpu_reclaim.store.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.backends.retry import Patience, Retrying
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.locks import intents
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.retrying import Patience, Retrying
+from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 PAGE = 4096

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import index_bytes
-from jupyterhub_gpu_reclaim.store.codec import Kind
-from jupyterhub_gpu_reclaim.store.index import BLOCKS, Index, is_name
-from jupyterhub_gpu_reclaim.store.runs import rest_of, runs
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format import index_codec
+from jupyterhub_gpu_reclaim.store.format.compression import Kind
+from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, Index, is_name
+from jupyterhub_gpu_reclaim.store.read.extents import rest_of, runs
 
 KEY = b"k" * 32
 CHUNK = 4096
@@ -31,19 +31,19 @@ def small(**changes):
 
 
 def encode(index):
-    encoded = index_bytes.encode(index, KEY)
+    encoded = index_codec.encode(index, KEY)
     data = b"".join(encoded.sealed)
     assert len(data) == encoded.length
     return data, encoded.segments
 
 
 def cut(data):
-    step = index_bytes.SEGMENT_BYTES + 16
+    step = index_codec.SEGMENT_BYTES + 16
     return [data[at : at + step] for at in range(0, len(data), step)]
 
 
 def decode(data, segments, packs=(RAW, 60)):
-    return index_bytes.decode(cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs)
+    return index_codec.decode(cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs)
 
 
 def test_index_round_trip_is_equal():
@@ -108,7 +108,7 @@ def test_index_with_any_flipped_bit_is_damaged(data):
 def test_index_of_two_segments_swapped_or_doubled_is_damaged():
     ids = np.frombuffer(os.urandom(16 * 600_000), np.uint64).reshape(-1, 2)
     sealed, segments = encode(small(ids=ids))
-    step = index_bytes.SEGMENT_BYTES + 16
+    step = index_codec.SEGMENT_BYTES + 16
     assert segments == 3
     one, two, three = sealed[:step], sealed[step : 2 * step], sealed[2 * step :]
     for wrong in (two + one + three, one + one + three):
@@ -118,10 +118,10 @@ def test_index_of_two_segments_swapped_or_doubled_is_damaged():
 
 def test_check_of_what_was_written_tells_any_change():
     data, segments = encode(small())
-    index_bytes.compare(cut(data), segments, KEY, "packs/c1/index")
+    index_codec.compare(cut(data), segments, KEY, "packs/c1/index")
     for wrong in ([], [data[:-1]], [data, data], [bytes(len(data))]):
         with pytest.raises(StoreError, match="packs/c1/index reads back differently"):
-            index_bytes.compare(wrong, segments, KEY, "packs/c1/index")
+            index_codec.compare(wrong, segments, KEY, "packs/c1/index")
 
 
 BAD = {
@@ -172,20 +172,20 @@ def test_index_that_does_not_add_up_is_damaged(changes):
 
 @given(st.binary(max_size=200))
 def test_index_of_any_plain_bytes_is_damaged(plain):
-    from jupyterhub_gpu_reclaim.store import binding, crypto
+    from jupyterhub_gpu_reclaim.store.format import associated_data, crypto
 
-    sealed = crypto.Sealer(KEY).seal(0, plain, binding.segment(0, 1))
+    sealed = crypto.Sealer(KEY).seal(0, plain, associated_data.segment(0, 1))
     with pytest.raises(StoreError) as caught:
         decode(sealed, 1)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
 def test_index_that_claims_a_world_of_memory_is_damaged():
-    from jupyterhub_gpu_reclaim.store import binding, crypto
+    from jupyterhub_gpu_reclaim.store.format import associated_data, crypto
 
     head = b'{"files":[],"blocks":4294967295,"refs":4294967295,"ids":0}'
     plain = len(head).to_bytes(4, "little") + head + bytes(1000)
-    sealed = crypto.Sealer(KEY).seal(0, plain, binding.segment(0, 1))
+    sealed = crypto.Sealer(KEY).seal(0, plain, associated_data.segment(0, 1))
     with pytest.raises(StoreError, match="counts do not fit"):
         decode(sealed, 1)
 

@@ -4,13 +4,13 @@ import stat
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import keys
-from jupyterhub_gpu_reclaim.store.keys import KeyRing, load_keys, make_key_file
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format import keys
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, load_keys, make_key_file
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 
 ONE, TWO = b"1" * 32, b"2" * 32
 

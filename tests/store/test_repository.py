@@ -5,18 +5,18 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import (
+from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
     ReclaimError,
     Refused,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.models import SessionKey, Step
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 RANDOM = os.urandom(700_001)

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.models import SessionKey, Step
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 from tests.store.samples import make

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import slots
-from jupyterhub_gpu_reclaim.store.lane import SLOT_BYTES
-from jupyterhub_gpu_reclaim.store.slots import Slots
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.packing import buffers
+from jupyterhub_gpu_reclaim.store.packing.buffers import Slots
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import SLOT_BYTES
 
 CHUNK = 4096
 
@@ -75,7 +75,7 @@ def test_fill_from_a_pipe_gives_all_of_it(length, blocking):
     feeder = threading.Thread(target=feed)
     feeder.start()
     slot, out = memoryview(bytearray(SLOT_BYTES)), b""
-    while filled := slots.fill(reading, wake, slot):
+    while filled := buffers.fill(reading, wake, slot):
         assert filled == min(SLOT_BYTES, length - len(out))
         out += slot[:filled]
     feeder.join()
@@ -88,7 +88,7 @@ def test_fill_that_is_called_off_ends():
     reading, writing = os.pipe()
     wake = os.eventfd(1)
     with pytest.raises(StoreError) as caught:
-        slots.fill(reading, wake, memoryview(bytearray(SLOT_BYTES)))
+        buffers.fill(reading, wake, memoryview(bytearray(SLOT_BYTES)))
     assert caught.value.reason is Reason.CANCELLED
     for descriptor in (reading, writing, wake):
         os.close(descriptor)

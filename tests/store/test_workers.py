@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import channel, hands, nursery
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
-from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.workers import channel, fork_client, handle
+from jupyterhub_gpu_reclaim.store.workers.pool import Pool
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 PLAIN = os.urandom(5_000_000) + bytes(3_000_000) + b"kernel " * 400_000
@@ -361,7 +361,7 @@ def test_full_disk_in_a_worker_is_store_full(clock, pool, tmp_path, small_disk):
 def test_workers_end_with_their_agent(tmp_path):
     code = (
         "import sys, time\n"
-        "from jupyterhub_gpu_reclaim.store.pool import Pool\n"
+        "from jupyterhub_gpu_reclaim.store.workers.pool import Pool\n"
         "pool = Pool(2); workers = pool.start()\n"
         "print(pool._zygote.pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -404,7 +404,7 @@ def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     channel.send(its_end, channel.Reported(), [memory])
     other_end.close()
     with pytest.raises(StoreError, match="ended unexpectedly"):
-        hands.hear_all([hands.Worker(good), hands.Worker(bad)], 5.0)
+        handle.hear_all([handle.Worker(good), handle.Worker(bad)], 5.0)
     channel.close_all([memory])
     for end in (good, its_end, bad):
         end.close()
@@ -430,7 +430,7 @@ def test_spare_workers_are_taken_and_a_dead_one_is_replaced():
 
 
 def test_hung_zygote_is_replaced_and_its_workers_at_work_live_on(monkeypatch):
-    monkeypatch.setattr(nursery, "_FORK_SECONDS", 0.3)
+    monkeypatch.setattr(fork_client, "_FORK_SECONDS", 0.3)
     pool = Pool(2)
     try:
         at_work = pool.start()
@@ -455,7 +455,7 @@ def test_hung_zygote_is_replaced_and_its_workers_at_work_live_on(monkeypatch):
 
 
 def test_capture_beside_a_hung_zygote_is_done_by_a_new_one(root, clock, monkeypatch):
-    monkeypatch.setattr(nursery, "_FORK_SECONDS", 0.3)
+    monkeypatch.setattr(fork_client, "_FORK_SECONDS", 0.3)
     pool = Pool(2)
     try:
         for worker in pool.start():
@@ -471,14 +471,14 @@ def test_capture_beside_a_hung_zygote_is_done_by_a_new_one(root, clock, monkeypa
 
 
 def test_zygotes_that_all_hang_are_an_error_in_words(monkeypatch):
-    monkeypatch.setattr(nursery, "_BEGIN_SECONDS", 0.3)
-    begun = nursery.Zygote.__init__
+    monkeypatch.setattr(fork_client, "_BEGIN_SECONDS", 0.3)
+    begun = fork_client.Zygote.__init__
 
     def begin_and_hang(zygote):
         begun(zygote)
         os.kill(zygote.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(nursery.Zygote, "__init__", begin_and_hang)
+    monkeypatch.setattr(fork_client.Zygote, "__init__", begin_and_hang)
     pool = Pool(2)
     try:
         with pytest.raises(StoreError, match="no worker can be started"):

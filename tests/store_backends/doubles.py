@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from jupyterhub_gpu_reclaim.errors import NotFound
-from jupyterhub_gpu_reclaim.models import CheckpointInfo, SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.around import Around
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing, Unavailable
-from jupyterhub_gpu_reclaim.store.intents import Intent
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.locks.intents import Intent
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 
 
 class SmallRepository:

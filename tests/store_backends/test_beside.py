@@ -5,16 +5,16 @@ from functools import partial
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.announcing import REFRESH_SECONDS
-from jupyterhub_gpu_reclaim.store.around import Around
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.locks.upload import REFRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
-from jupyterhub_gpu_reclaim.store.upload import Upload
+from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 DAY = 24 * 3600.0

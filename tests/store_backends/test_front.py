@@ -4,18 +4,18 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import layout
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.eviction import evict
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
-from jupyterhub_gpu_reclaim.store.upload import Upload
+from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
+from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.store_backends.doubles import Unreachable
 

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import BadRequest, StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable
-from jupyterhub_gpu_reclaim.store.object_options import ObjectOptions
-from jupyterhub_gpu_reclaim.store.objects import ObjectsBackend
-from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
+from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
 from tests.support.object_store import LOGIN, faulty
 
 BIG = os.urandom(11 * 1024 * 1024 + 3)

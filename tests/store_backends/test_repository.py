@@ -5,17 +5,17 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.errors import StoreError
-from jupyterhub_gpu_reclaim.models import SessionKey
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store.eviction import evict
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.pool import Pool
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers
-from jupyterhub_gpu_reclaim.store.upload import Upload
+from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
+from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
+from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from tests.store.doubles import KEYS
 from tests.support.object_store import faulty
 

@@ -5,17 +5,17 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.reasons import Reason
-from jupyterhub_gpu_reclaim.store import layout
-from jupyterhub_gpu_reclaim.store.around import Around
+from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable
-from jupyterhub_gpu_reclaim.store.eviction import evict
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.memory import MemoryBackend
-from jupyterhub_gpu_reclaim.store.opening import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.tiers import Means, Tiers, stands
-from jupyterhub_gpu_reclaim.store.upload import Upload
+from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers, stands
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
+from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store_backends.doubles import (
     Died,
     DiesAt,

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine import processes
-from jupyterhub_gpu_reclaim.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.linux import processes
 
-INIT = Path(criu_module.__file__).parent.parent / "spawner" / "session_init.py"
+INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
 MOUNTS = """
 mount -t tmpfs -o mode=1777 shm /dev/shm &&
 mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
@@ -33,10 +33,10 @@ CRIU_FOLDERS = (
     str(Path(__file__).parents[2] / ".cache" / "criu"),
     str(criu_module.FOLDER),
 )
-AGENT = "from jupyterhub_gpu_reclaim.agent.app import main; main()"
+AGENT = "from jupyterhub_gpu_reclaim.node.app import main; main()"
 #: As the launcher starts it, without JupyterLab: nobody here looks at a page.
 SERVER = """
-from jupyterhub_gpu_reclaim.spawner.launcher import deny_io_uring
+from jupyterhub_gpu_reclaim.session_init.launcher import deny_io_uring
 from jupyter_server.serverapp import ServerApp
 deny_io_uring()
 ServerApp.find_server_extensions = lambda self: None

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import criu as criu_module
-from jupyterhub_gpu_reclaim.engine.restore import proceed
-from tests.engine.conftest import (
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from tests.checkpoint.conftest import (
     REPL,
     Engine,
     Image,
@@ -27,7 +27,7 @@ from tests.engine.conftest import (
     World,
     fingerprints,
 )
-from tests.engine.test_other_user import GID, SHIM, UID
+from tests.checkpoint.test_other_user import GID, SHIM, UID
 
 SECRET = "the secret of another user"
 

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 
-from jupyterhub_gpu_reclaim.cli import main
-from jupyterhub_gpu_reclaim.models import SessionKey, Usage
+from jupyterhub_gpu_reclaim.cli.main import main
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Usage
 
 
 def unused(seconds: float, **more: object) -> Usage:
@@ -56,9 +56,8 @@ class Typed:
 
     def __init__(self, service, *line: str) -> None:
         self.ours, theirs = pty.openpty()
-        code = (
-            "import sys; from jupyterhub_gpu_reclaim.cli import main; sys.exit(main())"
-        )
+        code = "import sys; from jupyterhub_gpu_reclaim.cli.main import main as run;"
+        code += "sys.exit(run())"
         self.child = subprocess.Popen(
             [sys.executable, "-c", code, *line, f"--url={service.url}"],
             stdin=theirs,

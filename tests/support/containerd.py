@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.engine import processes
+from jupyterhub_gpu_reclaim.linux import processes
 from tests.support.agent import INIT, PATIENCE, wait_for
 from tests.support.containers import Ordered, leave_groups, run
 

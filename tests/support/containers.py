@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jupyterhub_gpu_reclaim.agent.pods import PodPlacements
-from jupyterhub_gpu_reclaim.engine import processes
-from jupyterhub_gpu_reclaim.engine.attempt import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.sessions.pods import PodPlacements
 from tests.support.agent import INIT, PATIENCE, SERVER, Agent, Jupyter, wait_for
 
 #: What Docker and containerd leave to a container's root.

@@ -7,8 +7,8 @@ the lines of /proc/meminfo.
 import os
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.agent import host_memory
-from jupyterhub_gpu_reclaim.agent.app import main
+from jupyterhub_gpu_reclaim.node.app import main
+from jupyterhub_gpu_reclaim.node.operations import host_memory
 
 host_memory.MEMINFO = Path(os.environ["CROWDED_MEMINFO"])
 main()

@@ -13,7 +13,7 @@ from tests.support.hub import API_TOKEN, wait_until
 
 #: What follows a Hub's own lines of configuration; braces are for ``str.format``.
 SERVICE_OF_A_CLUSTER = """
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 c.JupyterHub.load_roles.append({{
     "name": "tests-reclaim",
     "services": ["tests"],

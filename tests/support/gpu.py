@@ -9,13 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.engine import cuda_driver, processes, ptrace
-from jupyterhub_gpu_reclaim.engine.cuda_driver import (
+from jupyterhub_gpu_reclaim.checkpoint.gpu import driver
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
     Card,
     DriverError,
     Memory,
     State,
 )
+from jupyterhub_gpu_reclaim.linux import processes, ptrace
 
 ILLEGAL_STATE = 401
 CARD = Card(uuid="ab" * 16, name="NVIDIA Test", memory=1 << 30)
@@ -90,7 +91,7 @@ class ManagedMemory(WellDriver):
     def checkpoint(self, pid: int, *, seconds: float) -> None:
         if pid == max(self.states):
             raise DriverError(
-                "checkpoint", cuda_driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"
+                "checkpoint", driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"
             )
         super().checkpoint(pid, seconds=seconds)
 
@@ -129,9 +130,7 @@ class Profiled(WellDriver):
 
     def lock(self, pid: int, *, seconds: float) -> None:
         if pid == max(self.states):
-            raise DriverError(
-                "lock", cuda_driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"
-            )
+            raise DriverError("lock", driver.NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED")
         super().lock(pid, seconds=seconds)
 
 
@@ -152,7 +151,7 @@ class BusyCard(WellDriver):
 
     def lock(self, pid: int, *, seconds: float) -> None:
         if pid == max(self.states):
-            raise DriverError("lock", cuda_driver.NOT_READY, "CUDA_ERROR_NOT_READY")
+            raise DriverError("lock", driver.NOT_READY, "CUDA_ERROR_NOT_READY")
         super().lock(pid, seconds=seconds)
 
 

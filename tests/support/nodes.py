@@ -1,7 +1,7 @@
 """Nodes of the cluster's double: a kubelet, and an agent with the real agent's routes.
 
 A pod whose container begins with our init becomes a place on the agent's node in memory
-(``tests.orchestrator.doubles``); its server answers on the pod's address while its tree
+(``tests.controlplane.doubles``); its server answers on the pod's address while its tree
 runs. What is saved is in one store for all nodes.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.agent.routes import make_application
-from jupyterhub_gpu_reclaim.models import Identity, SessionKey, TreeState
-from jupyterhub_gpu_reclaim.spawner import session_init
-from tests.orchestrator.doubles import TOKEN, NodeInMemory
+from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.session_init import session_init
+from tests.controlplane.doubles import TOKEN, NodeInMemory
 from tests.support.cluster import NAMESPACE, Cluster
 
 SERVER_PORT, AGENT_PORT = 8888, 8099

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from jupyterhub_gpu_reclaim.vouching import NONCE, PROOF, Vouching
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Vouching
 
 TOKEN = "spawner-token-of-the-tests"
 VOUCHING = Vouching(TOKEN.encode())
@@ -61,7 +61,7 @@ class RelaunchingService:
             "\nc.ReclaimMixin.reclaim_timeout = 5.0\n"
             "from pathlib import Path\nimport jupyterhub_gpu_reclaim\n"
             "c.JupyterHub.template_paths = [str(Path("
-            "jupyterhub_gpu_reclaim.__file__).parent / 'ui/hub')]\n"
+            "jupyterhub_gpu_reclaim.__file__).parent / 'hub/templates')]\n"
         )
 
     def up(self) -> None:

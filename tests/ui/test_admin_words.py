@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import jupyterhub_gpu_reclaim
-from jupyterhub_gpu_reclaim import words
+from jupyterhub_gpu_reclaim.common import text
 
-STATIC = Path(jupyterhub_gpu_reclaim.__file__).parent / "ui" / "service" / "static"
+STATIC = Path(jupyterhub_gpu_reclaim.__file__).parent / "service" / "web" / "static"
 WORDS = STATIC / "admin" / "words.js"
 SIZES = [0, 999, 1_000, 9_940, 9_950, 412_000_000, 999_400_000, 999_600_000, 41.2e9]
 #: Seconds; minutes are not told with their seconds here, so whole minutes.
@@ -35,8 +35,8 @@ def test_sizes_and_durations_are_those_of_the_package() -> None:
         check=True,
     )
     assert json.loads(ran.stdout) == [
-        [words.size(one) for one in SIZES],
-        [words.duration(one) for one in TIMES],
+        [text.size(one) for one in SIZES],
+        [text.duration(one) for one in TIMES],
         ["ada/", "ada/x"],
         ["ada", "ada/x"],
     ]

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-STATIC = Path(__file__).parents[2] / "jupyterhub_gpu_reclaim" / "ui" / "lab" / "static"
+STATIC = (
+    Path(__file__).parents[2]
+    / "jupyterhub_gpu_reclaim"
+    / "lab"
+    / "labextension"
+    / "static"
+)
 MODULES = sorted(STATIC.glob("*.js"))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from jupyterhub_gpu_reclaim import passes
-from jupyterhub_gpu_reclaim.models import SessionKey
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -25,7 +25,7 @@ CONFIG = Path("etc/jupyter/jupyter_server_config.d/jupyterhub-gpu-reclaim.json")
 
 
 def test_installed_configuration_is_the_one_of_this_checkout():
-    source = Path(__file__).parents[2] / "jupyterhub_gpu_reclaim/ui/server"
+    source = Path(__file__).parents[2] / "jupyterhub_gpu_reclaim/lab/server_config"
     assert filecmp.cmp(source / CONFIG.name, Path(sys.prefix) / CONFIG, shallow=False)
 
 
@@ -33,14 +33,14 @@ def test_installed_configuration_is_the_one_of_this_checkout():
 def server(tmp_path_factory):
     """A Jupyter server as a session has it: its address, without a Hub."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
-    key = passes.session_key(SECRET, SessionKey("ada", "train"), time.time())
+    key = tab_tokens.session_key(SECRET, SessionKey("ada", "train"), time.time())
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"),
             *(f"--port={port}", "--ServerApp.base_url=/user/ada/train/"),
             "--IdentityProvider.token=token-of-ada",
         ],
-        env={**os.environ, "HOME": str(folder), passes.VARIABLE: key},
+        env={**os.environ, "HOME": str(folder), tab_tokens.VARIABLE: key},
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ def test_who_may_use_the_server_gets_a_pass_of_its_session(server):
     answer = requests.post(f"{server}gpu-reclaim/pass", headers=headers, timeout=20)
     assert answer.status_code == 200
     assert answer.headers["Cache-Control"] == "no-store"
-    found = passes.read(SECRET, answer.json()["pass"], time.time())
+    found = tab_tokens.read(SECRET, answer.json()["pass"], time.time())
     assert found is not None
     assert found.key == SessionKey("ada", "train")
 

@@ -4,7 +4,7 @@ The least that works, as a start for your own. Anybody may log in under any name
 authenticator before others can reach it.
 """
 
-from jupyterhub_gpu_reclaim.hub_config import configure
+from jupyterhub_gpu_reclaim.hub.config import configure
 
 c = get_config()  # type: ignore[name-defined] # noqa: F821
 c.JupyterHub.authenticator_class = "dummy"

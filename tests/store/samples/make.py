@@ -8,9 +8,9 @@ import random
 import sys
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.clock import ManualClock
-from jupyterhub_gpu_reclaim.models import SessionKey, Step
-from jupyterhub_gpu_reclaim.store.folder import FolderBackend
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 

@@ -1,0 +1,1 @@
+"""A session's private file systems as a tar stream, and back below one folder."""

@@ -1,0 +1,300 @@
+"""Put an archive of ``archive`` back below a folder, confined to it.
+
+Called by the agent before a restore, on the new place's tmpfs mounts and root. The
+stream was written from files that a user owns, and the place belongs to that user too,
+so neither is trusted: every path is opened below the folder without following a link or
+entering another mount, nothing but plain files, folders, links and fifos is made, and
+sizes are limited. A file is written under another name and then renamed over the old
+one, so that repeating a restore is harmless. It never makes a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tarfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, cast
+
+from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
+    BLOCK_BYTES,
+    END,
+    OPAQUE,
+    attributes_of,
+    damaged,
+    layout_of,
+    time_of,
+)
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_beneath, remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_TEMPORARY: Final = b".gpu-reclaim-restore"
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
+
+
+class Limits(NamedTuple):
+    """How much an archive may make."""
+
+    bytes: int = 1 << 42
+    entries: int = 20_000_000
+
+
+class Unpacked(NamedTuple):
+    """What was put back."""
+
+    entries: int
+    notes: tuple[str, ...]  #: what could not be, each a sentence for the log
+
+
+def unpack(
+    buffers: Iterable[bytes | bytearray | memoryview],
+    folder: int,
+    *,
+    overlay: bool = False,
+    clear: bool = False,
+    limits: Limits | None = None,
+) -> Unpacked:
+    """Make everything of a stream that ``pack`` wrote. Idempotent.
+
+    Args:
+        buffers: the stream.
+        folder: a descriptor of where it goes; it stays open.
+        overlay: whiteouts remove what is there, opaque folders are emptied first.
+        clear: empty the folder first (a tmpfs that an earlier attempt left).
+        limits: how much may be made.
+
+    Raises:
+        RestoreFailed: the stream is damaged, would leave the folder or is too large
+            (``checkpoint_damaged``), or the place does not take it
+            (``restore_failed``).
+    """
+    unpacker = _Unpacker(folder, overlay=overlay, limits=limits or Limits())
+    try:
+        if clear:
+            for name in names_in(folder):
+                remove(folder, name)
+        with tarfile.open(
+            fileobj=cast("IO[bytes]", _Source(iter(buffers))),  # read suffices
+            mode="r|",
+            encoding="utf-8",
+            errors="surrogateescape",
+            bufsize=BLOCK_BYTES,
+        ) as tar:
+            return unpacker.run(tar)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise damaged(str(error)) from None
+    except OSError as error:
+        raise RestoreFailed(
+            Reason.RESTORE_FAILED,
+            why=f"a file could not be put back: {error.strerror}",
+            detail=str(error),
+        ) from None
+
+
+class _Source:
+    """The file that tarfile wants, over buffers."""
+
+    def __init__(self, buffers: Iterator[bytes | bytearray | memoryview]) -> None:
+        self._buffers = buffers
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        out = bytearray()
+        while len(out) < size:
+            if not self._rest:
+                following = next(self._buffers, None)
+                if following is None:
+                    break
+                self._rest = memoryview(following).cast("B")
+            take = self._rest[: size - len(out)]
+            out += take
+            self._rest = self._rest[len(take) :]
+        return bytes(out)
+
+
+class _Unpacker:
+    """One run of :func:`unpack`."""
+
+    def __init__(self, folder: int, *, overlay: bool, limits: Limits) -> None:
+        self._folder = folder
+        self._overlay = overlay
+        self._limits = limits
+        self._bytes = self._entries = 0
+        self._notes: list[str] = []
+        #: folders whose times are set when everything below them has been made
+        self._open: list[tuple[bytes, int]] = []
+
+    def run(self, tar: tarfile.TarFile) -> Unpacked:
+        for info in tar:
+            if END in info.pax_headers:
+                self._leave(b"")
+                return Unpacked(self._entries, tuple(self._notes))
+            self._count(info)
+            path = _checked(info.name)
+            self._leave(path)
+            try:
+                self._make(tar, info, path)
+            except OSError as error:
+                if error.errno not in {errno.EXDEV, errno.EBUSY}:
+                    raise
+                # Another mount of the new place, which it has for a reason.
+                self._notes.append(f"{info.name} lies under a mount and was left out.")
+        raise damaged("an archive ends too early")
+
+    def _count(self, info: tarfile.TarInfo) -> None:
+        self._entries += 1
+        self._bytes += info.size
+        if self._entries > self._limits.entries or self._bytes > self._limits.bytes:
+            raise damaged("an archive is larger than allowed")
+
+    def _make(self, tar: tarfile.TarFile, info: tarfile.TarInfo, path: bytes) -> None:
+        if path == b".":
+            self._finish(self._folder, info)
+            self._open.append((path, time_of(info)))
+            return
+        parent_path, _, name = path.rpartition(b"/")
+        parent = open_beneath(self._folder, parent_path or b".", _FOLDER)
+        try:
+            if info.isdir():
+                self._make_folder(parent, name, info, path)
+            elif info.ischr() and self._overlay:
+                remove(parent, name)
+            else:
+                remove(parent, _TEMPORARY)
+                self._make_other(tar, parent, info)
+                self._put(parent, name)
+        finally:
+            os.close(parent)
+
+    def _make_folder(
+        self, parent: int, name: bytes, info: tarfile.TarInfo, path: bytes
+    ) -> None:
+        flags = os.O_PATH | os.O_NOFOLLOW
+        with contextlib.suppress(FileNotFoundError):
+            there = open_beneath(parent, name, flags)
+            try:
+                is_folder = stat.S_ISDIR(os.fstat(there).st_mode)
+            finally:
+                os.close(there)
+            if not is_folder or OPAQUE in info.pax_headers:
+                remove(parent, name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+        folder = open_beneath(parent, name, _FOLDER)
+        try:
+            self._finish(folder, info)
+        finally:
+            os.close(folder)
+        self._open.append((path, time_of(info)))
+
+    def _make_other(
+        self, tar: tarfile.TarFile, parent: int, info: tarfile.TarInfo
+    ) -> None:
+        """Make a file, link or fifo under the temporary name."""
+        if info.issym():
+            os.symlink(os.fsencode(info.linkname), _TEMPORARY, dir_fd=parent)
+            os.chown(
+                _TEMPORARY, info.uid, info.gid, dir_fd=parent, follow_symlinks=False
+            )
+            times = (time_of(info), time_of(info))
+            os.utime(_TEMPORARY, ns=times, dir_fd=parent, follow_symlinks=False)
+        elif info.islnk():
+            target = _checked(info.linkname)
+            first = open_beneath(self._folder, target, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                os.link(f"/proc/self/fd/{first}", _TEMPORARY, dst_dir_fd=parent)
+            finally:
+                os.close(first)
+        elif info.isfifo():
+            os.mkfifo(_TEMPORARY, 0o600, dir_fd=parent)
+            fifo = open_beneath(parent, _TEMPORARY, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                self._finish(fifo, info)
+            finally:
+                os.close(fifo)
+        elif info.isreg():
+            self._make_file(tar, parent, info)
+        else:
+            raise damaged(f"an archive holds something of type {info.type!r}")
+
+    def _make_file(
+        self, tar: tarfile.TarFile, parent: int, info: tarfile.TarInfo
+    ) -> None:
+        content = tar.extractfile(info)
+        if content is None:
+            raise damaged("an archive holds a file without contents")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        file = open_beneath(parent, _TEMPORARY, flags, 0o600)
+        try:
+            size, parts = layout_of(info)
+            if size + self._bytes > self._limits.bytes:
+                raise damaged("an archive is larger than allowed")
+            for start, length in parts:
+                at, end = start, start + length
+                while at < end:
+                    block = content.read(min(BLOCK_BYTES, end - at))
+                    if not block:
+                        raise damaged("an archive ends in the middle of a file")
+                    at += os.pwrite(file, block, at)
+            os.ftruncate(file, size)
+            self._finish(file, info)
+        finally:
+            os.close(file)
+
+    def _finish(self, descriptor: int, info: tarfile.TarInfo) -> None:
+        """Owner first: a change of it would clear the set-uid bit and capabilities."""
+        path = f"/proc/self/fd/{descriptor}"
+        os.chown(path, info.uid, info.gid)
+        Path(path).chmod(info.mode & 0o7777)
+        for name, value in attributes_of(info):
+            try:
+                os.setxattr(path, name, value)
+            except OSError as error:
+                if error.errno not in {errno.ENOTSUP, errno.EPERM}:
+                    raise
+                label = os.fsdecode(name)
+                self._notes.append(f"{info.name}: {label} is not possible here.")
+        os.utime(path, ns=(time_of(info), time_of(info)))
+
+    def _put(self, parent: int, name: bytes) -> None:
+        """Give what was made its name, over whatever has it."""
+        try:
+            os.rename(_TEMPORARY, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.EISDIR:
+                remove(parent, name)
+                os.rename(_TEMPORARY, name, src_dir_fd=parent, dst_dir_fd=parent)
+                return
+            remove(parent, _TEMPORARY)
+            raise
+        # Two names of one file: rename does nothing then, and leaves the first.
+        remove(parent, _TEMPORARY)
+
+    def _leave(self, path: bytes) -> None:
+        """Set the times of folders that the stream has left."""
+        while self._open:
+            left, mtime = self._open[-1]
+            if path and (left == b"." or path.startswith(left + b"/")):
+                return
+            self._open.pop()
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                folder = open_beneath(self._folder, left, _FOLDER)
+                try:
+                    os.utime(folder, ns=(mtime, mtime))
+                finally:
+                    os.close(folder)
+
+
+def _checked(name: str) -> bytes:
+    """A path of the archive, which must stay below."""
+    path = os.fsencode(name)
+    parts = path.split(b"/")
+    if path != b"." and any(part in {b"", b".", b".."} for part in parts):
+        raise damaged("an archive names a path that leads out of it")
+    return path

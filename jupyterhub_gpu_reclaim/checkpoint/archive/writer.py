@@ -1,0 +1,317 @@
+"""Write what lies on a session's private file systems as a tar stream.
+
+Called by the agent after CRIU's dump (which leaves ``link_remap.N`` files behind that
+belong to it), while the tree is stopped: for each private tmpfs, and for the upper
+folder of an overlay that is the session's root. ``unarchive`` is the way back. It never
+writes to a disk, never holds more than a block in memory, never follows a link and
+never leaves the mount.
+
+An upper folder need not hold all that it changes: of a file whose owner or mode alone
+are new, and of a renamed folder of the image, it has but a name ("metacopy" and
+"redirect"). What is missing there is taken from the merged folder.
+
+The format is POSIX pax with numeric owners; see ``tarformat`` for what we add: exact
+times, extended attributes, holes that stay holes, and a last entry.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import tarfile
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+
+from jupyterhub_gpu_reclaim.checkpoint.archive.holes import Content, extents, open_again
+from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
+    BLOCK_BYTES,
+    END,
+    OPAQUE,
+    attribute_header,
+    extents_header,
+    time_header,
+)
+from jupyterhub_gpu_reclaim.common.errors import Refused, RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, open_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+
+_OVERLAY: Final = ("trusted.overlay.", "user.overlay.")
+
+#: More than this are not archived: listing them would fill the agent's memory first.
+MAX_ENTRIES = 2_000_000
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
+_NO_FOLDER: Final = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENOENT})
+_TYPES: Final = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+    stat.S_IFIFO: tarfile.FIFOTYPE,
+}
+
+
+class Writer(Protocol):
+    """Where the stream goes; what it raises ends the archive."""
+
+    def __call__(self, buffer: bytes, /) -> object:
+        """Take the next bytes."""
+
+
+class Packed(NamedTuple):
+    """What an archive holds."""
+
+    entries: int
+    bytes: int  #: length of the stream
+    notes: tuple[str, ...]  #: what was left out, each a sentence for the log
+
+
+def open_mount(pid: int, mount: Mount) -> int:
+    """The top folder of a mount that a process sees, as a descriptor.
+
+    Raises:
+        Refused: it is not there, or something else is (``no_tree``).
+    """
+    try:
+        root = open_root(f"/proc/{pid}/root")
+        try:
+            target = os.fsencode(mount.target)
+            folder = open_in_root(root, target, os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            os.close(root)
+    except OSError as error:
+        raise Refused(Reason.NO_TREE, detail=f"{mount.target}: {error}") from None
+    device = os.fstat(folder).st_dev
+    if mount.kind == "tmpfs" and mount.device != (
+        f"{os.major(device)}:{os.minor(device)}"
+    ):
+        os.close(folder)
+        raise Refused(Reason.NO_TREE, detail=f"{mount.target} is not that mount")
+    return folder
+
+
+def pack(folder: int, write: Writer, *, merged: int | None = None) -> Packed:
+    """Stream everything below a folder, the folder's own owner and mode included.
+
+    Args:
+        folder: a descriptor, as :func:`open_mount` gives it; it stays open.
+        write: takes the stream.
+        merged: where the folder is an overlay's upper one, the top folder of what
+            programs see; whiteouts and opaque folders are kept then.
+
+    Raises:
+        RolledBack: something cannot be read (``capture_failed``). Errors of ``write``
+            come through as they are.
+    """
+    return _Packer(folder, write, merged).run()
+
+
+class _Sink:
+    """The file that tarfile wants, over a function that takes buffers."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self.position = 0
+        #: what the sink raised is told apart from what the session's files raised
+        self.error: BaseException | None = None
+
+    def tell(self) -> int:
+        return self.position
+
+    def write(self, data: bytes) -> int:
+        try:
+            self._write(data)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.position += len(data)
+        return len(data)
+
+
+class _Packer:
+    """One run of :func:`pack`."""
+
+    def __init__(self, folder: int, write: Writer, merged: int | None) -> None:
+        self._folder = folder
+        self._merged = merged
+        self._sink = _Sink(write)
+        self._links: dict[tuple[int, int], str] = {}
+        self._notes: list[str] = []
+        self._entries = 0
+
+    def run(self) -> Packed:
+        try:
+            with tarfile.TarFile(
+                fileobj=cast("IO[bytes]", self._sink),  # tell and write suffice
+                mode="w",
+                format=tarfile.PAX_FORMAT,
+                encoding="utf-8",
+                errors="surrogateescape",
+                copybufsize=BLOCK_BYTES,
+            ) as tar:
+                # Depth first, a folder before what it holds.
+                waiting = [(self._folder, b".")]
+                while waiting:
+                    folder, path = waiting.pop()
+                    within = self._add(tar, folder, path)
+                    waiting += [(within, one) for one in _below(within, path)]
+                end = tarfile.TarInfo("end")
+                end.pax_headers = {END: "1"}
+                tar.addfile(end)
+        except OSError as error:
+            if self._sink.error is not None:
+                raise
+            raise _failed(f"{error.strerror}: {error.filename}") from None
+        return Packed(self._entries, self._sink.position, tuple(self._notes))
+
+    def _add(self, tar: tarfile.TarFile, folder: int, path: bytes) -> int:
+        """Write the entry of a path below a top folder; the top of what it holds."""
+        entry = _open_entry(folder, path)
+        if entry is None:
+            return folder
+        try:
+            kept = self._kept(folder, entry)
+            if "metacopy" not in kept:
+                self._write(tar, path, entry, upper=self._is_upper(folder))
+        finally:
+            os.close(entry)
+        if self._merged is None or not kept & {"metacopy", "redirect"}:
+            return folder
+        return (
+            self._merged if "redirect" in kept else self._add(tar, self._merged, path)
+        )
+
+    def _is_upper(self, folder: int) -> bool:
+        return self._merged is not None and folder == self._folder
+
+    def _kept(self, folder: int, entry: int) -> frozenset[str]:
+        """What the overlay has written on an entry of the upper folder."""
+        kind = stat.S_IFMT(os.fstat(entry).st_mode)
+        if not self._is_upper(folder) or kind not in {stat.S_IFREG, stat.S_IFDIR}:
+            return frozenset()
+        names = os.listxattr(f"/proc/self/fd/{entry}")
+        return frozenset(name.rpartition(".")[2] for name in names if _prefix(name))
+
+    def _write(
+        self, tar: tarfile.TarFile, path: bytes, entry: int, *, upper: bool
+    ) -> None:
+        info = self._describe(path, entry, upper=upper)
+        if info is None:
+            return
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            raise _too_many()
+        if info.isreg():
+            with open_again(entry) as file:
+                holes = extents(file, info.size)
+                if holes is not None:
+                    more = extents_header(info.size, holes)
+                    info.pax_headers = {**info.pax_headers, **more}
+                parts = [(0, info.size)] if holes is None else holes
+                info.size = sum(length for _, length in parts)
+                tar.addfile(info, Content(file, parts))
+        else:
+            tar.addfile(info)
+
+    def _describe(
+        self, path: bytes, entry: int, *, upper: bool
+    ) -> tarfile.TarInfo | None:
+        """The header of one entry; None when it is left out."""
+        status = os.fstat(entry)
+        info = tarfile.TarInfo(os.fsdecode(path))
+        info.mode = stat.S_IMODE(status.st_mode)
+        info.uid, info.gid = status.st_uid, status.st_gid
+        info.pax_headers = time_header(status.st_mtime_ns)
+        kind = stat.S_IFMT(status.st_mode)
+        if kind == stat.S_IFCHR and upper and status.st_rdev == 0:
+            info.type = tarfile.CHRTYPE
+            return info
+        if kind not in _TYPES:
+            what = "socket" if kind == stat.S_IFSOCK else "device"
+            self._notes.append(f"The {what} {info.name} was left out.")
+            return None
+        info.type = _TYPES[kind]
+        if info.issym():
+            info.linkname = os.fsdecode(os.readlink(b"", dir_fd=entry))
+            return info
+        if _attributes(info, entry, upper=upper):
+            info.type = tarfile.CHRTYPE
+            return info
+        identity = (status.st_dev, status.st_ino)
+        first = self._links.setdefault(identity, info.name)
+        if status.st_nlink > 1 and not info.isdir() and first != info.name:
+            info.type, info.linkname = tarfile.LNKTYPE, first
+        elif info.isreg():
+            info.size = status.st_size
+        if status.st_nlink <= 1 or info.isdir():
+            self._links.pop(identity, None)
+        return info
+
+
+def _open_entry(folder: int, path: bytes) -> int | None:
+    """A path below a top folder; None for what is not to be archived."""
+    try:
+        return open_beneath(folder, path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return None  # another mount, which is archived itself or not ours
+        if error.errno == errno.ENOENT:
+            return None  # CRIU or a program outside has removed it meanwhile
+        raise
+
+
+def _below(folder: int, path: bytes) -> list[bytes]:
+    """The paths in a folder, the last first; none in what is none."""
+    try:
+        inside = open_beneath(folder, path, _FOLDER)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return []
+        raise
+    try:
+        with os.scandir(inside) as entries:
+            some = itertools.islice(entries, MAX_ENTRIES + 1)
+            names = sorted((os.fsencode(one.name) for one in some), reverse=True)
+    finally:
+        os.close(inside)
+    if len(names) > MAX_ENTRIES:
+        raise _too_many()
+    return [name if path == b"." else path + b"/" + name for name in names]
+
+
+def _prefix(name: str) -> str:
+    """The overlay's own prefix of an extended attribute's name; empty for others."""
+    return next((prefix for prefix in _OVERLAY if name.startswith(prefix)), "")
+
+
+def _attributes(info: tarfile.TarInfo, entry: int, *, upper: bool) -> bool:
+    """Add the extended attributes; true when they make it a whiteout."""
+    whiteout = False
+    headers = dict(info.pax_headers)
+    path = f"/proc/self/fd/{entry}"
+    for name in os.listxattr(path):
+        value = os.getxattr(path, name)
+        prefix = _prefix(name)
+        if not (prefix and upper):
+            headers |= attribute_header(name, value)
+            continue
+        what = name.removeprefix(prefix)
+        # What a renamed folder holds has nothing to do with what had its name before.
+        if (what == "opaque" and value == b"y") or what == "redirect":
+            headers[OPAQUE] = "1"
+        whiteout = whiteout or what == "whiteout"
+    info.pax_headers = headers
+    return whiteout
+
+
+def _too_many() -> RolledBack:
+    return _failed(f"there are more than {MAX_ENTRIES:,} files to archive")
+
+
+def _failed(why: str) -> RolledBack:
+    return RolledBack(Reason.CAPTURE_FAILED, why=why)

@@ -1,0 +1,274 @@
+"""CRIU on this machine: where it is, whether it works, and how it is started.
+
+Called by the agent's health check, by dump and restore, and by the command line. A
+private copy (``criu install``) is preferred to the system's. Nothing here touches a
+session.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Finding
+
+#: Where ``criu install`` puts the private copy unless told otherwise.
+FOLDER = Path("/var/lib/jupyterhub-gpu-reclaim/criu")
+#: Linux release → the first CRIU that works from there on. 6.16 refuses to tell
+#: SO_PASSCRED of inet sockets, which CRIU asked for until 4.2.
+MINIMA = {(0, 0): (4, 1), (6, 16): (4, 2)}
+#: Complaints that come in runs which end well, too.
+HARMLESS = (
+    "rlimit: Can't setup RLIMIT_NOFILE for self",
+    "Can't get 1:",
+    "Unable to create tun:",  # asked of every place; few containers have the device
+)
+NO_REASON = "no reason given"
+#: Of an agent's own container. Restores have a /proc of their own (``enter``).
+READ_ONLY_PROC = "ns_last_pid sysctl is inaccessible: Read-only file system"
+#: CRIU's answers come in a second; more means that it hangs.
+PATIENCE = 20.0
+#: Bit of a capability set that lets CRIU change limits of another user's processes.
+CAP_SYS_RESOURCE = 24
+#: What CRIU's loader must not take from the session's file system, and GnuTLS (which
+#: CRIU links and we never use) must not read there.
+ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
+#: What glibc's loader reads of the session's file system, whatever it is told: the
+#: libraries named there would be loaded into CRIU, which is root. The second, of the
+#: same length, cannot be made by anybody: a process' number has no letters.
+PRELOAD = b"/etc/ld.so.preload"
+NO_PRELOAD = b"/proc/no-preload/x"
+#: Where CRIU keeps what it has found out about the kernel, in the session's file
+#: system: addresses among it, which it uses as root. Nobody can make the other path.
+_CACHE = re.compile(rb"/[^\0]{1,64}criu\.kdat(?=\0)")
+_NO_CACHE = b"/proc/0x/"
+
+
+@dataclass(frozen=True)
+class Criu:
+    """A CRIU that can be started anywhere: its binary, its loader, its libraries."""
+
+    binary: Path
+    loader: Path
+    libraries: tuple[Path, ...]
+    private: bool
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line that starts it in our own namespaces."""
+        libraries = ":".join(str(path) for path in self.libraries)
+        start = [str(self.loader), "--library-path", libraries, str(self.binary)]
+        return [*start, *arguments]
+
+    def blind_loader(self) -> bytes:
+        """Its loader, made blind for ``/etc/ld.so.preload``.
+
+        Raises:
+            Refused: it is not the loader that we know, or cannot be read.
+        """
+        try:
+            return blinded(self.loader.read_bytes())
+        except OSError as error:
+            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+
+    def forgetful_binary(self) -> bytes | None:
+        """Itself, made such that it keeps nothing in ``/run``; None where it is so.
+
+        Raises:
+            Refused: it cannot be read.
+        """
+        try:
+            had = self.binary.read_bytes()
+        except OSError as error:
+            raise Refused(Reason.CRIU_UNUSABLE, why=str(error.strerror)) from None
+        made = forgetful(had)
+        return None if made == had else made
+
+    def version(self) -> tuple[int, ...]:
+        """Its version, e.g. (4, 1, 1).
+
+        Raises:
+            Refused: it cannot be started.
+        """
+        code, text = _run(self.command("--version"))
+        match = re.search(r"Version: (\d+(?:\.\d+)*)", text)
+        if code != 0 or match is None:
+            raise Refused(Reason.CRIU_UNUSABLE, why=_last_line(text), detail=text)
+        return tuple(int(number) for number in match[1].split("."))
+
+
+def locate(folder: Path = FOLDER) -> Criu:
+    """The CRIU to use: the private copy, else the system's.
+
+    Raises:
+        Refused: there is none, it is too old, or it cannot be started.
+    """
+    found = private_copy(folder) or _system()
+    if found is None:
+        raise Refused(Reason.CRIU_MISSING)
+    version, minimum = found.version(), _minimum(os.uname().release)
+    if version < minimum:
+        raise Refused(
+            Reason.CRIU_TOO_OLD, version=_dotted(version), minimum=_dotted(minimum)
+        )
+    return found
+
+
+def check(folder: Path = FOLDER) -> list[Finding]:
+    """Everything that keeps this machine from saving sessions; empty when nothing does.
+
+    A missing capability is not fatal: the sessions of root can be saved without.
+    """
+    try:
+        criu = locate(folder)
+    except Refused as error:
+        return [finding(error.reason, **error.facts)]
+    findings = []
+    code, text = _run(criu.command("check"))
+    if code != 0 and not _says_only(text, READ_ONLY_PROC):
+        findings.append(finding(Reason.CRIU_UNUSABLE, why=_complaint(text)))
+    if not has_capability(CAP_SYS_RESOURCE):
+        findings.append(
+            finding(
+                Reason.CAPABILITY_MISSING,
+                fatal=False,
+                capability="CAP_SYS_RESOURCE",
+                user="any other than root",
+            )
+        )
+    return findings
+
+
+def _complaint(text: str) -> str:
+    """Why its test failed; without rights it says so before it has a log."""
+    why = first_error(text)
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
+    return lines[0] if why == NO_REASON and lines else why
+
+
+def _says_only(log: str, words: str) -> bool:
+    """Whether that is CRIU's one complaint that matters."""
+    errors = [
+        line
+        for line in log.splitlines()
+        if line.startswith("Error ") and not any(each in line for each in HARMLESS)
+    ]
+    return bool(errors) and all(words in line for line in errors)
+
+
+def has_capability(bit: int) -> bool:
+    """Whether this process holds that capability (its number in capabilities(7))."""
+    status = Path("/proc/self/status").read_text()
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> bit & 1)
+
+
+def first_error(log: str) -> str:
+    """CRIU's first complaint, without its source position; "no reason given" if none.
+
+    Lines look like ``(00.012345)    301: Error (criu/files.c:12): Can't …``.
+    """
+    for line in log.splitlines():
+        match = re.search(r"Error \([^)]*\): (.*)", line)
+        if match and not any(words in match[1] for words in HARMLESS):
+            words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
+            return words.rstrip(".") or NO_REASON
+    return NO_REASON
+
+
+def blinded(loader: bytes) -> bytes:
+    """A loader that does not look for ``/etc/ld.so.preload``; harmless twice.
+
+    Raises:
+        Refused: it is not the loader that we know.
+    """
+    if loader.count(PRELOAD) + loader.count(NO_PRELOAD) != 1:
+        raise Refused(Reason.CRIU_UNUSABLE, why="its loader is not as expected")
+    return loader.replace(PRELOAD, NO_PRELOAD)
+
+
+def forgetful(binary: bytes) -> bytes:
+    """A CRIU that finds out about the kernel each time; harmless twice.
+
+    ``/run/criu.kdat`` lies in the session's file system. CRIU believes what stands
+    there, up to addresses that it calls as root in the middle of a restore.
+    """
+    return _CACHE.sub(lambda path: _NO_CACHE.ljust(len(path[0]), b"-"), binary)
+
+
+def _minimum(release: str) -> tuple[int, ...]:
+    """The first version that works under that Linux release, e.g. ``6.18.4-cloud``."""
+    here = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
+    return max(version for linux, version in MINIMA.items() if linux <= here)
+
+
+def private_copy(folder: Path) -> Criu | None:
+    """The copy that ``criu install`` made, if it is there; it need not run."""
+    loaders = sorted((folder / "lib").glob("ld-linux*.so.*"))
+    if not loaders or not (folder / "criu").is_file():
+        return None
+    return Criu(
+        binary=folder / "criu",
+        loader=loaders[0],
+        libraries=(folder / "lib",),
+        private=True,
+    )
+
+
+def _system() -> Criu | None:
+    """The system's own."""
+    path = shutil.which("criu", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    return None if path is None else with_system_libraries(Path(path))
+
+
+def with_system_libraries(binary: Path) -> Criu | None:
+    """A program of the system, with the loader and the folders that ldd(1) tells."""
+    code, text = _run(["ldd", str(binary)])
+    files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
+    loaders = [file for file in files if file.name.startswith("ld-")]
+    if code != 0 or not loaders:
+        return None
+    folders = tuple(dict.fromkeys(f.parent for f in files if f not in loaders))
+    return Criu(
+        binary=binary.resolve(),
+        loader=loaders[0].resolve(),
+        libraries=folders,
+        private=False,
+    )
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit status and all output; a program that cannot run or hangs answers 127."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+        )
+    except OSError as error:
+        return 127, error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        return 127, f"no answer in {PATIENCE:.0f} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it says nothing"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in version)

@@ -1,0 +1,460 @@
+"""Read and rewrite CRIU's image files as bytes: container format and the few messages.
+
+Called by ``sockets``, ``files``, ``address_space``, ``pages`` and the agent's restore.
+Pure functions, bytes to bytes: it opens nothing. An image is ``u32 magic`` once or
+twice, then ``u32 size`` + protobuf, over and over (CRIU's ``image-desc.c``,
+``magic.h``). Only the fields that we touch are declared below; the others survive as
+unknown fields, and an entry that nobody changes keeps its very bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+
+COMMON_MAGIC: Final = 0x54564319
+FILES_MAGIC: Final = 0x56303138
+PAGEMAP_MAGIC: Final = 0x56084025
+PSTREE_MAGIC: Final = 0x50273030
+CORE_MAGIC: Final = 0x55053847
+MM_MAGIC: Final = 0x57492820
+FDINFO_MAGIC: Final = 0x56213732
+IDS_MAGIC: Final = 0x54432030
+FS_MAGIC: Final = 0x51403912
+REMAP_MAGIC: Final = 0x59133954
+GHOST_MAGIC: Final = 0x52583605
+FIFO_DATA_MAGIC: Final = 0x59333054
+
+#: ``fd_types`` of CRIU's fdinfo.proto.
+TYPE_REG: Final = 1
+TYPE_FIFO: Final = 3
+TYPE_INETSK: Final = 4
+TYPE_UNIXSK: Final = 5
+TYPE_INOTIFY: Final = 8
+TYPE_TTY: Final = 11
+TYPE_FANOTIFY: Final = 12
+
+#: ``remap_type`` of CRIU's remap-file-path.proto.
+REMAP_LINKED: Final = 0
+REMAP_GHOST: Final = 1
+REMAP_PROCFS: Final = 2
+
+#: No message of CRIU comes near this; a larger length is damage.
+MAX_ENTRY_BYTES: Final = 64 << 20
+
+_U32 = struct.Struct("<I")
+
+#: Bits of a pagemap entry's flags: its pages stand in an earlier image; they may be
+#: loaded lazily; they stand in this one (CRIU's ``PE_PARENT``, ``LAZY``, ``PRESENT``).
+IN_PARENT: Final = 1
+LAZY: Final = 2
+PRESENT: Final = 4
+
+# CRIU 4.1's images/*.proto, as far as we touch them:
+# name, number, type. All are optional here, so that a missing one is ours to judge.
+# Paths are bytes on the wire like strings, and need not be UTF-8.
+_MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
+    "fown_entry": tuple(
+        (name, number, "uint32")
+        for number, name in enumerate(("uid", "euid", "signum", "pid_type", "pid"), 1)
+    ),
+    "reg_file_entry": (
+        ("id", 1, "uint32"),
+        ("flags", 2, "uint32"),
+        ("pos", 3, "uint64"),
+        ("fown", 5, "fown_entry"),
+        ("name", 6, "bytes"),
+        ("size", 8, "uint64"),
+        ("ext", 9, "bool"),
+        ("mode", 10, "uint32"),
+        ("build_id", 11, "uint32*"),
+    ),
+    "inet_sk_entry": (
+        ("id", 1, "uint32"),
+        ("ino", 2, "uint32"),
+        ("family", 3, "uint32"),
+        ("type", 4, "uint32"),
+        ("proto", 5, "uint32"),
+        ("state", 6, "uint32"),
+        ("src_port", 7, "uint32"),
+        ("dst_port", 8, "uint32"),
+        ("backlog", 10, "uint32"),
+        ("src_addr", 11, "uint32*"),
+        ("dst_addr", 12, "uint32*"),
+        ("v6only", 15, "bool"),
+        ("ifname", 17, "bytes"),
+        ("shutdown", 19, "uint32"),
+    ),
+    "fh_entry": (("path", 4, "bytes"),),
+    "inotify_wd_entry": (
+        ("i_ino", 2, "uint64"),
+        ("mask", 3, "uint32"),
+        ("s_dev", 5, "uint32"),
+        ("wd", 6, "uint32"),
+        ("f_handle", 7, "fh_entry"),
+    ),
+    "inotify_file_entry": (
+        ("id", 1, "uint32"),
+        ("flags", 2, "uint32"),
+        ("wd", 5, "inotify_wd_entry*"),
+    ),
+    "file_perms_entry": (("mode", 1, "uint32"),),
+    "sk_opts_entry": (
+        ("so_sndbuf", 1, "uint32"),
+        ("so_rcvbuf", 2, "uint32"),
+        ("so_passcred", 11, "bool"),
+        ("so_passsec", 12, "bool"),
+    ),
+    "unix_sk_entry": (
+        ("id", 1, "uint32"),
+        ("ino", 2, "uint32"),
+        ("type", 3, "uint32"),
+        ("state", 4, "uint32"),
+        ("flags", 5, "uint32"),
+        ("uflags", 6, "uint32"),
+        ("backlog", 7, "uint32"),
+        ("peer", 8, "uint32"),
+        ("opts", 10, "sk_opts_entry"),
+        ("name", 11, "bytes"),
+        ("shutdown", 12, "int32"),
+        ("file_perms", 13, "file_perms_entry"),
+        ("name_dir", 14, "bytes"),
+        ("deleted", 15, "bool"),
+    ),
+    "fifo_entry": (
+        ("id", 1, "uint32"),
+        ("pipe_id", 2, "uint32"),
+        ("regf_id", 3, "uint32"),
+    ),
+    "tty_file_entry": (
+        ("id", 1, "uint32"),
+        ("regf_id", 6, "uint32"),
+    ),
+    "file_entry": (
+        ("type", 1, "int32"),
+        ("id", 2, "uint32"),
+        ("reg", 3, "reg_file_entry"),
+        ("isk", 4, "inet_sk_entry"),
+        ("ify", 13, "inotify_file_entry"),
+        ("usk", 16, "unix_sk_entry"),
+        ("fifo", 17, "fifo_entry"),
+        ("tty", 19, "tty_file_entry"),
+    ),
+    "fdinfo_entry": (
+        ("id", 1, "uint32"),
+        ("flags", 2, "uint32"),
+        ("type", 3, "int32"),
+        ("fd", 4, "uint32"),
+    ),
+    "fs_entry": (
+        ("cwd_id", 1, "uint32"),
+        ("root_id", 2, "uint32"),
+    ),
+    "remap_file_path_entry": (
+        ("orig_id", 1, "uint32"),
+        ("remap_id", 2, "uint32"),
+        ("remap_type", 3, "int32"),
+    ),
+    "timeval": (
+        ("tv_sec", 1, "uint64"),
+        ("tv_usec", 2, "uint64"),
+    ),
+    "ghost_file_entry": (
+        ("uid", 1, "uint32"),
+        ("gid", 2, "uint32"),
+        ("mode", 3, "uint32"),
+        ("atim", 7, "timeval"),
+        ("mtim", 8, "timeval"),
+        ("chunks", 9, "bool"),
+        ("size", 10, "uint64"),
+    ),
+    "ghost_chunk_entry": (
+        ("len", 1, "uint64"),
+        ("off", 2, "uint64"),
+    ),
+    "pipe_data_entry": (
+        ("pipe_id", 1, "uint32"),
+        ("bytes", 2, "uint32"),
+    ),
+    "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
+    "creds_entry": (
+        ("uid", 1, "uint32"),
+        ("gid", 2, "uint32"),
+        ("euid", 3, "uint32"),
+        ("egid", 4, "uint32"),
+        ("suid", 5, "uint32"),
+        ("sgid", 6, "uint32"),
+        ("fsuid", 7, "uint32"),
+        ("fsgid", 8, "uint32"),
+        ("cap_inh", 9, "uint32*"),
+        ("cap_prm", 10, "uint32*"),
+        ("cap_eff", 11, "uint32*"),
+        ("cap_bnd", 12, "uint32*"),
+        ("secbits", 13, "uint32"),
+        ("groups", 14, "uint32*"),
+        ("no_new_privs", 18, "uint32"),
+        ("cap_amb", 19, "uint32*"),
+    ),
+    "pagemap_head": (("pages_id", 1, "uint32"),),
+    "pagemap_entry": (
+        ("vaddr", 1, "uint64"),
+        ("compat_nr_pages", 2, "uint32"),
+        ("in_parent", 3, "bool"),
+        ("flags", 4, "uint32"),
+        ("nr_pages", 5, "uint64"),
+    ),
+    "pstree_entry": (
+        ("pid", 1, "uint32"),
+        ("ppid", 2, "uint32"),
+        ("sid", 4, "uint32"),
+        ("threads", 5, "uint32*"),
+    ),
+    "rseq_entry": (
+        ("rseq_abi_pointer", 1, "uint64"),
+        ("rseq_abi_size", 2, "uint32"),
+    ),
+    "thread_core_entry": (
+        ("creds", 10, "creds_entry"),
+        ("rseq_entry", 15, "rseq_entry"),
+    ),
+    "user_x86_regs_entry": (
+        ("ax", 11, "uint64"),
+        ("orig_ax", 16, "uint64"),
+        ("ip", 17, "uint64"),
+        ("mode", 28, "int32"),
+    ),
+    "thread_info_x86": (("gpregs", 2, "user_x86_regs_entry"),),
+    "core_entry": (
+        ("thread_info", 2, "thread_info_x86"),
+        ("thread_core", 5, "thread_core_entry"),
+    ),
+    "vma_entry": (
+        ("start", 1, "uint64"),
+        ("end", 2, "uint64"),
+        ("shmid", 4, "uint64"),
+        ("prot", 5, "uint32"),
+        ("flags", 6, "uint32"),
+        ("status", 7, "uint32"),
+        ("madv", 9, "uint64"),
+        ("fdflags", 10, "uint32"),
+    ),
+    "mm_entry": (
+        ("exe_file_id", 12, "uint32"),
+        ("vmas", 14, "vma_entry*"),
+        ("dumpable", 15, "int32"),
+    ),
+}
+
+
+def _declare() -> dict[str, type[message.Message]]:
+    """The message classes, made at run time: no generated code to keep in step."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="jupyterhub_gpu_reclaim/criu.proto",
+        package="jupyterhub_gpu_reclaim.criu",
+        syntax="proto2",
+    )
+    for name, fields in _MESSAGES.items():
+        declared = file.message_type.add(name=name)
+        for field_name, number, kind in fields:
+            one = declared.field.add(name=field_name, number=number)
+            repeated = kind.endswith("*")
+            one.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            of = kind.rstrip("*")
+            if of in _MESSAGES:
+                one.type = field.TYPE_MESSAGE
+                one.type_name = f".{file.package}.{of}"
+            else:
+                one.type = field.Type.Value(f"TYPE_{of.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{file.package}.{name}")
+        )
+        for name in _MESSAGES
+    }
+
+
+_CLASSES: Final = _declare()
+
+
+class Area(NamedTuple):
+    """A run of pages of one address space, as a pagemap image lists it."""
+
+    address: int
+    pages: int
+    flags: int
+
+
+def damaged(why: str) -> RestoreFailed:
+    """The error for images that are off."""
+    return RestoreFailed(Reason.CHECKPOINT_DAMAGED, why=why)
+
+
+def parse(kind: str, payload: bytes) -> Any:
+    """One message of the kind named in CRIU's .proto files.
+
+    Raises:
+        RestoreFailed: the bytes are no such message (``checkpoint_damaged``).
+    """
+    entry: Any = _CLASSES[kind]()
+    try:
+        entry.ParseFromString(payload)
+    except message.DecodeError as error:
+        raise damaged(f"a {kind} cannot be read ({error})") from None
+    return entry
+
+
+def serialize(entry: Any) -> bytes:
+    """One message as bytes, with the fields that we do not know."""
+    payload: bytes = entry.SerializeToString(deterministic=True)
+    return payload
+
+
+def split(data: bytes, magic: int) -> Iterator[bytes]:
+    """The messages of an image that must begin with that magic, as bytes.
+
+    Raises:
+        RestoreFailed: another magic, or a length that does not fit (
+            ``checkpoint_damaged``).
+    """
+    head = _U32.pack(COMMON_MAGIC) + _U32.pack(magic)
+    if data[: len(head)] != head:
+        raise damaged(f"an image does not begin with {magic:#x}")
+    view, at = memoryview(data), len(head)
+    while at < len(view):
+        if at + _U32.size > len(view):
+            raise damaged("an image ends in the middle of a length")
+        (size,) = _U32.unpack_from(view, at)
+        at += _U32.size
+        if size > MAX_ENTRY_BYTES or at + size > len(view):
+            raise damaged(f"an image holds an entry of {size} bytes that is not there")
+        yield bytes(view[at : at + size])
+        at += size
+
+
+def join(magic: int, payloads: Iterable[bytes]) -> bytes:
+    """An image of those messages, in that order."""
+    out = bytearray(_U32.pack(COMMON_MAGIC) + _U32.pack(magic))
+    for payload in payloads:
+        out += _U32.pack(len(payload))
+        out += payload
+    return bytes(out)
+
+
+def only(image: bytes, magic: int) -> bytes:
+    """The one message of an image.
+
+    Raises:
+        RestoreFailed: it holds another number of them (``checkpoint_damaged``).
+    """
+    payloads = list(split(image, magic))
+    if len(payloads) != 1:
+        raise damaged(f"an image holds {len(payloads)} entries, not one")
+    return payloads[0]
+
+
+def file_entries(files_img: bytes) -> Iterator[Any]:
+    """Every ``file_entry`` of a ``files.img``."""
+    for payload in split(files_img, FILES_MAGIC):
+        yield parse("file_entry", payload)
+
+
+def rewrite_files(files_img: bytes, change: Callable[[Any], bool]) -> bytes:
+    """``files.img`` with every entry that ``change`` altered written anew.
+
+    Args:
+        files_img: the image as CRIU wrote it.
+        change: alters the ``file_entry`` it is given in place, and says whether it did.
+
+    Raises:
+        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
+    """
+    payloads = []
+    for payload in split(files_img, FILES_MAGIC):
+        entry = parse("file_entry", payload)
+        payloads.append(serialize(entry) if change(entry) else payload)
+    return join(FILES_MAGIC, payloads)
+
+
+def plain_file(number: int) -> Any:
+    """An entry of ``files.img`` for a plain file, at its beginning; without a name."""
+    entry: Any = _CLASSES["file_entry"](type=TYPE_REG, id=number)
+    entry.reg.id = number
+    entry.reg.flags = entry.reg.pos = 0
+    for name in ("uid", "euid", "signum", "pid_type", "pid"):
+        setattr(entry.reg.fown, name, 0)
+    return entry
+
+
+def remap(number: int, target: int, kind: int) -> bytes:
+    """An entry of ``remap-fpath.img``: where to find a file that has lost its name."""
+    return serialize(
+        _CLASSES["remap_file_path_entry"](
+            orig_id=number, remap_id=target, remap_type=kind
+        )
+    )
+
+
+def ghost(status: os.stat_result) -> Any:
+    """What stands before the contents of a deleted file."""
+    entry: Any = _CLASSES["ghost_file_entry"](
+        uid=status.st_uid, gid=status.st_gid, mode=status.st_mode
+    )
+    for field, nanoseconds in (
+        (entry.atim, status.st_atime_ns),
+        (entry.mtim, status.st_mtime_ns),
+    ):
+        field.tv_sec, rest = divmod(nanoseconds, 1_000_000_000)
+        field.tv_usec = rest // 1000
+    return entry
+
+
+def read_pagemap(pagemap_img: bytes) -> tuple[int, list[Area]]:
+    """The number of the pages image that belongs to a pagemap, and its areas.
+
+    Raises:
+        RestoreFailed: it is no pagemap image (``checkpoint_damaged``).
+    """
+    payloads = split(pagemap_img, PAGEMAP_MAGIC)
+    first = next(payloads, None)
+    if first is None:
+        raise damaged("a pagemap has no head")
+    areas = []
+    for payload in payloads:
+        entry = parse("pagemap_entry", payload)
+        pages = entry.nr_pages if entry.HasField("nr_pages") else entry.compat_nr_pages
+        flags = entry.flags
+        # As old versions wrote it (CRIU's init_compat_pagemap_entry).
+        if entry.in_parent:
+            flags |= IN_PARENT
+        elif not entry.HasField("flags"):
+            flags = PRESENT
+        areas.append(Area(entry.vaddr, pages, flags))
+    return parse("pagemap_head", first).pages_id, areas
+
+
+def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
+    """A pagemap image of those areas, which must be in ascending order."""
+    payloads = [serialize(_CLASSES["pagemap_head"](pages_id=pages_id))]
+    for area in areas:
+        entry: Any = _CLASSES["pagemap_entry"](
+            vaddr=area.address,
+            compat_nr_pages=min(area.pages, 0xFFFFFFFF),
+            flags=area.flags,
+            nr_pages=area.pages,
+        )
+        if area.flags & IN_PARENT:
+            entry.in_parent = True
+        payloads.append(serialize(entry))
+    return join(PAGEMAP_MAGIC, payloads)

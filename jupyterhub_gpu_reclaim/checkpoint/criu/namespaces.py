@@ -1,0 +1,273 @@
+"""Run a program of ours, from our file system, inside a session's namespaces.
+
+The program, its loader and its libraries are reached through descriptors, so that
+nothing has to be installed in the session's image. None of these descriptors, nor the
+root or the working folder of a process of ours in the session's pid namespace, leads
+to our own file system (:mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.detached_mounts`).
+The work is done by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.nsenter` in a process
+of its own. Nothing here knows what CRIU is good for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.criu.detached_mounts import open_detached
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.poll import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
+
+HELPER = Path(__file__).with_name("nsenter.py")
+#: The helper's own work, up to the program's start, takes some 50 ms.
+START_PATIENCE = 30.0
+#: <linux/memfd.h>
+MFD_EXEC = 0x10
+#: Nobody writes to it, makes it longer or shorter, or takes that back.
+_SEALS = (
+    fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+)
+
+
+class Inside:
+    """A program that runs inside: its pids, its end.
+
+    Attributes:
+        pid: of the program, in our own pid namespace.
+        inner_pid: of the program, in the session's.
+    """
+
+    def __init__(self, helper: subprocess.Popen[bytes], report: int) -> None:
+        self._helper = helper
+        self._report = report
+        self._rest = b""
+        self._facts: dict[str, Any] = {}
+        self.pid = 0
+        self.inner_pid = 0
+
+    def begin(
+        self, spec: dict[str, Any], prepare: Callable[[int], None] | None
+    ) -> None:
+        """Tell the helper what to do, after it has been prepared from outside."""
+        assert self._helper.stdin is not None
+        # Closed whatever happens: a helper without a word ends.
+        with self._helper.stdin as line:
+            if prepare is not None:
+                prepare(self._helper.pid)
+            line.write(json.dumps(spec).encode() + b"\n")
+
+    def started(self, deadline: float) -> None:
+        """Wait until the program has been exec'ed (or could not be).
+
+        Raises:
+            ReclaimError: the namespaces could not be entered, or time was up.
+        """
+        while not {"pid", "inner_pid"} <= self._facts.keys():
+            if not self._read(deadline) or "error" in self._facts:
+                why = self._facts.get("error", "no answer from the helper")
+                raise ReclaimError(Reason.INTERNAL, detail=f"entering: {why}")
+        self.pid, self.inner_pid = self._facts["pid"], self._facts["inner_pid"]
+
+    def fileno(self) -> int:
+        """Readable when there is news."""
+        return self._report
+
+    def poll(self) -> int | None:
+        """The program's exit status (-n for a signal); None while it runs."""
+        while "status" not in self._facts and self._read(time.monotonic()):
+            pass
+        if "error" in self._facts:
+            return 127
+        status = self._facts.get("status")
+        return None if status is None else int(status)
+
+    def wait(self, deadline: float) -> int | None:
+        """Wait for the end until that time (``time.monotonic()``); None if it runs."""
+        while (status := self.poll()) is None and time.monotonic() < deadline:
+            self._read(deadline)
+        return status
+
+    def signal(self, number: int) -> None:
+        """Signal the program; one that has ended is no error."""
+        try:
+            # The helper has not reaped it before it has reported the status.
+            if self.pid and self.poll() is None:
+                os.kill(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def close(self) -> None:
+        """Let go of the helper; a program that still runs goes on by itself."""
+        os.close(self._report)
+        if self._facts.keys() & {"status", "error"} or not self.pid:
+            self._helper.wait(START_PATIENCE)
+
+    def _read(self, deadline: float) -> bool:
+        """Take news in; False when none came in time or none will ever come."""
+        if not readable([self], deadline - time.monotonic()):
+            return False
+        data = os.read(self._report, 65536)
+        if not data:
+            # The helper itself was ended: nobody knows how the program did.
+            self._facts.setdefault("status", 255)
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._facts.update(json.loads(line))
+        return True
+
+
+def run_inside(
+    criu: Criu,
+    arguments: Callable[[Callable[[int], str]], Sequence[str]],
+    *,
+    init_pid: int,
+    init_start: int,
+    last_pid: int = 0,
+    prepare: Callable[[int], None] | None = None,
+) -> Inside:
+    """Start CRIU inside the namespaces of a session's init.
+
+    Args:
+        criu: what to start.
+        arguments: makes CRIU's arguments; it is handed a function that passes a
+            descriptor of ours on and returns its path inside.
+        init_pid: the session's init, in our pid namespace.
+        init_start: its start time, against a pid used again.
+        last_pid: make pids inside start after this number; 0 leaves them alone.
+        prepare: called with the helper's pid before it enters anything, e.g. to move
+            it (and what it starts) into the session's control groups.
+
+    Raises:
+        NotFound: there is no such init.
+        Refused: CRIU cannot be started such that the session has no say in it.
+        ReclaimError: the namespaces could not be entered.
+    """
+    with ExitStack() as stack:
+        pass_on: list[int] = []
+
+        def path_of(descriptor: int) -> str:
+            pass_on.append(descriptor)
+            return f"/proc/self/fd/{descriptor}"
+
+        def path_at(path: Path) -> str:
+            descriptor = open_detached(path, read_only=True)
+            stack.callback(os.close, descriptor)
+            return path_of(descriptor)
+
+        pidfd = _pidfd(init_pid, init_start)
+        stack.callback(os.close, pidfd)
+        read_end, report = os.pipe()
+        stack.callback(os.close, report)
+        loader = path_of(_loader(criu, stack))
+        binary = path_of(_binary(criu, stack))
+        libraries = ":".join(path_at(folder) for folder in criu.libraries)
+        # The session's file system is its user's: take no library from there.
+        start = [loader, "--inhibit-cache", "--library-path", libraries, binary]
+        spec = {
+            "pidfd": pidfd,
+            "report": report,
+            "last_pid": last_pid,
+            "argv": [*start, *arguments(path_of)],
+            "env": criu_module.ENVIRONMENT,
+            "close": pass_on,
+        }
+        inside = Inside(_helper([pidfd, report, *pass_on]), read_end)
+    try:
+        inside.begin(spec, prepare)
+        inside.started(time.monotonic() + START_PATIENCE)
+    except BaseException:
+        inside.close()
+        raise
+    return inside
+
+
+def _loader(criu: Criu, stack: ExitStack) -> int:
+    """A descriptor of a loader that takes no order from the session's file system.
+
+    The system's own does (``/etc/ld.so.preload``), so a copy in memory is run.
+
+    Raises:
+        Refused: it is not the loader that we know, or may not be run from memory.
+    """
+    if criu.private:  # made so by ``criu install``
+        descriptor = open_detached(criu.loader, read_only=True)
+        stack.callback(os.close, descriptor)
+        return descriptor
+    return _copy(criu.blind_loader(), stack)
+
+
+def _binary(criu: Criu, stack: ExitStack) -> int:
+    """A descriptor of a CRIU that reads nothing of its own in the session's ``/run``.
+
+    Raises:
+        Refused: it is not the CRIU that we know, or may not be run from memory.
+    """
+    data = criu.forgetful_binary()
+    if data is not None:  # the system's, or a private copy of an older version of ours
+        return _copy(data, stack)
+    descriptor = open_detached(criu.binary, read_only=True)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _copy(data: bytes, stack: ExitStack) -> int:
+    """A program in memory that nobody can change any more."""
+    descriptor = _memfd()
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as copy:
+        copy.write(data)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def _memfd() -> int:
+    try:
+        return os.memfd_create(
+            "program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_EXEC
+        )
+    except PermissionError:
+        why = "vm.memfd_noexec forbids to run the system's CRIU; install a private one"
+        raise Refused(Reason.CRIU_UNUSABLE, why=why) from None
+    except OSError:  # before Linux 6.3, which has no such flag and needs none
+        return os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _helper(pass_fds: list[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(HELPER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=pass_fds,
+    )
+
+
+def _pidfd(pid: int, start: int) -> int:
+    """A pidfd of exactly that process.
+
+    Raises:
+        NotFound: it has ended.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {pid}") from None
+    if processes.start_time(pid) != start:
+        os.close(pidfd)
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {pid}")
+    return pidfd

@@ -1,0 +1,192 @@
+"""Enter a session's namespaces and become a program there; a short-lived helper.
+
+Run by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python3 -I -S
+nsenter.py`` with one JSON object on its input. A process of its own, because the agent
+has threads, and a thread cannot change its mount namespace alone. Standard library
+only.
+
+It joins every namespace before it forks into the pid namespace. A process of ours that
+the session can see in its /proc therefore never has our own root or working folder, and
+it holds no descriptor but those that the program is meant to have.
+
+It stays outside of the pid namespace, writes what happens as JSON lines to ``report``,
+and outlives an agent that is killed, so that the program inside can end in its own
+time. It never ends the program: a CRIU that is killed in the middle leaves the
+session's processes damaged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+#: All of a session's namespaces; only children enter the last one.
+ALL = (
+    CLONE_NEWIPC
+    | CLONE_NEWUTS
+    | CLONE_NEWNET
+    | CLONE_NEWCGROUP
+    | CLONE_NEWNS
+    | CLONE_NEWPID
+)
+COUNTER = "sys/kernel/ns_last_pid"  #: below /proc
+PR_SET_DUMPABLE = 4
+# The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
+FSOPEN, FSCONFIG, FSMOUNT, CLOSE_RANGE = 430, 431, 432, 436
+FSCONFIG_CMD_CREATE = 6
+CLOEXEC = 1  #: FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC
+CLOSE_RANGE_CLOEXEC = 4
+LAST_DESCRIPTOR = 0xFFFFFFFF
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, name: str) -> int:
+    """The result of a call of libc's.
+
+    Raises:
+        OSError: it has failed; with the name of what was called.
+    """
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), name)
+    return result
+
+
+def setns(pidfd: int, kinds: int) -> None:
+    """Join those namespaces of the process behind a pidfd (setns(2), Linux 5.8)."""
+    checked(libc.setns(pidfd, kinds), "setns")
+
+
+def tell(report: int, **facts: Any) -> None:
+    """One line for the agent; an agent that is gone needs none."""
+    try:
+        os.write(report, json.dumps(facts).encode() + b"\n")
+    except OSError:
+        return
+
+
+def open_counter() -> int:
+    """A descriptor of ``ns_last_pid``, to be written to inside a pid namespace.
+
+    The counter belongs to the writer's pid namespace at the moment of the write,
+    whichever /proc it is reached through. Our own one may be read-only in a container,
+    and a way to it is no business of the session's: so one that is attached nowhere.
+    """
+    proc = open_proc()
+    try:
+        return os.open(COUNTER, os.O_WRONLY, dir_fd=proc)
+    finally:
+        os.close(proc)
+
+
+def open_proc() -> int:
+    """A fresh, writable /proc of our own pid namespace (fsopen(2), Linux 5.2)."""
+    context = checked(libc.syscall(FSOPEN, b"proc", CLOEXEC), "/proc")
+    try:
+        made = libc.syscall(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+        checked(made, "/proc")
+        return checked(libc.syscall(FSMOUNT, context, CLOEXEC, 0), "/proc")
+    finally:
+        os.close(context)
+
+
+def set_last_pid(counter: int, value: int) -> None:
+    """In a child inside the pid namespace: make the next pids start after ``value``."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.write(counter, str(value).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    _, wait_status = os.waitpid(child, 0)
+    if wait_status != 0:
+        raise OSError(0, "not writable", COUNTER)
+
+
+def close_others(keep: list[int]) -> None:
+    """Let no other descriptor reach the program (close_range(2), Linux 5.9)."""
+    first = 3
+    for number in [*sorted(set(keep)), LAST_DESCRIPTOR + 1]:
+        if first < number:
+            result = libc.syscall(
+                CLOSE_RANGE,
+                ctypes.c_uint(first),
+                ctypes.c_uint(number - 1),
+                CLOSE_RANGE_CLOEXEC,
+            )
+            checked(result, "close_range")
+        first = max(first, number + 1)
+
+
+def become(spec: dict[str, Any]) -> NoReturn:
+    """In the child, inside of everything: exec; ends with 127 when that fails."""
+    report = spec["report"]
+    try:
+        os.setsid()
+        # A CRIU that dies of SIGPIPE leaves its parasites in the session.
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        tell(report, inner_pid=os.getpid())
+        close_others(spec["close"])
+        os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606
+    except OSError as error:
+        tell(report, error=f"{error.filename or 'exec'}: {error.strerror}")
+    os._exit(127)
+
+
+def enter(spec: dict[str, Any]) -> int:
+    """Join the namespaces and make the child that becomes the program; its pid."""
+    counter = open_counter() if spec["last_pid"] else -1
+    setns(spec["pidfd"], ALL)
+    # From here on every path is the session's. Nothing may be imported from there.
+    os.chdir("/")
+    if counter >= 0:
+        set_last_pid(counter, spec["last_pid"])
+        os.close(counter)
+    child = os.fork()
+    if child == 0:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        become(spec)
+    return child
+
+
+def main() -> int:
+    """Do as the JSON on the input says; the exit code is 0 when it was done."""
+    spec = json.loads(sys.stdin.buffer.readline())
+    # The agent's own end must not end what is under way inside.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    report = spec["report"]
+    try:
+        # What this process is made of (/proc/<pid>/exe) is nobody's to look at.
+        checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        # The session's user writes what is found at our own import paths there.
+        sys.meta_path.clear()
+        child = enter(spec)
+    except OSError as error:
+        tell(report, error=f"{error.filename or 'fork'}: {error.strerror}")
+        return 1
+    for number in spec["close"]:
+        os.close(number)
+    tell(report, pid=child)
+    _, wait_status = os.waitpid(child, 0)
+    tell(report, status=os.waitstatus_to_exitcode(wait_status))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""One run of CRIU inside a session, with its stream, its log and its time limit.
+
+Called by dump and restore only. Ending CRIU is a matter of manners: it is cut off
+from its stream first, so that it fails by itself and cures the session's processes;
+only one that does not end then is ended by force.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.checkpoint.criu.detached_mounts import open_detached
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.poll import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
+    from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import Inside
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Server
+
+LOG = "criu.log"
+#: How long CRIU may take to cure the session after it was cut off, in seconds.
+CURE_PATIENCE = 30.0
+#: How long it may take to die of SIGTERM, then of SIGKILL, in seconds.
+END_PATIENCE = 5.0
+LOG_TAIL = 4000
+#: How long processes may take to stop once they were told to, in seconds.
+STOP_PATIENCE = 20.0
+
+#: Bytes that CRIU may copy of one deleted file.
+GHOST_LIMIT_BYTES = 1 << 30
+
+#: The same for dump and restore (FACTS §1, §5; JUPYTERHUB §2b, §2c). Not in there:
+#: ``--shell-job`` (no terminal comes from outside of the tree).
+COMMON = (
+    # Neither the session's nor root's own configuration file may change any of this,
+    # and plug-ins are not loaded from the session's file system.
+    "--no-default-config",
+    *("--libdir", "/proc/self/fdinfo"),
+    "--stream",
+    "--manage-cgroups=ignore",
+    "--tcp-established",
+    # A connection that nobody has accepted yet must not stop a capture (sockets.py).
+    "--skip-in-flight",
+    # Both ends of every connection that is kept are stopped. Locking would run
+    # iptables from the session's file system.
+    *("--network-lock", "skip"),
+    "--file-locks",
+    "--ext-unix-sk",
+    *("--ghost-limit", str(GHOST_LIMIT_BYTES)),
+    "--force-irmap",
+    *("--irmap-scan-path", "/tmp"),  # noqa: S108 - the session's own, looked at only
+    "-v3",
+    *("-o", LOG),
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Whose namespaces: the session's init by pid and start time."""
+
+    init_pid: int
+    init_start: int
+
+
+class Attempt:
+    """One CRIU: started, awaited, ended.
+
+    Args:
+        criu: which CRIU.
+        session: inside of whom.
+        folder: CRIU's image folder: an empty one of ours; the log stays in it.
+        server: the stream's other side, not started yet.
+        limit: seconds that the whole may take.
+        cancel: calls it off.
+    """
+
+    def __init__(
+        self,
+        criu: Criu,
+        session: Session,
+        folder: Path,
+        server: Server,
+        *,
+        limit: float,
+        cancel: Cancel | None,
+    ) -> None:
+        self._criu = criu
+        self._session = session
+        self._folder = folder
+        self._server = server
+        self._limit = limit
+        self._cancel = cancel
+
+    def run(
+        self,
+        step: str,
+        arguments: list[str],
+        *,
+        reason: Reason,
+        inherit: Mapping[str, int] | None = None,
+        last_pid: int = 0,
+        prepare: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run ``criu <step> <arguments>`` to its end.
+
+        Args:
+            step: dump or restore.
+            arguments: besides the common ones.
+            reason: why, when CRIU itself fails.
+            inherit: what CRIU gives to the session in place of a pipe whose other end
+                is outside: CRIU's name of it → descriptor of ours.
+            last_pid: see ``run_inside``.
+            prepare: likewise.
+
+        Raises:
+            ReclaimError: CRIU failed, time was up, or it was called off.
+            Exception: what the stream's other side has raised. In any case CRIU has
+                ended.
+        """
+        deadline = time.monotonic() + self._limit
+        try:
+            self._server.start()
+            with ExitStack() as stack:
+                images = open_detached(self._folder, read_only=False)
+                stack.callback(os.close, images)
+
+                def line(path_of: Callable[[int], str]) -> list[str]:
+                    given = [step, "-D", path_of(images), *COMMON, *arguments]
+                    for name, descriptor in (inherit or {}).items():
+                        path_of(descriptor)
+                        given += ["--inherit-fd", f"fd[{descriptor}]:{name}"]
+                    return given
+
+                inside = run_inside(
+                    self._criu,
+                    line,
+                    init_pid=self._session.init_pid,
+                    init_start=self._session.init_start,
+                    last_pid=last_pid,
+                    prepare=prepare,
+                )
+            try:
+                status = self._await(inside, step, deadline)
+            finally:
+                inside.close()
+        finally:
+            self._server.finish()
+        if self._server.failure is not None:
+            raise self._server.failure
+        if status != 0:
+            raise self.failure(reason, status)
+
+    def log(self) -> str:
+        """What CRIU has written; empty when it did not get that far."""
+        try:
+            # No link: the folder has been open to a process inside the session.
+            log = os.open(self._folder / LOG, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(log, errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def failure(self, reason: Reason, status: int) -> ReclaimError:
+        """The error for a CRIU that ended badly, in its own first words."""
+        log = self.log()
+        why = criu_module.first_error(log)
+        if status < 0:
+            why = f"CRIU was ended by {signal.Signals(-status).name}"
+        detail = f"criu ended with {status}; {log[-LOG_TAIL:]}"
+        return ReclaimError(reason, why=why, detail=detail)
+
+    def _await(self, inside: Inside, step: str, deadline: float) -> int:
+        watched: list[Inside | Server | Cancel] = [inside, self._server]
+        if self._cancel is not None:
+            watched.append(self._cancel)
+        while (status := inside.poll()) is None:
+            ready = readable(watched, deadline - time.monotonic())
+            if self._server in ready:
+                return self._end(inside)
+            if self._cancel is not None and self._cancel in ready:
+                self._server.fail(ReclaimError(Reason.CANCELLED))
+            elif not ready:
+                late = ReclaimError(Reason.TIMED_OUT, step=step, seconds=self._limit)
+                self._server.fail(late)
+        return status
+
+    def _end(self, inside: Inside) -> int:
+        """CRIU has been cut off from its stream: let it cure, else end it."""
+        for number, patience in (
+            (0, CURE_PATIENCE),
+            (signal.SIGTERM, END_PATIENCE),
+            (signal.SIGKILL, END_PATIENCE),
+        ):
+            inside.signal(number)
+            status = inside.wait(time.monotonic() + patience)
+            if status is not None:
+                return status
+        return 255

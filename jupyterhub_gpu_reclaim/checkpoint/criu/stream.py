@@ -1,0 +1,305 @@
+"""CRIU's image files as streams: its ``--stream`` protocol, both ways (FACTS §2).
+
+Called by dump and restore. CRIU connects to a socket in the image folder and asks for
+one file after the other; each is then a pipe. There is a thread for each pipe, because
+several are open at once and in no fixed order. Nothing here looks into a file.
+
+An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
+and the socket. CRIU then fails by itself and cures the session's processes; the error
+is kept in ``failure`` for the caller to raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import threading
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream_protocol import (
+    receive_pipe,
+    reply,
+    request,
+)
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+CAPTURE_SOCKET = "streamer-capture.sock"
+RESTORE_SOCKET = "streamer-serve.sock"
+#: How the names of the images begin that hold memory: nearly all bytes there are.
+PAGES = "pages-"
+#: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
+#: CAP_SYS_RESOURCE.
+BLOCK = 1 << 20
+
+
+class Sink(Protocol):
+    """Where one image file goes. One that is not closed was not completed."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Take these bytes; the buffer is used again after the return."""
+
+    def close(self) -> None:
+        """The file is complete."""
+
+
+@runtime_checkable
+class PipeSink(Sink, Protocol):
+    """A sink that can empty a pipe by itself, faster than it could be fed."""
+
+    def take_pipe(self, pipe: int, /) -> int:
+        """Take everything up to the pipe's end, and say how many bytes that was.
+
+        Nobody else holds a copy of the pipe when it returns or raises.
+        """
+
+    def cancel(self) -> None:
+        """Make a ``take_pipe`` raise soon; from any thread, any number of times."""
+
+
+class Server:
+    """Base of both directions: a listening socket, a thread per pipe, one failure."""
+
+    SOCKET = ""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._listener: socket.socket | None = None
+        self._connection: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._wake = -1
+        #: The first error of ours; the caller raises it.
+        self.failure: Exception | None = None
+        #: Bytes of all files so far.
+        self.bytes = 0
+        self._main: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to listen; nothing is open before.
+
+        Raises:
+            OSError: the folder is gone.
+        """
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # Through the descriptor: a socket's path may have 107 letters only.
+            self._listener.bind(f"/proc/self/fd/{folder}/{self.SOCKET}")
+        finally:
+            os.close(folder)
+        (self._folder / self.SOCKET).chmod(0o600)
+        self._listener.listen(1)
+        self._main = threading.Thread(
+            target=self._serve,
+            args=(self._listener,),
+            name="criu-stream",
+            daemon=True,
+        )
+        self._main.start()
+
+    def fileno(self) -> int:
+        """Readable once something has gone wrong on our side."""
+        return self._wake
+
+    def fail(self, error: Exception) -> None:
+        """Keep the first error and cut CRIU off, so that it fails and cures."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+        self._ended.set()
+        os.eventfd_write(self._wake, 1)
+        # Shut down rather than closed: the thread that reads it closes it.
+        for end in (self._connection, self._listener):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """CRIU has ended: wait for what it has sent, and close everything."""
+        if self._listener is None:
+            return
+        if self._connection is None:
+            self._ended.set()
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+        if self._main is not None:
+            self._main.join()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+        self._listener = None
+        os.close(self._wake)
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # Shut down by fail() or finish() before CRIU came.
+            return
+        with connection:
+            self._connection = connection
+            try:
+                while (name := request(connection)) is not None:
+                    self._open(connection, name)
+            except (OSError, ValueError, UnicodeDecodeError) as error:
+                if not self._ended.is_set():
+                    self.fail(_protocol(f"CRIU's stream broke off: {error}"))
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                self.fail(error)
+
+    def _open(self, connection: socket.socket, name: str) -> None:
+        raise NotImplementedError
+
+    def _spawn(self, pipe: int, name: str, work: Callable[[int], None]) -> None:
+        def run() -> None:
+            try:
+                work(pipe)
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                self.fail(error)
+            finally:
+                os.close(pipe)
+
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BLOCK)
+        thread = threading.Thread(target=run, name=f"criu-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _ready(self, pipe: int, event: int) -> bool:
+        """Wait for a pipe; False once something has gone wrong elsewhere."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        poll.register(self._wake, select.POLLIN)
+        poll.poll()
+        return not self._ended.is_set()
+
+
+class CaptureServer(Server):
+    """Takes what ``criu dump --stream`` sends, a sink for each file.
+
+    Args:
+        folder: CRIU's image folder.
+        sinks: opens the sink for a file's name; may raise.
+    """
+
+    SOCKET = CAPTURE_SOCKET
+
+    def __init__(self, folder: Path, sinks: Callable[[str], Sink]) -> None:
+        super().__init__(folder)
+        self._sinks = sinks
+        self._taking: list[PipeSink] = []
+        #: Length of each file that has come in completely.
+        self.files: dict[str, int] = {}
+
+    def _open(self, connection: socket.socket, name: str) -> None:
+        pipe = receive_pipe(connection)
+        try:
+            sink = self._sinks(name)
+        except BaseException:
+            os.close(pipe)
+            raise
+        if name.startswith(PAGES) and isinstance(sink, PipeSink):
+            self._spawn(pipe, name, lambda end: self._hand_over(end, name, sink))
+        else:
+            self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
+
+    def fail(self, error: Exception) -> None:
+        """As the base does it; who empties a pipe by himself is told to stop."""
+        super().fail(error)
+        with self._lock:
+            taking = list(self._taking)
+        for sink in taking:
+            sink.cancel()
+
+    def _hand_over(self, pipe: int, name: str, sink: PipeSink) -> None:
+        with self._lock:
+            self._taking.append(sink)
+        if self._ended.is_set():
+            # It failed before it could know of this one.
+            return
+        total = sink.take_pipe(pipe)
+        sink.close()
+        with self._lock:
+            self.files[name] = total
+            self.bytes += total
+
+    def _drain(self, pipe: int, name: str, sink: Sink) -> None:
+        os.set_blocking(pipe, False)
+        # Made once for the file: fresh memory would cost more than the reading.
+        view = memoryview(bytearray(BLOCK))
+        total = filled = 0
+        while self._ready(pipe, select.POLLIN):
+            try:
+                count = os.readv(pipe, [view[filled:]])
+            except BlockingIOError:
+                continue
+            filled += count
+            if filled == BLOCK or (count == 0 and filled):
+                sink.write(view[:filled])
+                total += filled
+                with self._lock:
+                    self.bytes += filled
+                filled = 0
+            if count == 0:
+                sink.close()
+                self.files[name] = total
+                return
+
+
+class RestoreServer(Server):
+    """Gives ``criu restore --stream`` its files.
+
+    Args:
+        folder: CRIU's image folder.
+        source: a file's buffers in order, or None where there is no such file; may
+            raise, at once or between buffers.
+    """
+
+    SOCKET = RESTORE_SOCKET
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Callable[[str], Iterable[bytes | memoryview] | None],
+    ) -> None:
+        super().__init__(folder)
+        self._source = source
+
+    def _open(self, connection: socket.socket, name: str) -> None:
+        buffers = self._source(name)
+        connection.sendall(reply(exists=buffers is not None))
+        if buffers is not None:
+            pipe = receive_pipe(connection)
+            self._spawn(pipe, name, lambda end: self._fill(end, buffers))
+
+    def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
+        os.set_blocking(pipe, False)
+        for buffer in buffers:
+            data = memoryview(buffer).cast("B")
+            while data:
+                if not self._ready(pipe, select.POLLOUT):
+                    return
+                try:
+                    count = os.write(pipe, data[:BLOCK])
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    # CRIU reads no further than it needs, which is its right.
+                    return
+                data = data[count:]
+                with self._lock:
+                    self.bytes += count
+
+
+def _protocol(detail: str) -> ReclaimError:
+    return ReclaimError(Reason.INTERNAL, detail=detail)

@@ -1,0 +1,175 @@
+"""Do something with the rights of a saved task instead of root's.
+
+Linux keeps the credentials of each thread apart. So a thread is made for the work,
+takes the task's user, groups and capabilities (raw system calls: libc's wrappers would
+change the whole process), and ends with it. Files that it opens carry those
+credentials, which matters wherever the kernel asks later who has opened a file.
+
+The real and the saved user stay root's, so that nobody of that user may signal or trace
+the agent, and the thread's umask and root folder are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import struct
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+#: setgroups, setresgid, setresuid.
+_NUMBERS: Final = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
+_CLONE_FS: Final = 0x200
+_CLONE_NEWNET: Final = 0x40000000
+_KEEP: Final = -1
+_CAPABILITY_VERSION: Final = 0x20080522
+#: CAP_DACOVERRIDE and CAP_DAC_READ_SEARCH.
+OVERRIDE: Final = 1 << 1 | 1 << 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Credentials(NamedTuple):
+    """What decides whether a task may open a file."""
+
+    uid: int  #: for file systems (``fsuid``)
+    gid: int
+    groups: tuple[int, ...] = ()
+    effective: int = 0  #: capabilities, as bits
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Orders from the least to the most powerful."""
+        return self.uid == 0, self.effective.bit_count()
+
+
+def credentials_of(core_img: bytes) -> Credentials:
+    """Those that a ``core-PID.img`` holds.
+
+    Raises:
+        RestoreFailed: it holds none (``checkpoint_damaged``).
+    """
+    core = images.parse("core_entry", images.only(core_img, images.CORE_MAGIC))
+    if not core.thread_core.HasField("creds"):
+        raise images.damaged("a process has no user")
+    creds = core.thread_core.creds
+    effective = sum(word << 32 * number for number, word in enumerate(creds.cap_eff))
+    return Credentials(creds.fsuid, creds.fsgid, tuple(creds.groups), effective)
+
+
+def credentials_now(pid: int) -> Credentials:
+    """Those that a process has by the kernel's word.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    fields = procfs.status(pid)
+    if "Uid" not in fields:
+        raise ProcessLookupError
+    groups = tuple(map(int, fields["Groups"].split()))
+    uid, gid = (int(fields[name].split()[3]) for name in ("Uid", "Gid"))
+    return Credentials(uid, gid, groups, int(fields["CapEff"], 16))
+
+
+class Place(NamedTuple):
+    """Where names are looked up; both are descriptors."""
+
+    root: int
+    network: int
+
+
+def run_as(who: Credentials, work: Callable[[], T], place: Place | None = None) -> T:
+    """What ``work`` returns or raises, done with those rights; blocks.
+
+    Args:
+        who: whose rights.
+        work: what is done.
+        place: the root folder and the network namespace for it; by default ours.
+
+    Raises:
+        OSError: those rights cannot be taken.
+    """
+    answer: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _become(who, place)
+            answer.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="as-task", daemon=True)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return answer[0]
+
+
+def again(descriptor: int) -> str:
+    """The path by which this thread opens what one of its descriptors leads to."""
+    return f"/proc/thread-self/fd/{descriptor}"
+
+
+@contextlib.contextmanager
+def overriding() -> Iterator[None]:
+    """Inside of :func:`run_as`: file permissions do not count within the block."""
+    had = _capabilities()[0]
+    _set_effective(had | OVERRIDE)
+    try:
+        yield
+    finally:
+        _set_effective(had)
+
+
+def _become(who: Credentials, place: Place | None) -> None:
+    set_groups, set_gid, set_uid = _NUMBERS[platform.machine()]
+    _check(_libc.unshare(_CLONE_FS), "unshare")
+    os.umask(0)
+    if place is not None:
+        _check(_libc.setns(place.network, _CLONE_NEWNET), "setns")
+        os.fchdir(place.root)
+        os.chroot(".")
+    groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
+    _check(_libc.syscall(set_groups, len(who.groups), groups), "setgroups")
+    _check(_libc.syscall(set_gid, _KEEP, who.gid, _KEEP), "setresgid")
+    _check(_libc.syscall(set_uid, _KEEP, who.uid, _KEEP), "setresuid")
+    _set_effective(who.effective)
+
+
+def _capabilities() -> tuple[int, int, int]:
+    """This thread's effective, permitted and inheritable capabilities."""
+    head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    _check(_libc.capget(head, data), "capget")
+    words = struct.unpack("=6I", data.raw)
+    low, high = words[:3], words[3:]
+    effective, permitted, inheritable = (
+        one | other << 32 for one, other in zip(low, high, strict=True)
+    )
+    return effective, permitted, inheritable
+
+
+def _set_effective(bits: int) -> None:
+    _, permitted, inheritable = _capabilities()
+    sets = (bits & permitted, permitted, inheritable)
+    words = [one & 0xFFFFFFFF for one in sets] + [one >> 32 for one in sets]
+    head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    _check(_libc.capset(head, struct.pack("=6I", *words)), "capset")
+
+
+def _check(result: int, call: str) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), call)

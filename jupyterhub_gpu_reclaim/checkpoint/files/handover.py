@@ -1,0 +1,426 @@
+"""Open a saved session's files before CRIU runs, and hand them to it.
+
+CRIU runs as root. For a plain file it looks first whether a descriptor was passed to it
+under the name that stands in ``files.img`` (``--inherit-fd``), and takes that one: no
+path is followed, no flag, size or position is looked at. So every such entry is given a
+name of its own that can stand for nothing else, and where none was passed, CRIU finds
+nothing to open. The same holds for what is mapped, run or a folder of a process. An
+inotify instance, or a socket with a path, is told of as a plain file: CRIU takes any
+descriptor for one.
+
+What is left to CRIU by name is what the kernel alone makes: terminals, and files of
+``/proc/PID`` (see ``_check_left``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import stat
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
+from jupyterhub_gpu_reclaim.checkpoint.files import unix_names, unreadable
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
+    Credentials,
+    Place,
+    run_as,
+)
+from jupyterhub_gpu_reclaim.checkpoint.files.ghosts import Ghost
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
+    Identity,
+    Reopener,
+    fill_pipe,
+    identity,
+)
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of, read_saved
+from jupyterhub_gpu_reclaim.common.findings import refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        Callable,
+        Container,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
+    from typing import Any
+
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles, Wish
+    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import (
+        Piece,
+        Range,
+        Source,
+        Stop,
+    )
+
+#: No process of /proc has a number like that, so nobody can make such a path.
+_NAME: Final = "/proc/0x{number:x}"
+#: Of a process' own folder in /proc: what says no more than its user may know anyway.
+_HARMLESS: Final = frozenset(
+    {
+        *("", "cgroup", "cmdline", "comm", "environ", "fd", "fdinfo", "io", "limits"),
+        *("maps", "mountinfo", "mounts", "net", "ns", "smaps", "smaps_rollup", "stat"),
+        *("statm", "status", "task"),
+    }
+)
+
+
+class Link(NamedTuple):
+    """A name that a capture has given to a deleted file."""
+
+    path: bytes
+    identity: Identity
+    holder: Credentials
+
+
+@dataclass
+class Handover:
+    """Files that were opened, and what CRIU is told of them.
+
+    Attributes:
+        saved: what the images say.
+        descriptors: entry → descriptor of ours.
+        files: images that are given anew.
+    """
+
+    saved: SavedFiles
+    descriptors: dict[int, int] = field(default_factory=dict)
+    identities: dict[int, Identity] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def inherit(self) -> dict[str, int]:
+        """CRIU's name of each → descriptor."""
+        return {
+            _NAME.format(number=number)[1:]: descriptor
+            for number, descriptor in self.descriptors.items()
+        }
+
+    def held(self) -> dict[bytes, list[int]]:
+        """Path → the descriptors that were opened there."""
+        found = defaultdict(list)
+        for wish in self.saved.wishes:
+            if wish.ghost < 0:
+                found[wish.path].append(self.descriptors[wish.id])
+        return found
+
+    def links(self) -> tuple[Link, ...]:
+        """The names that the capture has given to deleted files."""
+        return tuple(
+            Link(wish.path, self.identities[wish.id], wish.holder)
+            for wish in self.saved.wishes
+            if wish.is_linked
+        )
+
+
+class Rewritten:
+    """A source of images (``pages.Source``) of which some are given anew."""
+
+    def __init__(self, source: Source, files: Mapping[str, bytes]) -> None:
+        self._source = source
+        self._files = files
+
+    def size(self, name: str) -> int | None:
+        """See ``Source``."""
+        if name in self._files:
+            return len(self._files[name])
+        return self._source.size(name)
+
+    def stream(
+        self, name: str, skip: Sequence[Range] = ()
+    ) -> Iterable[bytes | memoryview]:
+        """See ``Source``."""
+        if name in self._files:
+            return [self._files[name]]
+        return self._source.stream(name, skip)
+
+    def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
+        """See ``Source``."""
+        self._source.copy(name, pieces, stop)
+
+
+def open_all(
+    source: Source, init_pid: int, opened: Sequence[Opened], stack: ExitStack
+) -> Handover:
+    """Open everything; the descriptors are closed with the stack.
+
+    Args:
+        source: of CRIU's images.
+        init_pid: of the session; its root is where paths are looked up.
+        opened: the fingerprints of the files.
+        stack: holds the descriptors.
+
+    Raises:
+        RestoreFailed: a file is gone, may not be opened, or the images are off.
+    """
+
+    def read(name: str) -> bytes | None:
+        return None if source.size(name) is None else b"".join(source.stream(name))
+
+    saved = read_saved(read)
+    _make_room(len(saved.wishes))
+    handover = Handover(saved)
+    root = open_root(f"/proc/{init_pid}/root")
+    stack.callback(os.close, root)
+    known = {one.path: one for one in opened}
+    _check_left(saved, init_pid)
+    network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
+    stack.callback(os.close, network)
+    _Opening(handover, Place(root, network), known, source, stack).run(read)
+    files.refuse_changed(opened, handover.held(), root)
+    _refuse_other_sizes(handover, known)
+    handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
+    return handover
+
+
+def remove_links(init_pid: int, links: Iterable[Link]) -> None:
+    """Take those names away again, each with the rights of its holder; idempotent.
+
+    One that its user has given to something else meanwhile, or has locked away, stays.
+    """
+    if not links:
+        return
+    with contextlib.suppress(OSError), ExitStack() as stack:
+        root = open_root(f"/proc/{init_pid}/root")
+        stack.callback(os.close, root)
+        for link in links:
+            with contextlib.suppress(OSError):
+                run_as(link.holder, lambda: _unlink(root, link))  # noqa: B023
+
+
+def _unlink(root: int, link: Link) -> None:
+    parent, _, name = link.path.rpartition(b"/")
+    folder = open_in_root(root, parent or b"/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if Identity(status.st_dev, status.st_ino) == link.identity:
+            os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+class _Opening:
+    def __init__(
+        self,
+        handover: Handover,
+        place: Place,
+        known: Mapping[bytes, Opened],
+        source: Source,
+        stack: ExitStack,
+    ) -> None:
+        self._handover = handover
+        self._saved = handover.saved
+        self._place = place
+        self._root = place.root
+        self._known = known
+        self._source = source
+        self._stack = stack
+        self._pipes: dict[int, int] = {}
+
+    def run(self, read: Callable[[str], bytes | None]) -> None:
+        with ExitStack() as inner:
+            ghosts, made = self._make_ghosts(inner)
+            # Before any folder is watched.
+            self._make_sockets()
+            for who, wishes in self._by_holder().items():
+                opener = Reopener(who, self._root, self._known, self._pipes)
+                run_as(who, lambda: self._open(opener, wishes, made))  # noqa: B023
+            for both in self._pipes.values():
+                inner.callback(os.close, both)
+            for number, data in _pipe_contents(read("fifo-data.img")):
+                if number in self._pipes:
+                    fill_pipe(self._pipes[number], data)
+            for number, (ghost, owner) in ghosts.items():
+                run_as(owner, lambda: ghost.finish(made[number]))  # noqa: B023
+
+    def _by_holder(self) -> dict[Credentials, list[Wish]]:
+        found: dict[Credentials, list[Wish]] = defaultdict(list)
+        for wish in self._saved.wishes:
+            found[wish.holder].append(wish)
+        for number in self._saved.instances:
+            found.setdefault(self._saved.holder(number), [])
+        return found
+
+    def _open(
+        self, opener: Reopener, wishes: Iterable[Wish], made: Mapping[int, int]
+    ) -> None:
+        for wish in wishes:
+            self._keep(wish.id, opener.open(wish, made.get(wish.ghost)))
+        for number, (flags, watches) in self._saved.instances.items():
+            if self._saved.holder(number) == opener.who:
+                self._keep(number, opener.watch(watches, flags))
+
+    def _make_sockets(self) -> None:
+        """All of them first, then their connections to each other."""
+        wanted = self._saved.sockets
+        if not wanted:
+            return
+        for number, one in wanted.items():
+            who = self._saved.holder(number)
+            end = run_as(who, lambda: unix_names.make(one, self._root), self._place)  # noqa: B023
+            self._keep(number, end.detach())
+        for number, one in wanted.items():
+            copy = os.dup(self._handover.descriptors[number])
+            with socket.socket(fileno=copy) as end:
+                who = self._saved.holder(number)
+                run_as(who, lambda: unix_names.connect(end, one, self._root))  # noqa: B023
+                unix_names.finish(end, one, self._root)
+
+    def _keep(self, number: int, descriptor: int) -> None:
+        self._stack.callback(os.close, descriptor)
+        self._handover.descriptors[number] = descriptor
+        self._handover.identities[number] = identity(descriptor)
+
+    def _make_ghosts(
+        self, inner: ExitStack
+    ) -> tuple[dict[int, tuple[Ghost, Credentials]], dict[int, int]]:
+        """Deleted files, with their contents: number → image and owner; descriptor."""
+        ghosts, made = {}, {}
+        for wish in self._saved.wishes:
+            number = wish.ghost
+            if number < 0 or number in made:
+                continue
+            name = f"ghost-file-{number:x}.img"
+            if self._source.size(name) is None:
+                raise images.damaged(f"{name} is missing")
+            ghost = Ghost(self._source.stream(name))
+            self._refuse_unreadable(number, ghost.entry)
+            owner = self._owner(number, ghost.entry.uid, wish.path)
+            descriptor = run_as(owner, lambda: ghost.make(self._root, wish.path))  # noqa: B023
+            inner.callback(os.close, descriptor)
+            ghost.fill(descriptor)
+            ghosts[number], made[number] = (ghost, owner), descriptor
+        return ghosts, made
+
+    def _refuse_unreadable(self, number: int, ghost: Any) -> None:
+        """Nobody is given a deleted file that he had open but could not read.
+
+        Raises:
+            RestoreFailed: somebody would be (``file_denied``).
+        """
+        for wish in self._saved.wishes:
+            if wish.ghost != number or wish.is_contents:
+                continue
+            if unreadable.can_read(self._saved.entries[wish.id].reg.flags):
+                continue
+            holders = self._saved.holders.get(wish.id, {wish.holder})
+            if not all(unreadable.may_read(one, ghost) for one in holders):
+                raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
+
+    def _owner(self, number: int, uid: int, path: bytes) -> Credentials:
+        """Who a deleted file belongs to, of those that hold it.
+
+        Raises:
+            RestoreFailed: none of several users owned it: what one of them may change
+                from now on, the others would still trust.
+        """
+        holders = {
+            one
+            for wish in self._saved.wishes
+            if wish.ghost == number
+            for one in self._saved.holders.get(wish.id, {wish.holder})
+        }
+        own = {one for one in holders if one.uid == uid}
+        if not own and len({one.uid for one in holders}) > 1:
+            raise refused(Reason.FILE_DENIED, path, "several users hold it")
+        return min(own or holders, key=lambda one: one.rank)
+
+
+def _refuse_other_sizes(handover: Handover, known: Container[bytes]) -> None:
+    """Judge the files of which there is no fingerprint, as CRIU would.
+
+    Raises:
+        RestoreFailed: one is shorter or longer than it was (``file_changed``).
+    """
+    for wish in handover.saved.wishes:
+        reg = handover.saved.entries[wish.id].reg
+        if wish.ghost >= 0 or wish.path in known or not reg.HasField("size"):
+            continue
+        status = os.fstat(handover.descriptors[wish.id])
+        if stat.S_ISREG(status.st_mode) and status.st_size != reg.size:
+            raise refused(Reason.FILE_CHANGED, wish.path)
+
+
+def _make_room(count: int) -> None:
+    """Let this process have that many more descriptors, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, max(soft, 4096 + 2 * count))
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _files_image(saved: SavedFiles) -> bytes:
+    """``files.img`` in which nothing has a name that anybody could have made."""
+    kept = {
+        entry.tty.regf_id for entry in saved.entries.values() if entry.HasField("tty")
+    }
+    payloads = []
+    for number, entry in saved.entries.items():
+        told = images.plain_file(number) if number in saved.handed else entry
+        if told.HasField("reg"):
+            told = type(told).FromString(told.SerializeToString())
+            if number not in kept and number not in saved.left:
+                told.reg.name = _NAME.format(number=number).encode()
+            # Judged already, and of what is open the mode does not count.
+            told.reg.ClearField("mode")
+            told.reg.ClearField("size")
+            told.reg.ClearField("build_id")
+        payloads.append(images.serialize(told))
+    return images.join(images.FILES_MAGIC, payloads)
+
+
+def _check_left(saved: SavedFiles, init_pid: int) -> None:
+    """What CRIU opens by its name below ``/proc/PID``.
+
+    The path is the kernel's alone as long as ``/proc`` is, and what can be read there
+    a process may read of itself, and of any other that has the same rights. Whatever
+    may be written, or tells more the more its opener may do, is not given back.
+
+    Raises:
+        RestoreFailed: it is none of that (``file_denied``).
+    """
+    if not saved.left:
+        return
+    is_proc = any(
+        str(one.target) == "/proc" and one.kind == "proc"
+        for one in read_mounts(init_pid)
+    )
+    for number in saved.left:
+        reg = saved.entries[number].reg
+        pid, what = process_of(reg.name), reg.name.split(b"/")[3:]
+        if what[:1] == [b"task"] and len(what) > 2:
+            what = what[2:]
+        name = what[0].decode("ascii", "replace") if what else ""
+        reads = reg.flags & os.O_ACCMODE == os.O_RDONLY
+        regular = stat.S_IFMT(reg.mode) in {stat.S_IFREG, stat.S_IFDIR}
+        holder = saved.holder(number)
+        same = pid not in saved.credentials or saved.credentials[pid] == holder
+        if not (is_proc and name in _HARMLESS and reads and regular and same):
+            raise refused(Reason.FILE_DENIED, reg.name, "the kernel makes it anew")
+
+
+def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes]]:
+    """CRIU's number of a FIFO, and what was in it."""
+    if image is None:
+        return
+    at, entries = 8, memoryview(image)
+    while at < len(image):
+        size = int.from_bytes(entries[at : at + 4], "little")
+        entry = images.parse("pipe_data_entry", bytes(entries[at + 4 : at + 4 + size]))
+        at += 4 + size
+        data = bytes(entries[at : at + entry.bytes])
+        if len(data) != entry.bytes:
+            raise images.damaged("the contents of a FIFO are cut off")
+        at += entry.bytes
+        yield entry.pipe_id, data

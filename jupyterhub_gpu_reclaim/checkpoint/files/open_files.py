@@ -1,0 +1,296 @@
+"""Remember the files that a session has open, and say whether they still fit.
+
+:func:`fingerprint` is taken at the end of a capture. :func:`compare` looks at the paths
+before anything is touched, and :func:`refuse_changed` at the very descriptors that the
+session is given (``handover``): only the latter's word counts. Nothing here changes a
+file. Deleted files that are still open are in CRIU's image, and what lies on a private
+file system is in the archive: neither is this module's business.
+
+CRIU would refuse a file whose size, build ID or mode differs. That is right for a
+library and wrong for a log that grew. So we judge by how the file was open.
+
+=========================  ===========================  ==========================
+changed file               harmless                     refused
+=========================  ===========================  ==========================
+gone                                                    ``file_missing``
+mapped private             same contents (build ID)     ``library_changed``
+mapped shared                                           ``file_changed``
+shorter                                                 ``file_shrank``
+read, or appended to       always
+written (not appended)     SQLite without a journal     ``file_changed``
+folder, fifo               always, if it is there
+=========================  ===========================  ==========================
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.files.fingerprint import digest
+from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Finding, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+#: File systems whose files are windows of the kernel, and made anew.
+_KERNEL_FILES: Final = frozenset(
+    {"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "debugfs", "tracefs"}
+)
+_KINDS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO})
+_SQLITE: Final = b"SQLite format 3\0"
+
+
+class Opened(Value, frozen=True, kw_only=True):
+    """One file, folder or fifo that a session had open, when it was saved."""
+
+    path: bytes  #: as the session names it; need not be UTF-8, so base64 in JSON
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    mode: int
+    written: bool = False  #: open for writing without O_APPEND
+    appended: bool = False  #: open with O_APPEND
+    position: int = 0  #: the furthest of its descriptors
+    mapped: bool = False  #: privately: code, or data that is only read
+    shared: bool = False  #: mapped so that writes reach the file
+    digest: str = ""  #: of the contents, where mapped
+    database: bool = False  #: SQLite, and no transaction was under way
+
+
+class _Use:
+    """How the descriptors and mappings of a tree use one path, added up."""
+
+    def __init__(self) -> None:
+        self.written = self.appended = self.mapped = self.shared = False
+        self.position = 0
+
+    def add_descriptor(self, info: dict[str, str]) -> None:
+        """Take in one entry of /proc/<pid>/fdinfo."""
+        flags = int(info.get("flags", "0"), 8)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            self.appended |= bool(flags & os.O_APPEND)
+            self.written |= not flags & os.O_APPEND
+        self.position = max(self.position, int(info.get("pos", "0")))
+
+    def add_mapping(self, mode: str) -> None:
+        """Take in one mapping by its mode, e.g. ``r-xp``."""
+        shared = mode.endswith("s") and "w" in mode
+        self.shared |= shared
+        self.mapped |= not shared
+
+
+def fingerprint(
+    init_pid: int, pids: Iterable[int], archived: Collection[str] = ()
+) -> list[Opened]:
+    """Every file that those processes have open, mapped or as their folder, sorted.
+
+    Call it while they are stopped, so that nothing changes any more.
+
+    Args:
+        init_pid: of the session; its root is where the paths are looked up.
+        pids: host pids of the tree.
+        archived: devices of the file systems whose contents are saved, too.
+
+    Raises:
+        Refused: the session is gone (``no_tree``).
+    """
+    mounts = read_mounts(init_pid)
+    skip = {mount.device for mount in mounts if mount.kind in _KERNEL_FILES}
+    skip |= set(archived)
+    with ExitStack() as stack:
+        try:
+            root = open_root(f"/proc/{init_pid}/root")
+        except OSError as error:
+            raise Refused(Reason.NO_TREE, detail=str(error)) from None
+        stack.callback(os.close, root)
+        found = (_opened(root, path, use, skip) for path, use in _uses(pids).items())
+        return sorted((one for one in found if one), key=lambda one: one.path)
+
+
+def compare(opened: Iterable[Opened], root: Path) -> list[Finding]:
+    """What speaks against those files, as their paths below a root are now.
+
+    Raises:
+        Refused: there is no such root (``no_tree``).
+    """
+    with ExitStack() as stack:
+        try:
+            folder = open_root(root)
+        except OSError as error:
+            raise Refused(Reason.NO_TREE, detail=str(error)) from None
+        stack.callback(os.close, folder)
+        reasons = [(one, _judge_path(one, folder)) for one in opened]
+    return [_finding(one, reason) for one, reason in reasons if reason]
+
+
+def refuse_changed(
+    opened: Iterable[Opened], held: Mapping[bytes, Sequence[int]], root: int
+) -> None:
+    """Judge the files that were opened, each by its descriptor.
+
+    Args:
+        opened: the fingerprints; what is not held has been looked at by its path.
+        held: path → the descriptors that were opened there.
+        root: of the session, as a descriptor.
+
+    Raises:
+        RestoreFailed: one has changed so that its session must not have it back.
+    """
+    for one in opened:
+        for descriptor in held.get(one.path, ()):
+            reason = _judge(one, descriptor, root)
+            if reason is not None:
+                raise RestoreFailed(reason, path=_name(one))
+
+
+def _name(one: Opened) -> str:
+    return one.path.decode("utf-8", "backslashreplace")
+
+
+def _finding(one: Opened, reason: Reason) -> Finding:
+    return finding(reason, path=_name(one))
+
+
+def _uses(pids: Iterable[int]) -> dict[bytes, _Use]:
+    uses: dict[bytes, _Use] = {}
+    for pid in pids:
+        for fd, target in procfs.descriptors(pid):
+            if target.startswith("/"):
+                use = uses.setdefault(os.fsencode(target), _Use())
+                use.add_descriptor(procfs.fdinfo(pid, fd))
+        folder = procfs.link(pid, "cwd")
+        if folder.startswith("/"):
+            uses.setdefault(os.fsencode(folder), _Use())
+        for mapping in procfs.mappings(pid):
+            if mapping.path.startswith("/"):
+                use = uses.setdefault(os.fsencode(mapping.path), _Use())
+                use.add_mapping(mapping.mode)
+    return uses
+
+
+def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened | None:
+    """The fingerprint of one path; None for what is not a file of this module."""
+    try:
+        name = open_in_root(root, path, os.O_PATH)
+    except OSError:
+        return None  # deleted, "(deleted)" or "/memfd:…"
+    try:
+        status = os.fstat(name)
+        device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+        if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
+            return None
+        is_file = stat.S_ISREG(status.st_mode)
+        return Opened(
+            path=path,
+            device=status.st_dev,
+            inode=status.st_ino,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            mode=status.st_mode,
+            written=use.written,
+            appended=use.appended,
+            position=use.position,
+            mapped=use.mapped,
+            shared=use.shared,
+            digest=_digest(name) if use.mapped and is_file else "",
+            database=use.written and is_file and _is_quiet_database(root, path, name),
+        )
+    finally:
+        os.close(name)
+
+
+def _judge_path(one: Opened, root: int) -> Reason | None:
+    """A reason to refuse what stands at the path; see the table."""
+    try:
+        name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return Reason.FILE_MISSING
+    try:
+        return _judge(one, name, root)
+    finally:
+        os.close(name)
+
+
+def _judge(one: Opened, found: int, root: int) -> Reason | None:
+    status = os.fstat(found)
+    if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):
+        return Reason.FILE_MISSING
+    same = (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns)
+    if same or not stat.S_ISREG(status.st_mode):
+        return None
+    if one.mapped and not has_contents(one, found):
+        return Reason.LIBRARY_CHANGED
+    if one.shared:
+        return Reason.FILE_CHANGED
+    if status.st_size < one.size:
+        return Reason.FILE_SHRANK
+    if one.written and not (one.database and _is_quiet_database(root, one.path, found)):
+        return Reason.FILE_CHANGED
+    return None
+
+
+def has_contents(one: Opened, found: int) -> bool:
+    """Whether what a descriptor leads to has the contents that were mapped."""
+    status = os.fstat(found)
+    same = one.digest and status.st_size == one.size and stat.S_ISREG(status.st_mode)
+    return bool(same) and _digest(found) == one.digest
+
+
+def _reading(found: int) -> int:
+    """A descriptor for reading that very file, which is a regular one."""
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    return os.open(f"/proc/thread-self/fd/{found}", flags)
+
+
+def _digest(found: int) -> str:
+    try:
+        descriptor = _reading(found)
+    except OSError:
+        return ""
+    try:
+        return digest(descriptor)
+    except OSError:
+        return ""  # unreadable counts as not known, so that any change refuses
+    finally:
+        os.close(descriptor)
+
+
+def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
+    """Whether it is an SQLite database without a transaction under way.
+
+    Between transactions SQLite keeps nothing of the file that it does not check anew:
+    its pages are valid only as long as the change counter is (sqlite.org/fileformat2).
+    """
+    try:
+        descriptor = _reading(found)
+    except OSError:
+        return False
+    try:
+        if os.pread(descriptor, len(_SQLITE), 0) != _SQLITE:
+            return False
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    for suffix in (b"-journal", b"-wal"):
+        try:
+            journal = open_in_root(root, path + suffix, os.O_PATH)
+        except OSError:
+            continue
+        try:
+            if os.fstat(journal).st_size:
+                return False
+        finally:
+            os.close(journal)
+    return True

@@ -1,0 +1,276 @@
+"""Open a saved session's files again with the rights of the tasks that held them.
+
+CRIU is root, and would open whatever stands at a path now. So each file is opened here,
+before CRIU runs, by a thread that has the holder's user, groups and capabilities, below
+the session's root. What stands there is looked at first by a descriptor that opens
+nothing (O_PATH), and then that very inode is opened, with the flags that it was open
+with. So nothing comes back that its user could not open at this moment; a FIFO cannot
+block, and a device is touched only when it is one of the memory devices.
+
+There are two exceptions, both for the very file that was saved (device and inode). A
+file that its task owns is opened although its mode forbids it: its user could change
+that. And one of which the task had mapped the contents (a program, a library) is mapped
+again, if they are the same: the init runs a Python that its user may not be allowed to
+reach. Nothing is read by that which was not in the task's memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, overriding
+from jupyterhub_gpu_reclaim.checkpoint.files.devices import is_memory_device
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
+from jupyterhub_gpu_reclaim.common.findings import refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import Watch, Wish
+
+#: Flags that fcntl(2) sets on an open file.
+_SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+
+_ALL_EVENTS: Final = 0xFFF
+#: _IOW('I', 0, __s32) of <linux/inotify.h>
+_SET_NEXT_WATCH: Final = 0x40044900
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Identity(NamedTuple):
+    """Which file a descriptor leads to."""
+
+    device: int
+    inode: int
+
+
+def identity(descriptor: int) -> Identity:
+    """Which file that is."""
+    status = os.fstat(descriptor)
+    return Identity(status.st_dev, status.st_ino)
+
+
+class Reopener:
+    """Opens files for one holder; its methods are called inside of ``run_as``.
+
+    Args:
+        who: the holder.
+        root: of the session, as a descriptor.
+        saved: path → the fingerprint of the file that was saved there.
+        pipes: FIFO's number → both of its ends, open; it grows.
+    """
+
+    def __init__(
+        self,
+        who: Credentials,
+        root: int,
+        saved: Mapping[bytes, Opened],
+        pipes: dict[int, int],
+    ) -> None:
+        self.who = who
+        self._root = root
+        self._saved = saved
+        self._pipes = pipes
+
+    def open(self, wish: Wish, made: int | None = None) -> int:
+        """A descriptor of what was wished.
+
+        Args:
+            wish: what.
+            made: where it has no name any more, a descriptor of what stands for it.
+
+        Raises:
+            RestoreFailed: it is gone, or may not be opened (``file_missing``,
+                ``file_denied``).
+        """
+        try:
+            found = self._find(wish) if made is None else os.dup(made)
+            try:
+                return self._open(wish, found)
+            finally:
+                os.close(found)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise refused(Reason.FILE_MISSING, wish.path) from None
+            why = error.strerror or "it cannot be opened"
+            raise refused(Reason.FILE_DENIED, wish.path, why) from None
+
+    def watch(self, watches: Iterable[Watch], flags: int) -> int:
+        """An inotify instance with those watches.
+
+        Raises:
+            RestoreFailed: as :meth:`open`.
+        """
+        instance = _called(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
+        try:
+            for one in sorted(watches, key=lambda watch: watch.number):
+                try:
+                    self._add(instance, one)
+                except OSError as error:
+                    gone = error.errno in _GONE
+                    reason = Reason.FILE_MISSING if gone else Reason.FILE_DENIED
+                    raise refused(reason, one.path, error.strerror or "") from None
+        except BaseException:
+            os.close(instance)
+            raise
+        return instance
+
+    def _add(self, instance: int, watch: Watch) -> None:
+        name = open_in_root(self._root, watch.path, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            if stat.S_ISLNK(os.fstat(name).st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            fcntl.ioctl(instance, _SET_NEXT_WATCH, watch.number)
+            path, mask = again(name).encode(), watch.mask & _ALL_EVENTS
+            got = _called(_libc.inotify_add_watch(instance, path, mask))
+        finally:
+            os.close(name)
+        if got != watch.number:
+            raise OSError(errno.EEXIST, "another watch is there already")
+
+    def _find(self, wish: Wish) -> int:
+        """What stands at a path, opened by name only."""
+        flags = os.O_PATH | os.O_NOFOLLOW
+        try:
+            return open_in_root(self._root, wish.path, flags)
+        except PermissionError:
+            with overriding():
+                found = open_in_root(self._root, wish.path, flags)
+            if self._may_have(wish, found):
+                return found
+            os.close(found)
+            raise
+
+    def _open(self, wish: Wish, found: int) -> int:
+        status = os.fstat(found)
+        kind = stat.S_IFMT(status.st_mode)
+        if wish.mode and kind != stat.S_IFMT(wish.mode):
+            raise refused(Reason.FILE_MISSING, wish.path)
+        if kind == stat.S_IFCHR and not is_memory_device(status):
+            raise refused(Reason.FILE_DENIED, wish.path, "it is a device")
+        if wish.is_folder:
+            return self._enter(wish, found)
+        if wish.flags & os.O_PATH:
+            return self._name(wish, found)
+        if kind == stat.S_IFIFO:
+            return self._open_fifo(wish, found)
+        if kind not in {stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR}:
+            raise refused(Reason.FILE_DENIED, wish.path, "it is no file")
+        descriptor = self._reopen(wish, found)
+        try:
+            _set_flags(descriptor, wish.flags)
+            _seek(descriptor, wish.position)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _reopen(self, wish: Wish, found: int) -> int:
+        """Open that inode, without waiting for anybody."""
+        flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        try:
+            return os.open(again(found), flags)
+        except OSError as error:
+            allowed = error.errno in _DENIED and self._may_have(wish, found)
+            if not allowed:
+                raise
+            with overriding():
+                return os.open(again(found), flags)
+
+    def _enter(self, wish: Wish, found: int) -> int:
+        """A folder that a process is to stand in."""
+        descriptor = os.open(again(found), FOLDER)
+        try:
+            # This thread's own; it is the kernel's word that matters.
+            os.fchdir(descriptor)
+        except OSError:
+            if not self._may_have(wish, found):
+                os.close(descriptor)
+                raise
+        return descriptor
+
+    def _name(self, wish: Wish, found: int) -> int:
+        if stat.S_ISLNK(os.fstat(found).st_mode):
+            return os.dup(found)
+        return os.open(again(found), wish.flags)
+
+    def _open_fifo(self, wish: Wish, found: int) -> int:
+        """One end of a FIFO. Both are held until all ends are open, for its contents.
+
+        To open the writing end alone needs a reader, so rights are asked for first.
+        """
+        path, access = again(found), wish.flags & os.O_ACCMODE
+        if access != os.O_RDONLY and not os.access(path, os.W_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if access != os.O_WRONLY and not os.access(path, os.R_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if wish.pipe not in self._pipes:
+            with overriding():
+                both = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+            self._pipes[wish.pipe] = both
+        descriptor = os.open(path, wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK)
+        _set_flags(descriptor, wish.flags)
+        return descriptor
+
+    def _may_have(self, wish: Wish, found: int) -> bool:
+        """Whether it is the file that was saved, and its holder's or in its memory."""
+        saved, status = self._saved.get(wish.path), os.fstat(found)
+        if saved is None or Identity(saved.device, saved.inode) != identity(found):
+            return False
+        if status.st_uid == self.who.uid:
+            return True
+        with overriding():
+            return wish.is_contents and open_files.has_contents(saved, found)
+
+
+def _set_flags(descriptor: int, flags: int) -> None:
+    had = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if had & _SETTABLE != flags & _SETTABLE:
+        wanted = had & ~_SETTABLE | flags & _SETTABLE
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, wanted)
+
+
+def _seek(descriptor: int, position: int) -> None:
+    if position in {0, (1 << 64) - 1}:
+        return
+    try:
+        os.lseek(descriptor, position, os.SEEK_SET)
+    except OSError as error:
+        if error.errno != errno.ESPIPE:
+            raise
+
+
+def fill_pipe(descriptor: int, data: bytes) -> None:
+    """Put a FIFO's contents back into an empty one, by a descriptor of both ends.
+
+    Raises:
+        OSError: it has become smaller.
+    """
+    waiting = struct.unpack("i", fcntl.ioctl(descriptor, FIONREAD, bytes(4)))[0]
+    if waiting:
+        return  # somebody else has it open, and it was never empty
+    if os.write(descriptor, data) != len(data):
+        raise OSError(errno.ENOSPC, "a FIFO does not take what it held")
+
+
+FIONREAD: Final = 0x541B
+
+
+def _called(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

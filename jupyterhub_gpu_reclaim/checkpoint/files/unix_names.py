@@ -1,0 +1,227 @@
+"""UNIX sockets with a name in the file system: made as their task, not by CRIU as root.
+
+CRIU would remove what has the name, bind there, change its owner and mode, and connect
+to it, all by path and as root: a swapped folder turns each of these against any file or
+server of the machine. So such a socket is made here with the rights of its holder and
+handed over like a file. What CRIU is told of the others has no such name any more.
+
+A connection that its server has not accepted cannot be saved, as for TCP: its client
+finds it cut. Datagrams that wait in a socket of that kind are lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import socket
+import stat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again
+from jupyterhub_gpu_reclaim.common.findings import refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
+#: CRIU's mark of a socket that is not the tree's, but a datagram server's outside.
+_EXTERNAL: Final = 1
+_SNDBUFFORCE, _RCVBUFFORCE, _PASSSEC = 32, 33, 34
+#: <linux/un.h>, as the others of <linux/sockios.h>
+_SIOCUNIXFILE: Final = 0x89E0
+_ELSEWHERE: Final = b"/tmp"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Named(NamedTuple):
+    """One socket to be made."""
+
+    kind: int
+    folder: bytes  #: what a relative name begins at; empty for an absolute one
+    name: bytes  #: empty where it has none, and is only connected
+    mode: int
+    is_deleted: bool
+    backlog: int  #: -1 where it does not listen
+    peer: bytes  #: whom it sends to; empty for nobody
+    flags: int
+    buffers: tuple[int, int]  #: bytes that it sends and receives at once
+    passes: tuple[bool, bool]  #: credentials, security labels
+
+
+def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
+    """Take the names out of ``files.img``; what is to be made instead, by its entry.
+
+    Args:
+        entries: of the image; those of sockets are changed.
+    """
+    sockets = [one.usk for one in entries.values() if one.HasField("usk")]
+    named = {one.ino: one for one in sockets if _is_named(one)}
+    # Abstract names outside: CRIU would fail on one that has gone meanwhile.
+    beyond = {
+        one.ino: one.name
+        for one in sockets
+        if one.uflags & _EXTERNAL and one.ino not in named
+    }
+    paths = beyond | {number: _path(one) for number, one in named.items()}
+    found = {}
+    for one in sockets:
+        if one.uflags & _EXTERNAL:
+            continue
+        is_datagram, is_named = one.type == socket.SOCK_DGRAM, one.ino in named
+        if one.peer in beyond and one.name and not is_named:
+            # Others may send to it by its own abstract name, so it stays CRIU's.
+            one.state, one.peer = _CLOSE, 0
+        sends = is_datagram and one.peer in paths
+        if sends or (is_named and (is_datagram or one.state != _ESTABLISHED)):
+            found[one.id] = _named(one, paths)
+        elif one.peer in named and named[one.peer].state == _LISTEN:
+            one.state, one.peer = _CLOSE, 0
+    for one in named.values():
+        one.name = b""
+        for field in ("name_dir", "file_perms", "deleted"):
+            one.ClearField(field)
+    return found
+
+
+def _is_named(one: Any) -> bool:
+    return bool(one.name) and not one.name.startswith(b"\0")
+
+
+def _path(one: Any) -> bytes:
+    name: bytes = one.name.rstrip(b"\0")
+    if name.startswith(b"/"):
+        return name
+    folder: bytes = one.name_dir
+    return folder.rstrip(b"/") + b"/" + name
+
+
+def _named(one: Any, paths: Mapping[int, bytes]) -> Named:
+    return Named(
+        kind=one.type,
+        folder=one.name_dir,
+        name=one.name.rstrip(b"\0") if _is_named(one) else b"",
+        mode=stat.S_IMODE(one.file_perms.mode) if one.HasField("file_perms") else 0o600,
+        is_deleted=one.deleted,
+        backlog=one.backlog if one.state == _LISTEN else -1,
+        peer=paths.get(one.peer, b""),
+        flags=one.flags,
+        buffers=(one.opts.so_sndbuf, one.opts.so_rcvbuf),
+        passes=(one.opts.so_passcred, one.opts.so_passsec),
+    )
+
+
+def make(one: Named, root: int) -> socket.socket:
+    """That socket, bound and listening; called inside of ``run_as`` with the root.
+
+    Raises:
+        RestoreFailed: its user may not bind there now.
+    """
+    made = socket.socket(socket.AF_UNIX, one.kind)
+    try:
+        if one.name:
+            _bind(made, one, root)
+        if one.backlog >= 0:
+            made.listen(one.backlog)
+    except OSError as error:
+        made.close()
+        why = error.strerror or "it cannot be bound"
+        raise refused(Reason.FILE_DENIED, one.name, why) from None
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, one.passes[0])
+    made.setsockopt(socket.SOL_SOCKET, _PASSSEC, one.passes[1])
+    made.setblocking(not one.flags & os.O_NONBLOCK)
+    return made
+
+
+def connect(made: socket.socket, one: Named, root: int) -> None:
+    """Send to whom it sent; called inside of ``run_as``, in our own root.
+
+    A server that is gone is none: the next message says so, as if it had ended.
+    """
+    if not one.peer:
+        return
+    with contextlib.suppress(OSError):
+        if one.peer.startswith(b"\0"):
+            made.connect(one.peer)  # where the socket is: in the session's network
+            return
+        name = open_in_root(root, one.peer, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            made.connect(again(name))
+        finally:
+            os.close(name)
+
+
+def finish(made: socket.socket, one: Named, root: int) -> None:
+    """As root: its buffers; and whether it stands where it should.
+
+    Raises:
+        RestoreFailed: the name led to another place (``file_swapped``).
+    """
+    for option, size in zip((_SNDBUFFORCE, _RCVBUFFORCE), one.buffers, strict=True):
+        made.setsockopt(socket.SOL_SOCKET, option, size // 2)  # Linux doubles it
+    if not one.name or one.is_deleted:
+        return
+    bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
+    if bound < 0:
+        raise refused(Reason.FILE_SWAPPED, one.name)
+    try:
+        folder = one.folder.rstrip(b"/") + b"/" if one.folder else b""
+        path = folder + one.name
+        name = open_in_root(root, path, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            is_same = os.path.sameopenfile(bound, name)
+        finally:
+            os.close(name)
+    except OSError:
+        is_same = False
+    finally:
+        os.close(bound)
+    if not is_same:
+        raise refused(Reason.FILE_SWAPPED, one.name)
+
+
+def _bind(made: socket.socket, one: Named, root: int) -> None:
+    parent, _, name = one.name.rpartition(b"/")
+    start = one.folder if one.folder and not one.name.startswith(b"/") else b"/"
+    where = start + b"/" + parent if not one.name.startswith(b"/") else parent or b"/"
+    os.umask(~one.mode & 0o777)  # this thread's own
+    if one.is_deleted:
+        _bind_deleted(made, where, root)
+        return
+    folder = open_in_root(root, where, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISSOCK(there.st_mode):
+                os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not one.name.startswith(b"/"):
+        folder = open_in_root(root, start, os.O_PATH | os.O_DIRECTORY)
+        os.fchdir(folder)
+        os.close(folder)
+    # By the very name that it had, which is what its clients are told.
+    made.bind(one.name)
+
+
+def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:
+    """Nobody can reach it by its name, so any will do."""
+    for place in (where, _ELSEWHERE):
+        try:
+            folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)
+        except OSError:
+            continue
+        os.fchdir(folder)
+        os.close(folder)
+        name = b".reclaim-" + secrets.token_hex(8).encode()
+        try:
+            os.umask(0o777)
+            made.bind(name)
+        except OSError:
+            continue
+        os.unlink(name)  # noqa: PTH108
+        return
+    raise PermissionError(13, "no folder takes it")

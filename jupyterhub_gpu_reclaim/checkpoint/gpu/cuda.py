@@ -1,0 +1,359 @@
+"""Move a session's GPU memory into its processes' own, and back.
+
+Called by the agent: :func:`empty` before CRIU saves a tree, :func:`fill` after it has
+come back, and to undo an ``empty``. Everything goes by what the driver says a process
+is, so each call may be repeated after a crash, and takes up where the last one
+ended (FACTS §3).
+
+===============  ===========================  ===========================
+a process is     :func:`empty` makes it       :func:`fill` makes it
+===============  ===========================  ===========================
+running          locked, then checkpointed    (nothing to do)
+locked           checkpointed                 running
+checkpointed     (nothing to do)              locked, then running
+failed           (refused)                    (refused)
+===============  ===========================  ===========================
+
+No program may run while its GPU memory is away: JAX, for one, has a thread that looks
+at memory which the driver maps, and ends by a segmentation fault when it is not there.
+So while memory moves all threads are held but the driver's own (which a stopped process
+would stop, too), and what was emptied is stopped before they are let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu import driver as cuda_driver
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError, State
+from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import held_by
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+    from jupyterhub_gpu_reclaim.linux.processes import Process
+
+_VERSION = Path("/sys/module/nvidia/version")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+#: Seconds in which threads must stand still; one that waits for a disk does not.
+_STILL_SECONDS = 30.0
+_CUPTI = "torch.profiler or another that uses CUPTI"
+#: States of a thread that a signal has stopped, or that is no more.
+_STILL = processes.DEAD | {processes.STOPPED}
+
+
+def driver_version() -> str:
+    """The version of the kernel's driver, e.g. 580.159.04; empty without one."""
+    try:
+        return _VERSION.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def huge_pages() -> str:
+    """The node's setting: always, madvise or never; empty where there is none.
+
+    The driver takes host memory inside of the user's process and does not ask for huge
+    pages there; ``always`` makes its checkpoint 1.4 times as fast.
+    """
+    try:
+        text = _HUGE_PAGES.read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def empty(
+    driver: Driver,
+    tasks: Sequence[Process],
+    *,
+    lock_seconds: float,
+    seconds: float,
+    settle: Callable[[], None] = lambda: None,
+    cancel: Cancel | None = None,
+) -> None:
+    """Move the GPU memory of those processes into their own; all or nothing.
+
+    Afterwards they hold no GPU and are stopped.
+
+    Args:
+        driver: this machine's.
+        tasks: the users of a survey; they must run.
+        lock_seconds: for the work that the GPU has in hand.
+        seconds: for moving the memory.
+        settle: called when all are locked and stand, before any memory moves: nobody
+            forks any more, and each has its devices still. What it raises ends it.
+        cancel: calls it off.
+
+    Raises:
+        RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_profiled``,
+            ``gpu_unsupported``, ``gpu_failed``), ``settle`` has raised, or it was
+            called off; all have their memory, and those that were stopped already are
+            stopped.
+        ReclaimError: likewise, but one could not be brought back (``gpu_stuck``).
+    """
+    if not tasks:
+        return
+    # Each is held by the thread that moves its memory; the last to hold one settles.
+    standing = threading.Barrier(len(tasks), settle)
+    try:
+        _each(tasks, lambda p: _lock(driver, p, lock_seconds))
+        _refuse_cancelled(cancel)
+        _each(tasks, lambda p: _checkpoint(driver, p, seconds, standing))
+        _refuse_cancelled(cancel)
+    except ReclaimError as error:
+        fill(driver, tasks, seconds=seconds)
+        raise RolledBack(
+            error.reason,
+            detail=error.detail,
+            retryable=error.retryable,
+            **error.facts,
+        ) from error
+
+
+def fill(
+    driver: Driver,
+    tasks: Sequence[Process],
+    *,
+    seconds: float,
+    moves: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Move the GPU memory of those processes back. Idempotent.
+
+    Those that are stopped stay so, and may be let go on afterwards.
+
+    Args:
+        driver: this machine's.
+        tasks: the processes.
+        seconds: for moving the memory.
+        moves: for another machine's cards, pairs of uuids (old, new) that name every
+            card; empty where they are the same.
+
+    Raises:
+        ReclaimError: one of them could not get it back (``gpu_stuck``). The others
+            have theirs.
+    """
+    failures = _try_each(tasks, lambda p: _fill(driver, p, seconds, moves))
+    if failures:
+        raise failures[0]
+
+
+def _refuse_cancelled(cancel: Cancel | None) -> None:
+    if cancel is not None and cancel.is_set:
+        raise ReclaimError(Reason.CANCELLED)
+
+
+def _lock(driver: Driver, process: Process, seconds: float) -> None:
+    if _state(driver, process) is State.RUNNING:
+        try:
+            driver.lock(process.pid, seconds=seconds)
+        except DriverError as error:
+            if error.code == cuda_driver.NOT_READY:
+                raise ReclaimError(
+                    Reason.GPU_BUSY_TOO_LONG, **_name(process), seconds=seconds
+                ) from None
+            if error.code == cuda_driver.NOT_SUPPORTED:
+                # Seen with CUPTI alone, for the rest of the process's life.
+                raise ReclaimError(
+                    Reason.GPU_PROFILED, **_name(process), tool=_CUPTI
+                ) from None
+            raise _failed(process, error) from error
+
+
+def _checkpoint(
+    driver: Driver, process: Process, seconds: float, standing: threading.Barrier
+) -> None:
+    try:
+        _move_out(driver, process, seconds, standing)
+    except BaseException:
+        standing.abort()  # the others would wait for ever
+        raise
+
+
+def _move_out(
+    driver: Driver, process: Process, seconds: float, standing: threading.Barrier
+) -> None:
+    if _state(driver, process) is not State.LOCKED:
+        standing.wait()
+        return
+    with _held(driver, process) as running:
+        standing.wait()
+        try:
+            driver.checkpoint(process.pid, seconds=seconds)
+        except DriverError as error:
+            if error.code == cuda_driver.NOT_SUPPORTED:
+                raise ReclaimError(
+                    Reason.GPU_UNSUPPORTED, **_name(process), detail=str(error)
+                ) from None
+            raise
+        _verify(driver, process)
+        _stop(process, running)
+    _wait_still(process, {process.pid})
+
+
+def _verify(driver: Driver, process: Process) -> None:
+    """The driver's word, and the kernel's: it holds no device any more."""
+    state = _state(driver, process)
+    if state is not State.CHECKPOINTED or held_by(process.pid):
+        raise _failed(process, f"it is {state.name.lower()} and holds a device")
+
+
+def _fill(
+    driver: Driver,
+    process: Process,
+    seconds: float,
+    moves: Sequence[tuple[str, str]],
+) -> None:
+    stopped = processes.is_stopped(process)
+    if not stopped and _state(driver, process) is State.RUNNING:
+        return
+    with _held(driver, process) as running:
+        if stopped:
+            processes.send(process, signal.SIGCONT)
+        try:
+            state = _state(driver, process)
+            if state is State.CHECKPOINTED:
+                driver.restore(process.pid, seconds=seconds, moves=moves)
+            if state is not State.RUNNING:
+                driver.unlock(process.pid)
+        finally:
+            if stopped:
+                _stop(process, running)
+    if stopped:
+        _wait_still(process, {process.pid})
+
+
+def _stop(process: Process, running: set[int]) -> None:
+    """Stop it while most of its threads are held, so that none of them runs again.
+
+    It is one of the ``running`` that takes the signal, when it comes to run: until then
+    the process is not stopped, and whoever is let go runs on.
+    """
+    processes.send(process, signal.SIGSTOP)
+    _wait_still(process, running)
+
+
+def _wait_still(process: Process, tids: set[int]) -> None:
+    """Wait until a signal has stopped those threads of it, or they have ended.
+
+    Raises:
+        ReclaimError: they run on (``gpu_failed``).
+    """
+    deadline = time.monotonic() + _STILL_SECONDS
+    while any(_runs(process.pid, tid) for tid in tids):
+        if time.monotonic() > deadline:
+            raise _failed(process, "it does not stand still")
+        # Nothing tells when a process of somebody else's stops.
+        time.sleep(0.0005)
+
+
+def _runs(pid: int, tid: int) -> bool:
+    fields = procfs.stat(pid, tid)
+    return bool(fields) and fields[0] not in _STILL
+
+
+@contextlib.contextmanager
+def _held(driver: Driver, process: Process) -> Iterator[set[int]]:
+    """Only the driver's own thread of the process runs inside the block; its ids.
+
+    One without such a thread (it uses NVML only) has no memory to be looked at, and
+    runs as it did.
+    """
+    thread = driver.thread(process.pid)
+    if thread is None:
+        yield {process.pid}
+        return
+    running = _ids(process.pid, thread)
+    try:
+        with ptrace.standing(process.pid, but=running, seconds=_STILL_SECONDS):
+            yield running
+    except ptrace.TraceFailed as error:
+        raise _failed(process, error) from error
+
+
+def _ids(pid: int, thread: int) -> set[int]:
+    """A thread's id as we count, whoever has counted it."""
+    return {
+        tid
+        for tid in ptrace.tasks(pid)
+        if thread in (tid, _innermost(procfs.text(pid, f"task/{tid}/status")))
+    }
+
+
+def _innermost(status: str) -> int:
+    line = status.partition("\nNSpid:")[2].partition("\n")[0]
+    return int(line.split()[-1]) if line.split() else 0
+
+
+def _state(driver: Driver, process: Process) -> State:
+    state = driver.state(process.pid)
+    if state is None or state is State.FAILED:
+        raise _failed(process, "its GPU's state is lost")
+    return state
+
+
+def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
+    """Do it for all at once; the first failure when all have ended.
+
+    Raises:
+        ReclaimError: the first failure.
+    """
+    futures = _all_at_once(tasks, work)
+    for process, future in zip(tasks, futures, strict=True):
+        try:
+            future.result()
+        except threading.BrokenBarrierError:
+            continue  # somebody else has failed: his is the failure
+        except DriverError as error:
+            raise _failed(process, error) from error
+
+
+def _try_each(
+    tasks: Sequence[Process], work: Callable[[Process], None]
+) -> list[ReclaimError]:
+    """Do it for all at once; the failures of those that still live."""
+    failures = []
+    futures = _all_at_once(tasks, work)
+    for process, future in zip(tasks, futures, strict=True):
+        error = future.exception()
+        if error is None or _has_ended(process):
+            continue
+        if not isinstance(error, DriverError | ReclaimError):
+            raise error
+        facts = {**_name(process), "detail": str(error)}
+        failures.append(ReclaimError(Reason.GPU_STUCK, **facts))
+    return failures
+
+
+def _all_at_once(
+    tasks: Sequence[Process], work: Callable[[Process], None]
+) -> list[Future[None]]:
+    """One thread for each, since they may wait for each other; all have ended."""
+    with ThreadPoolExecutor(max(1, len(tasks)), thread_name_prefix="cuda") as pool:
+        return [pool.submit(work, process) for process in tasks]
+
+
+def _has_ended(process: Process) -> bool:
+    return processes.start_time(process.pid) != process.start_time
+
+
+def _name(process: Process) -> dict[str, Any]:
+    return {"pid": process.ns_pid, "name": process.name}
+
+
+def _failed(process: Process, why: object) -> ReclaimError:
+    return ReclaimError(
+        Reason.GPU_FAILED, pid=process.ns_pid, name=process.name, detail=str(why)
+    )

@@ -1,0 +1,276 @@
+"""NVIDIA's driver, asked through a helper process that can be ended when it hangs.
+
+Held by :mod:`~jupyterhub_gpu_reclaim.checkpoint.gpu.cuda`; any thread may call. The
+helper is started when it is first needed and stays: a fresh one pays seconds for
+initialising the driver. Where there is no driver, every call says so and nothing is
+tried again for a while. It knows the driver's calls and codes, and not what they are
+good for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu import driver_helper
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_log = logging.getLogger(__name__)
+
+HELPER = Path(driver_helper.__file__)
+#: Initialising many cards without a persistence daemon takes that long.
+BEGIN_SECONDS = 60.0
+#: What answers at once in a driver that is well.
+QUICK_SECONDS = 20.0
+#: A machine without a driver is asked again so much later: one may be installed.
+ABSENT_SECONDS = 300.0
+
+# From cuda.h, CUresult.
+NOT_READY = 600
+NOT_SUPPORTED = 801
+
+
+class State(IntEnum):
+    """CUprocessState."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+
+
+class DriverError(Exception):
+    """The driver refused, or did not answer.
+
+    Attributes:
+        code: the driver's; None when it did not answer at all.
+    """
+
+    def __init__(self, call: str, code: int | None, name: str) -> None:
+        super().__init__(f"{call}: {name}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU."""
+
+    uuid: str  #: 32 hexadecimal digits
+    name: str
+    memory: int  #: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process has of the GPUs' memory, in bytes."""
+
+    own: int
+    #: Of others, open through CUDA IPC; also its own that it has imported again.
+    borrowed: int
+
+
+class Driver:
+    """The driver of this machine.
+
+    Args:
+        command: what starts the helper; tests pass one of their own.
+    """
+
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        self._command = list(command) or [sys.executable, "-I", "-S", str(HELPER)]
+        self._lock = threading.Lock()
+        self._helper: _Helper | None = None
+        self._absent_until = float("-inf")
+
+    def present(self) -> bool:
+        """Whether there is a driver that can save; starts the helper."""
+        with contextlib.suppress(DriverError):
+            self._started()
+            return True
+        return False
+
+    def version(self) -> int:
+        """Of CUDA, as the driver counts it: 13000 is 13.0.
+
+        Raises:
+            DriverError: there is no driver; likewise all that follow.
+        """
+        return int(self._started().facts["version"])
+
+    def cards(self) -> list[Card]:
+        """Every GPU of this machine."""
+        return [Card(**card) for card in self._started().facts["cards"]]
+
+    def state(self, pid: int) -> State | None:
+        """Of a process by its host pid; None for one that has no CUDA."""
+        try:
+            answer = self._ask("state", QUICK_SECONDS, pid=pid)
+        except DriverError as error:
+            if error.code is None:
+                raise
+            return None
+        return State(answer["state"])
+
+    def thread(self, pid: int) -> int | None:
+        """The thread of a process that does the driver's work there; None for none.
+
+        It may be told as the process's own pid namespace counts.
+        """
+        try:
+            return int(self._ask("thread", QUICK_SECONDS, pid=pid)["thread"])
+        except DriverError as error:
+            if error.code is None:
+                raise
+            return None
+
+    def memory(self, pids: Iterable[int]) -> dict[int, Memory]:
+        """What those processes have, by host pid.
+
+        Raises:
+            DriverError: the kernel's driver does not tell, or not as we know it.
+        """
+        answer = self._ask("memory", QUICK_SECONDS, pids=list(pids))
+        return {int(pid): Memory(*pair) for pid, pair in answer["memory"].items()}
+
+    def lock(self, pid: int, *, seconds: float) -> None:
+        """Wait until the process's GPU work is done and let no more begin."""
+        limit = seconds + QUICK_SECONDS
+        self._ask("lock", limit, pid=pid, milliseconds=int(seconds * 1000))
+
+    def checkpoint(self, pid: int, *, seconds: float) -> None:
+        """Move a locked process's GPU memory into its own."""
+        self._ask("checkpoint", seconds, pid=pid)
+
+    def restore(
+        self, pid: int, *, seconds: float, moves: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Move it back; ``moves`` are pairs of cards' uuids and names every card."""
+        self._ask("restore", seconds, pid=pid, moves=list(moves))
+
+    def unlock(self, pid: int) -> None:
+        """Let a locked process use the GPU again."""
+        self._ask("unlock", QUICK_SECONDS, pid=pid)
+
+    def close(self) -> None:
+        """End the helper."""
+        with self._lock:
+            helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.end()
+
+    def _ask(self, call: str, seconds: float, **facts: Any) -> dict[str, Any]:
+        helper = self._started()
+        try:
+            return helper.ask(call, seconds, facts)
+        except TimeoutError:
+            # It hangs in the driver. Others' calls in it fail too; all roll back
+            # through a fresh one.
+            with self._lock:
+                if self._helper is helper:
+                    self._helper = None
+            helper.end()
+            raise DriverError(call, None, f"no answer in {seconds:.0f} s") from None
+
+    def _started(self) -> _Helper:
+        with self._lock:
+            if self._helper is not None and self._helper.alive():
+                return self._helper
+            if time.monotonic() < self._absent_until:
+                raise DriverError("begin", driver_helper.NO_LIBRARY, "no driver")
+            if self._helper is not None:
+                self._helper.end()
+                self._helper = None
+            helper = _Helper(self._command)
+            try:
+                helper.begin()
+            except DriverError:
+                helper.end()
+                self._absent_until = time.monotonic() + ABSENT_SECONDS
+                raise
+            self._helper = helper
+            return helper
+
+
+class _Helper:
+    """One helper process, and the thread that sorts its answers."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._ids = itertools.count(1)
+        self._begun: Future[dict[str, Any]] = Future()
+        self._waiting: dict[int, Future[dict[str, Any]]] = {0: self._begun}
+        self._ended = False
+        self._lock = threading.Lock()
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.facts: dict[str, Any] = {}
+        threading.Thread(target=self._read, name="cuda", daemon=True).start()
+
+    def begin(self) -> None:
+        """Wait until the driver is initialised."""
+        try:
+            self.facts = _checked("begin", self._begun.result(BEGIN_SECONDS))
+        except TimeoutError:
+            raise DriverError("begin", None, "no answer") from None
+
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        return self._popen.poll() is None
+
+    def ask(self, call: str, seconds: float, facts: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and wait for its answer."""
+        future: Future[dict[str, Any]] = Future()
+        number = next(self._ids)
+        line = json.dumps({"id": number, "call": call, **facts}).encode() + b"\n"
+        with self._lock:
+            assert self._popen.stdin is not None
+            try:
+                self._popen.stdin.write(line)
+                self._popen.stdin.flush()
+            except OSError:
+                self._ended = True
+            if self._ended:
+                raise DriverError(call, None, "the helper has ended")
+            self._waiting[number] = future
+        return _checked(call, future.result(seconds))
+
+    def end(self) -> None:
+        """End it whatever it does; a process that it worked on keeps its state."""
+        self._popen.kill()
+        self._popen.wait()
+        assert self._popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as answers:
+            for line in answers:
+                answer = json.loads(line)
+                with self._lock:
+                    future = self._waiting.pop(answer["id"], None)
+                if future is not None:
+                    future.set_result(answer)
+        with self._lock:
+            left, self._waiting, self._ended = [*self._waiting.values()], {}, True
+        for future in left:
+            future.set_exception(DriverError("call", None, "the helper has ended"))
+
+
+def _checked(call: str, answer: dict[str, Any]) -> dict[str, Any]:
+    if answer["code"]:
+        raise DriverError(call, answer["code"], answer["name"])
+    return answer

@@ -1,0 +1,93 @@
+"""Which of the machine's GPUs a container has been given, by its device nodes.
+
+Called by the agent's ``accelerator``. A pod has some of its node's cards, others than
+the pod before it had, and the driver is to be told which takes the place of which. The
+container runtime makes a device node for each card that the device plugin gave to the
+pod, whichever way it was asked (an environment variable, CDI), and the groups of the
+container let it open no other. So neither the kubelet's socket nor what stands in the
+environment, which is the user's, has to be asked. Only looks.
+
+NVIDIA's driver tells ``GPU UUID`` and ``Device Minor`` of each card in
+``/proc/driver/nvidia/gpus/<bus>/information``; ``/dev/nvidia<minor>`` has the major
+number 195.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.linux import host, procfs
+from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_in_root, open_root
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MAJOR: Final = 195
+_NODE: Final = re.compile(rb"nvidia\d+")
+_UUID: Final = re.compile(r"^GPU UUID:\s*GPU-([0-9a-fA-F-]{36})\s*$", re.MULTILINE)
+_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
+
+
+def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None:
+    """The cards of the container of a process, by UUID (32 hexadecimal digits).
+
+    Args:
+        pid: a process of it.
+        driver: the folder of the driver in the host's /proc.
+
+    Returns:
+        None where that is not told: no such driver, no node of a card of its, or an
+        agent that may not look at the host's files.
+    """
+    folder = driver or host.root() / "proc/driver/nvidia"
+    try:
+        by_minor = dict(_card(path) for path in folder.glob("gpus/*/information"))
+    except OSError:  # pathlib takes a missing folder for empty, not a closed one
+        return None
+    found = {by_minor[minor] for minor in _minors(pid) if minor in by_minor}
+    return frozenset(found - {""}) or None
+
+
+def _card(path: Path) -> tuple[int, str]:
+    """The minor number and the UUID that one file tells."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return -1, ""
+    uuid, minor = _UUID.search(text), _MINOR.search(text)
+    if uuid is None or minor is None:
+        return -1, ""
+    return int(minor[1]), uuid[1].replace("-", "").lower()
+
+
+def _minors(pid: int) -> list[int]:
+    """The minor numbers of the cards' nodes that a process could open."""
+    try:
+        root = open_root(procfs.PROC / str(pid) / "root")
+        try:
+            folder = open_in_root(root, b"/dev", os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            os.close(root)
+    except OSError:
+        return []
+    try:
+        return [
+            os.minor(status.st_rdev)
+            for name in names_in(folder)
+            if _NODE.fullmatch(name)
+            and (status := _status(folder, name)) is not None
+            and stat.S_ISCHR(status.st_mode)
+            and os.major(status.st_rdev) == _MAJOR
+        ]
+    finally:
+        os.close(folder)
+
+
+def _status(folder: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None

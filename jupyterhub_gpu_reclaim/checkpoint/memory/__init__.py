@@ -1,0 +1,1 @@
+"""Memory that does not go through CRIU: found in its images, filled afterwards."""

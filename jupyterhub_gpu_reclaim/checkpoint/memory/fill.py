@@ -1,0 +1,107 @@
+"""Fill the areas of a restored, stopped tree that did not go through CRIU.
+
+Called by ``restore``. Who copies, and how, is the source's affair; here is whom, until
+when, and whether it is still the same process afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.processes import start_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Plan, Source
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+
+def copy_all(
+    plan: Plan,
+    tree: Snapshot,
+    source: Source,
+    *,
+    limit: float,
+    cancel: Cancel | None = None,
+) -> None:
+    """Write every piece into its process; blocks.
+
+    Args:
+        plan: what is missing.
+        tree: the restored tree; everybody in it is stopped.
+        source: who writes.
+        limit: seconds that it may take.
+        cancel: calls it off.
+
+    Raises:
+        ReclaimError: a process is not there (any more), time was up, or it was called
+            off.
+        Exception: what the source has raised.
+    """
+    deadline = time.monotonic() + limit
+    by_pid = {process.ns_pid: process for process in tree.processes}
+    for name, pieces in plan.pieces.items():
+        process = by_pid.get(pieces[0].pid)
+        if process is None:
+            raise _gone(pieces[0].pid)
+        if cancel is not None and cancel.is_set:
+            raise ReclaimError(Reason.CANCELLED)
+        with _stopping(deadline, limit, cancel) as stop:
+            here = [piece._replace(pid=process.pid) for piece in pieces]
+            source.copy(name, here, stop)
+        _same(process)
+
+
+@contextlib.contextmanager
+def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
+    """What ends the copying when it is called off or late; the error is then that."""
+    stop = Cancel()
+    why: list[ReclaimError] = []
+    ended = Cancel()
+
+    def watch() -> None:
+        watched = [ended, *([] if cancel is None else [cancel])]
+        ready = readable(watched, deadline - time.monotonic())
+        if ended in ready:
+            return
+        late = ReclaimError(Reason.TIMED_OUT, step="memory", seconds=limit)
+        why.append(ReclaimError(Reason.CANCELLED) if ready else late)
+        stop.set()
+
+    watcher = threading.Thread(target=watch, name="fill-watch", daemon=True)
+    watcher.start()
+    try:
+        yield stop
+    except Exception as error:
+        if why:
+            raise why[0] from error
+        raise
+    finally:
+        ended.set()
+        watcher.join()
+    if why:
+        raise why[0]
+
+
+def _same(process: Process) -> None:
+    """A pid that was given to somebody else would have been written to.
+
+    Raises:
+        ReclaimError: it has ended meanwhile.
+    """
+    if start_time(process.pid) != process.start_time:
+        raise _gone(process.ns_pid)
+
+
+def _gone(pid: int) -> ReclaimError:
+    return ReclaimError(
+        Reason.RESTORE_FAILED, why=f"process {pid} was not there to be filled"
+    )

@@ -1,0 +1,161 @@
+"""Keep a tree's memory from its own user for as long as root works in it.
+
+A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``), also
+from outside of the session, as by ssh. The kernel refuses it for a process that is not
+"dumpable" (prctl(2)).
+
+In a restore, CRIU (4.2: ``__export_restore_thread``) gives each thread of a process its
+user back by itself, and all of them share their memory: as soon as the first one is the
+user's, he could write what the others run as root. So no process is dumpable that CRIU
+makes, until all of its threads are their user's.
+
+In a dump, CRIU runs code of its own in each process and believes its answers, such as
+the number of a descriptor that it then opens for writing as root
+(``parasite_memfd_exchange``). So none is dumpable while CRIU works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import platform
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+_log = logging.getLogger(__name__)
+
+#: Seconds in which the threads of one process must stand still, and it do its call.
+SECONDS: Final = 10.0
+_PRCTL: Final = 157  # x86-64
+_PR_SET_DUMPABLE: Final = 4
+_MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
+
+
+def close(memory: Any, who: Credentials) -> bool:
+    """Have CRIU make a process that is not dumpable; whether it was before. Pure.
+
+    Args:
+        memory: its ``mm_entry``, changed in place.
+        who: its user. Root's memory is nobody else's in any case.
+    """
+    if who.uid == 0 or memory.dumpable != 1 or platform.machine() != "x86_64":
+        return False
+    memory.dumpable = 0
+    return True
+
+
+def close_all(tree: Snapshot) -> set[int]:
+    """Keep the memory of a tree that stands from its users; idempotent.
+
+    Returns:
+        Whose it was before, by their pids in the session: for :func:`open_again`.
+
+    Raises:
+        ReclaimError: one could not be closed, or somebody beside the session has its
+            memory open already (``capture_failed``).
+    """
+    closed: set[int] = set()
+    if platform.machine() != "x86_64":
+        return closed
+    try:
+        for process in tree.processes:
+            if process.state not in DEAD and _is_open(process):
+                closed.add(process.ns_pid)
+                _set(process, 0)
+                _refuse_open(process)
+        _refuse_holders(tree)
+    except BaseException as error:
+        open_again(tree, closed)
+        if isinstance(error, OSError):
+            why = "its memory could not be kept from other programs of its user"
+            raise ReclaimError(
+                Reason.CAPTURE_FAILED, why=why, detail=str(error)
+            ) from error
+        raise
+    return closed
+
+
+def open_again(tree: Snapshot, closed: Collection[int]) -> None:
+    """Make processes dumpable as they were; they are stopped and stay so.
+
+    One that cannot be made so runs on: its user's debuggers cannot look at it then,
+    until it is started anew.
+
+    Args:
+        tree: its processes.
+        closed: their pids, in the session's namespace.
+    """
+    for process in tree.processes:
+        if process.ns_pid not in closed:
+            continue
+        try:
+            _set(process, 1)
+        except OSError as error:
+            _log.warning("- process %d is no debugger's: %s", process.pid, error)
+
+
+def _set(process: Process, value: int) -> None:
+    with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+        traced.call(_PRCTL, _PR_SET_DUMPABLE, value, 0, 0, 0)
+
+
+def _is_open(process: Process) -> bool:
+    """Whether it is dumpable; root's is nobody else's in any case."""
+    status = procfs.target_status(process.pid, "mem")
+    return status is not None and status.st_uid != 0
+
+
+def _refuse_open(process: Process) -> None:
+    """Ask the kernel: what the process did was done in its user's memory."""
+    if _is_open(process):
+        raise TraceFailed(0, f"the user of process {process.pid} keeps it open")
+
+
+def _refuse_holders(tree: Snapshot) -> None:
+    """Who has opened such memory before is asked nothing any more when he writes.
+
+    Raises:
+        ReclaimError: somebody who is not root has (``capture_failed``).
+    """
+    mine = {process.pid: process.ns_pid for process in tree.processes}
+    numbers = {str(number) for both in mine.items() for number in both}
+    for entry in procfs.PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        for one in procfs.descriptors(pid):
+            found = _MEMORY.search(one.target)
+            if found is None or not numbers & set(found.groups()):
+                continue
+            if pid in mine or _is_another(one, pid, mine):
+                continue
+            why = f"process {pid} ({procfs.name(pid)}) has its memory open"
+            raise ReclaimError(Reason.CAPTURE_FAILED, why=why)
+
+
+def _is_another(one: procfs.Descriptor, pid: int, mine: Collection[int]) -> bool:
+    """Whether it is that of a process outside of the tree, or root has it."""
+    with contextlib.suppress(KeyError, ValueError, IndexError):
+        if procfs.status(pid)["Uid"].split()[0] == "0":
+            return True
+    held = procfs.target_status(pid, f"fd/{one.fd}")
+    found = _MEMORY.search(one.target)
+    assert found is not None
+    # The same window of the kernel, through our own /proc; through another one, the
+    # number must do.
+    own = procfs.target_status(int(found[1]), "mem")
+    if held is not None and own is not None and held.st_dev == own.st_dev:
+        return int(found[1]) not in mine
+    return False

@@ -1,0 +1,323 @@
+"""Find out before anything is touched whether a session can be saved.
+
+Called by the agent before every capture and for the "why not" of its API. It reads
+/proc and the kernel's list of sockets, once, and looks at sockets through copies of
+their descriptors; it changes nothing and stops nobody. Everything that CRIU would fail
+on and that can be known up front has a rule here (FACTS.md section 5):
+
+===============================================  =======================
+rule                                             reason
+===============================================  =======================
+no program, or a dead one, at the root           ``no_tree``
+io_uring, open or mapped                         ``io_uring``
+userfaultfd                                      ``userfaultfd``
+other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
+System V shared memory attached                  ``handle_unsupported``
+a POSIX message queue                            ``handle_unsupported``
+a user namespace other than ours                 ``user_namespace``
+another namespace than the session's             ``foreign_namespace``
+a device other than the harmless ones            ``device_open``
+a debugger                                       ``traced``
+a program that hangs below the init              ``left_out``
+a deleted file over the ghost limit              ``ghost_too_large``
+a deleted file that it may not read              ``handle_unsupported``
+a socket of a kind that CRIU does not know       ``socket_unsupported``
+a multipath TCP socket                           ``multipath_tcp``
+a UNIX connection to a program outside           ``unix_outside``
+another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
+===============================================  =======================
+
+Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify,
+memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import re
+import socket
+import stat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
+    CAP_SYS_RESOURCE,
+    has_capability,
+)
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
+from jupyterhub_gpu_reclaim.checkpoint.files import unreadable
+from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
+from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import DEVICES as GPU_DEVICES
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
+from jupyterhub_gpu_reclaim.checkpoint.sockets.kinds import (
+    MULTIPATH_TCP,
+    unsupported_kind,
+)
+from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.sock_diag import UnixSocket
+
+
+#: Kernel objects behind descriptors that CRIU saves.
+_ANONYMOUS_OK: Final = frozenset(
+    {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd"}
+)
+#: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
+_MQUEUE_MAGIC: Final = 0x19800202
+_STATFS_BYTES: Final = 256
+_ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
+_ANONYMOUS_WORDS: Final = {
+    # Made again by root, it would be told of files that its user may not open.
+    "fanotify": "a fanotify group",
+    "perf_event": "a performance counter",
+    "bpf-prog": "a BPF program",
+    "bpf-map": "a BPF map",
+    "kvm-vm": "a virtual machine",
+    "secretmem": "secret memory",
+    "landlock-ruleset": "a Landlock rule set",
+}
+
+#: The namespaces that must be those of the session's init. (CRIU gives a restored tree
+#: a time namespace, so that one must be the same within the tree only.)
+_NAMESPACES: Final = ("mnt", "net", "ipc", "uts", "cgroup", "pid", "pid_for_children")
+
+
+class _View(NamedTuple):
+    """Everything that the rules look at in one process, read once."""
+
+    process: Process
+    init: Process
+    root: Process
+    status: dict[str, str]
+    descriptors: list[procfs.Descriptor]
+    mappings: list[procfs.Mapping]
+    ghost_limit: int
+    gpu_savable: bool
+
+    def found(self, reason: Reason, **facts: Any) -> Finding:
+        """A finding that names the process as the session knows it."""
+        process = self.process
+        return finding(reason, pid=process.ns_pid, name=process.name, **facts)
+
+
+def examine(
+    init_pid: int,
+    snapshot: Snapshot,
+    criu_findings: Iterable[Finding] = (),
+    *,
+    gpu_savable: Collection[int] = (),
+    ghost_limit: int = GHOST_LIMIT_BYTES,
+) -> list[Finding]:
+    """Everything that keeps a session from being saved now; empty is good.
+
+    Args:
+        init_pid: of the session.
+        snapshot: its tree.
+        criu_findings: what the check of CRIU on this machine found.
+        gpu_savable: host pids of processes whose GPU is emptied before.
+        ghost_limit: bytes that CRIU may copy of one deleted file.
+    """
+    root = snapshot.root
+    # Whether the missing capability matters depends on the tree: it is judged below.
+    missing = Reason.CAPABILITY_MISSING.value
+    findings = [one for one in criu_findings if one.code != missing]
+    if root is None or root.state in DEAD:
+        return [*findings, finding(Reason.NO_TREE)]
+    alive = [p for p in snapshot.processes if p.state not in DEAD]
+    for process in alive:
+        view = _View(
+            process,
+            snapshot.init,
+            root,
+            procfs.status(process.pid),
+            list(procfs.descriptors(process.pid)),
+            list(procfs.mappings(process.pid)),
+            ghost_limit,
+            process.pid in gpu_savable,
+        )
+        findings += [one for rule in _RULES for one in rule(view)]
+    findings += _left_out(snapshot, alive)
+    findings += _unix_outside(init_pid, alive)
+    return list(dict.fromkeys(findings))  # each process of a user says the same
+
+
+def _left_out(snapshot: Snapshot, alive: Iterable[Process]) -> Iterator[Finding]:
+    """Who is below the init and not below the root, so that CRIU does not see him."""
+    assert snapshot.root is not None
+    saved = {snapshot.root.pid}
+    for process in snapshot.processes:  # parents before children
+        if process.ppid in saved:
+            saved.add(process.pid)
+    for process in alive:
+        if process.pid not in saved:
+            yield finding(Reason.LEFT_OUT, pid=process.ns_pid, name=process.name)
+
+
+def _handles(view: _View) -> Iterator[Finding]:
+    targets = [d.target for d in view.descriptors] + [m.path for m in view.mappings]
+    kinds = {match[1] for target in targets if (match := _ANONYMOUS.match(target))}
+    if any(target.startswith("/secretmem") for target in targets):
+        kinds.add("secretmem")
+    for kind in sorted(kinds - _ANONYMOUS_OK):
+        if kind == "io_uring":
+            yield view.found(Reason.IO_URING)
+        elif kind == "userfaultfd":
+            yield view.found(Reason.USERFAULTFD)
+        else:
+            words_of_it = _ANONYMOUS_WORDS.get(kind, f"a kernel object ({kind})")
+            yield view.found(Reason.HANDLE_UNSUPPORTED, kind=words_of_it)
+    if any(_is_queue(view.process.pid, one) for one in view.descriptors):
+        kind = "a POSIX message queue"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
+        kind = "System V shared memory"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is a queue of mq_open(3): its name begins with its only slash."""
+    if not descriptor.target.startswith("/") or "/" in descriptor.target[1:]:
+        return False
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
+    found = ctypes.CDLL(None).statfs(path, facts) == 0
+    return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
+
+
+def _namespaces(view: _View) -> Iterator[Finding]:
+    pid, init = view.process.pid, view.init.pid
+    ours = procfs.link(os.getpid(), "ns/user")
+    if procfs.link(pid, "ns/user") not in {"", ours}:
+        yield view.found(Reason.USER_NAMESPACE)
+    for kind in (*_NAMESPACES, "time", "time_for_children"):
+        proper = view.root.pid if kind.startswith("time") else init
+        its = procfs.link(pid, f"ns/{kind}")
+        if its and its != procfs.link(
+            proper, f"ns/{kind.removesuffix('_for_children')}"
+        ):
+            plain = kind.removesuffix("_for_children")
+            plain = {"mnt": "mount", "net": "network"}.get(plain, plain)
+            yield view.found(Reason.FOREIGN_NAMESPACE, kind=plain)
+
+
+def _devices(view: _View) -> Iterator[Finding]:
+    held = refused_devices(view.process.pid, view.descriptors, view.mappings)
+    for device in held:
+        if view.gpu_savable and device.startswith(GPU_DEVICES):
+            continue
+        yield view.found(Reason.DEVICE_OPEN, device=device)
+
+
+def _traced(view: _View) -> Iterator[Finding]:
+    if view.status.get("TracerPid", "0") != "0":
+        yield view.found(Reason.TRACED)
+
+
+def _ghosts(view: _View) -> Iterator[Finding]:
+    links = {f"fd/{d.fd}": d.target for d in view.descriptors}
+    links |= {f"map_files/{m.start:x}-{m.end:x}": m.path for m in view.mappings}
+    large = {}
+    for link, target in links.items():
+        if not target.startswith("/") or not target.endswith(" (deleted)"):
+            continue
+        if target.startswith(("/memfd:", "/dev/zero", "/SYSV", "/secretmem", "/anon_")):
+            continue  # memory, which CRIU saves as memory or another rule refuses
+        status = procfs.target_status(view.process.pid, link)
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
+            continue
+        size = status.st_blocks * 512
+        if size > view.ghost_limit:
+            large[target.removesuffix(" (deleted)")] = size
+    for path, size in sorted(large.items()):
+        yield view.found(
+            Reason.GHOST_TOO_LARGE,
+            path=path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+            size=text.size(size),
+            limit=text.size(view.ghost_limit),
+        )
+
+
+def _unreadable(view: _View) -> Iterator[Finding]:
+    for path in sorted(unreadable.held_by(view.process.pid, view.descriptors)):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=unreadable.words(path))
+
+
+def _sockets(view: _View) -> Iterator[Finding]:
+    kinds = {
+        unsupported_kind(view.process.pid, d.fd)
+        for d in view.descriptors
+        if d.target.startswith("socket:")
+    }
+    for kind in sorted(kinds - {""}):
+        if kind == MULTIPATH_TCP:
+            yield view.found(Reason.MULTIPATH_TCP)
+        else:
+            yield view.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
+
+
+def _owner(view: _View) -> Iterator[Finding]:
+    uid = view.process.uid
+    if uid == 0 or has_capability(CAP_SYS_RESOURCE):
+        return
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    capability = "CAP_SYS_RESOURCE"
+    yield finding(Reason.CAPABILITY_MISSING, capability=capability, user=user)
+
+
+_RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
+    _handles,
+    _namespaces,
+    _devices,
+    _traced,
+    _ghosts,
+    _unreadable,
+    _sockets,
+    _owner,
+)
+
+
+def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
+    inodes = tree_inodes(process.pid for process in processes)
+    known = {one.inode: one for one in unix_sockets(init_pid)}
+    #: Who was not accepted yet → by whom.
+    asked = {client: one for one in known.values() for client in one.waiting}
+    by_pid = {process.pid: process for process in processes}
+    for inode, (pid, _) in sorted(inodes.items()):
+        one = known.get(inode)
+        peer = (known.get(one.peer) or asked.get(inode)) if one else None
+        if one is None or not _leads_out(one, peer, inodes):
+            continue
+        where = (peer.name if peer else "") or one.name or "another program"
+        process = by_pid[pid]
+        yield finding(
+            Reason.UNIX_OUTSIDE, pid=process.ns_pid, name=process.name, where=where
+        )
+
+
+def _leads_out(
+    one: UnixSocket, peer: UnixSocket | None, inodes: Collection[int]
+) -> bool:
+    """Whether its other end is outside, such that CRIU cannot save it.
+
+    A peer that is not known is in a network namespace of its own. A datagram socket
+    needs nobody there who knows of it, only a name to send to.
+    """
+    if peer is not None and peer.inode in inodes:
+        return False
+    if one.kind == socket.SOCK_DGRAM:
+        return one.peer != 0 and (peer is None or not peer.name)
+    return one.is_connected

@@ -1,0 +1,419 @@
+"""Which inet sockets of a session lead outside, how they are cut, and how forgotten.
+
+Called by the agent's capture (cut), release (reset) and restore (rewrite of files.img).
+It never touches a socket that no process of the tree holds, save connections that wait
+in a listener's accept queue.
+
+A connection is the session's own when both of its ends are sockets of its tree: such a
+pair is restored with the data in flight (CRIU's ``--tcp-established``). Everything else
+leads outside, on loopback too: in the local placement the Hub, the proxy and another
+session are all on 127.0.0.1. The same rule decides over the live sockets and over the
+image. Cutting first lets the other side notice at once; rewriting the image is what
+makes the restore safe, because a socket may be opened after the cut, or its program may
+not have closed it (FACTS.md section 5).
+
+A connection that nobody has accepted yet cannot be saved: CRIU is told to leave it out
+(``--skip-in-flight``), so its other end, if that is the session's own, counts as cut.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.sock_diag import (
+    Address,
+    Diag,
+    Endpoint,
+    InetSocket,
+    State,
+    address_of,
+)
+from jupyterhub_gpu_reclaim.linux.sock_diag import (
+    own_addresses as own_addresses,  # noqa: PLC0414 - said again for those who cut
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+#: States in which both ends hold a connection that CRIU can take up again.
+_CONNECTED: Final = frozenset(
+    {
+        State.ESTABLISHED,
+        State.FIN_WAIT1,
+        State.FIN_WAIT2,
+        State.CLOSE_WAIT,
+        State.LAST_ACK,
+        State.CLOSING,
+    }
+)
+_CONNECTING: Final = frozenset({State.SYN_SENT, State.SYN_RECV, State.NEW_SYN_RECV})
+_LOOK_AGAIN: Final = 0.01  # seconds
+_WAITING: Final = frozenset({State.ESTABLISHED, State.CLOSE_WAIT, State.SYN_RECV})
+
+
+class Port(NamedTuple):
+    """A port that a saved session needs again; in JSON a list."""
+
+    protocol: str  #: tcp or udp
+    port: int
+    address: str = "0.0.0.0"  # noqa: S104 - any of the machine's addresses
+    only_v6: bool = False  #: IPV6_V6ONLY: not of IPv4 as well
+
+
+class Connection(NamedTuple):
+    """A TCP connection that a saved session takes up again, from one end."""
+
+    local: Endpoint
+    remote: Endpoint
+
+
+class Cut(NamedTuple):
+    """What a cut has done."""
+
+    destroyed: tuple[InetSocket, ...]
+    failed: tuple[InetSocket, ...]  #: left alone by this kernel; the image forgets them
+
+    @property
+    def inodes(self) -> frozenset[int]:
+        """The destroyed sockets as the image names them."""
+        return frozenset(one.inode for one in self.destroyed if one.inode)
+
+
+def tree_inodes(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Socket inode → (pid, descriptor) of every socket that those processes hold."""
+    found: dict[int, tuple[int, int]] = {}
+    for pid in pids:
+        for fd, target in procfs.descriptors(pid):
+            if target.startswith("socket:["):
+                found.setdefault(int(target[8:-1]), (pid, fd))
+    return found
+
+
+def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:
+    """The TCP and UDP sockets with those inodes, in the network namespace of init.
+
+    Raises:
+        Refused: the session or the kernel's list is not there.
+    """
+    with Diag(init_pid) as diag:
+        return [one for one in diag.sockets() if one.inode in inodes]
+
+
+def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[int]:
+    """The TCP connections of those sockets to others of the list.
+
+    Args:
+        found: all sockets of a network namespace.
+        inodes: whose connections.
+
+    Returns:
+        The inodes of both ends; a connection whose other end is not there is left out.
+    """
+    ends = {
+        _Link(one.protocol, one.local, one.remote): one.inode
+        for one in found
+        if one.inode and one.protocol == socket.IPPROTO_TCP and one.state in _CONNECTED
+    }
+    return frozenset(
+        inode
+        for link, end in ends.items()
+        if end in inodes and (other := ends.get(link.reverse))
+        for inode in (end, other)
+    )
+
+
+def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -> Cut:
+    """End every connection that leads out of the tree; its peers notice at once.
+
+    Idempotent. What this kernel cannot end is left to :func:`close_external`.
+
+    Args:
+        init_pid: host pid of the session's init.
+        pids: host pids of the tree.
+        patience: seconds in which output that is already on its way may arrive; a
+            reset throws away what the other side has not acknowledged.
+
+    Raises:
+        Refused: the session or the kernel's list is not there.
+    """
+    inodes = tree_inodes(pids)
+    deadline = time.monotonic() + patience
+    with Diag(init_pid) as diag:
+        while True:
+            found = diag.sockets()
+            external = _external(found, inodes.keys())
+            waiting = any(one.unsent and one.state in _CONNECTED for one in external)
+            if not waiting or time.monotonic() >= deadline:
+                return _destroy(diag, external)
+            time.sleep(_LOOK_AGAIN)  # the kernel tells nobody that a queue is empty
+
+
+def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
+    """End every TCP and UDP socket of a tree that is about to be killed.
+
+    Connections are reset instead of closed, so that no TIME_WAIT keeps a port busy.
+    """
+    inodes = tree_inodes(pids)
+    with Diag(init_pid) as diag:
+        found = diag.sockets()
+        mine = [one for one in found if one.inode in inodes]
+        return _destroy(diag, mine + _unaccepted(found, mine))
+
+
+def close_external(
+    files_img: bytes,
+    addresses: Collection[Address] = (),
+    cut: Collection[int] = (),
+) -> bytes:
+    """``files.img`` in which no socket leads out of the tree.
+
+    Args:
+        files_img: the image as CRIU wrote it.
+        addresses: those of the place where it will be restored (loopback is always
+            there). A listener on any other becomes one on the wildcard address.
+        cut: inodes that :func:`cut_external` has destroyed.
+
+    Raises:
+        RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
+    """
+    judge = _Judge(files_img, addresses, cut)
+
+    def change(entry: Any) -> bool:
+        return _is_inet(entry) and judge.close(entry.isk)
+
+    return images.rewrite_files(files_img, change)
+
+
+def ended_connections(
+    files_img: bytes,
+    addresses: Collection[Address] = (),
+    cut: Collection[int] = (),
+) -> frozenset[int]:
+    """The TCP connections that :func:`close_external` forgets, by their entries.
+
+    Args:
+        files_img: the image as CRIU wrote it, not as that has left it.
+        addresses: as there; likewise the next.
+        cut: see there.
+    """
+    judge = _Judge(files_img, addresses, cut)
+    return frozenset(
+        entry.id
+        for entry in images.file_entries(files_img)
+        if _is_inet(entry)
+        and entry.isk.proto == socket.IPPROTO_TCP
+        and judge.is_over(entry.isk)
+    )
+
+
+def ports_of(files_img: bytes) -> frozenset[Port]:
+    """The ports that a restore of that (rewritten) image must have for itself.
+
+    A TCP connection is not among them (:func:`connections_of`): CRIU takes it up in
+    repair mode, in which others may have sockets on the same port.
+    """
+    names = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
+    return frozenset(
+        Port(
+            names[entry.isk.proto],
+            entry.isk.src_port,
+            str(_link(entry.isk).local.address),
+            bool(entry.isk.v6only),
+        )
+        for entry in images.file_entries(files_img)
+        if _is_inet(entry)
+        and entry.isk.src_port
+        and entry.isk.proto in names
+        and not _is_connection(entry.isk)
+    )
+
+
+def connections_of(files_img: bytes) -> frozenset[Connection]:
+    """The connections that a restore of that (rewritten) image takes up again."""
+    return frozenset(
+        Connection(link.local, link.remote)
+        for entry in images.file_entries(files_img)
+        if _is_inet(entry) and _is_connection(entry.isk)
+        for link in [_link(entry.isk)]
+    )
+
+
+class _Link(NamedTuple):
+    """A connection from one end."""
+
+    protocol: int
+    local: Endpoint
+    remote: Endpoint
+
+    @property
+    def reverse(self) -> _Link:
+        """The same connection from the other end."""
+        return _Link(self.protocol, self.remote, self.local)
+
+
+def _external(found: list[InetSocket], inodes: Collection[int]) -> list[InetSocket]:
+    """The sockets of the tree that lead outside; pure."""
+    mine = [one for one in found if one.inode in inodes]
+    links = {
+        _Link(one.protocol, one.local, one.remote)
+        for one in mine
+        if one.state in _CONNECTED
+    }
+    return [
+        one
+        for one in mine
+        if one.state in _CONNECTING
+        or (
+            one.state in _CONNECTED
+            and _leads_out(_Link(one.protocol, one.local, one.remote), links)
+        )
+    ] + _unaccepted(found, mine)
+
+
+def _unaccepted(
+    found: Iterable[InetSocket], mine: Iterable[InetSocket]
+) -> list[InetSocket]:
+    """Connections in the accept queues of the tree's listeners."""
+    listening = {one.local for one in mine if one.state is State.LISTEN}
+    return [
+        one
+        for one in found
+        if one.inode == 0
+        and one.protocol == socket.IPPROTO_TCP
+        and one.state in _WAITING
+        and any(
+            one.local.port == listener.port
+            and listener.address in (one.local.address, *_WILDCARDS)
+            for listener in listening
+        )
+    ]
+
+
+_WILDCARDS: Final = (IPv4Address(0), address_of(bytes(16)))
+
+
+def _leads_out(link: _Link, links: Collection[_Link]) -> bool:
+    if link.protocol == socket.IPPROTO_TCP:
+        return link.reverse not in links
+    # A datagram socket needs no peer to be restored, only an address that is there.
+    here = link.remote.address
+    return not (here.is_loopback or here == link.local.address)
+
+
+def _destroy(diag: Diag, sockets: Iterable[InetSocket]) -> Cut:
+    destroyed: list[InetSocket] = []
+    failed: list[InetSocket] = []
+    for one in sockets:
+        (destroyed if diag.destroy(one) else failed).append(one)
+    return Cut(tuple(destroyed), tuple(failed))
+
+
+def _is_inet(entry: Any) -> bool:
+    return bool(entry.type == images.TYPE_INETSK and entry.HasField("isk"))
+
+
+def _is_connection(isk: Any) -> bool:
+    tcp = isk.proto == socket.IPPROTO_TCP
+    return bool(tcp and isk.state in _CONNECTED and isk.dst_port)
+
+
+def _width(isk: Any) -> int:
+    return 1 if isk.family == socket.AF_INET else 4
+
+
+def _address(words: Any, width: int) -> Address:
+    # CRIU copies the address' bytes into u32s of the machine's own order.
+    words = (list(words) + [0] * width)[:width]
+    return address_of(struct.pack(f"={width}I", *words))
+
+
+def _link(isk: Any) -> _Link:
+    width = _width(isk)
+    return _Link(
+        isk.proto,
+        Endpoint(_address(isk.src_addr, width), isk.src_port),
+        Endpoint(_address(isk.dst_addr, width), isk.dst_port),
+    )
+
+
+def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
+    """Whether a socket can be bound to that address where it is restored."""
+    everywhere = bound.is_loopback or bound.is_unspecified or bound.is_multicast
+    return everywhere or bound in addresses
+
+
+class _Judge:
+    """What comes back of the sockets of one image, at one place."""
+
+    def __init__(
+        self, files_img: bytes, addresses: Collection[Address], cut: Collection[int]
+    ) -> None:
+        self._addresses = addresses
+        self._cut = cut
+        self._links = {
+            _link(entry.isk)
+            for entry in images.file_entries(files_img)
+            if _is_inet(entry)
+            and entry.isk.state in _CONNECTED
+            and entry.isk.ino not in cut
+            and _is_here(_link(entry.isk).local.address, addresses)
+        }
+
+    def is_over(self, isk: Any) -> bool:
+        """Whether its connection does not come back."""
+        link = _link(isk)
+        here = _is_here(link.local.address, self._addresses)
+        connected = isk.state in _CONNECTED and isk.dst_port != 0
+        return bool(
+            isk.ino in self._cut
+            or isk.state in _CONNECTING
+            or isk.state == State.TIME_WAIT
+            or (connected and (not here or _leads_out(link, self._links)))
+        )
+
+    def close(self, isk: Any) -> bool:
+        """Make one socket of the image restorable; True when it was changed."""
+        if self.is_over(isk):
+            # Without its shutdown, which the reset has set: with that, reading would
+            # say that the other side had sent everything.
+            isk.ClearField("shutdown")
+            return _unbind(isk)
+        if _has_ended(isk):
+            return _unbind(isk)
+        if _is_here(_link(isk).local.address, self._addresses):
+            return False
+        if isk.proto == socket.IPPROTO_TCP and isk.state != State.LISTEN:
+            return _unbind(isk)  # it was bound to an address that is not there
+        _zero(isk, "src_addr")
+        isk.ClearField("ifname")
+        return True
+
+
+def _has_ended(isk: Any) -> bool:
+    """Whether it was connected once: the port is its own no more, the kernel shows it.
+
+    Its shutdown says so, and stays: what there was to read has been read.
+    """
+    tcp = isk.proto == socket.IPPROTO_TCP and isk.state == State.CLOSE
+    return bool(tcp and isk.src_port and isk.HasField("shutdown"))
+
+
+def _unbind(isk: Any) -> bool:
+    """A socket that is neither bound nor connected."""
+    isk.state = int(State.CLOSE)
+    isk.src_port = isk.dst_port = 0
+    _zero(isk, "src_addr")
+    _zero(isk, "dst_addr")
+    isk.ClearField("ifname")
+    return True
+
+
+def _zero(isk: Any, field: str) -> None:
+    isk.ClearField(field)
+    getattr(isk, field).extend([0] * _width(isk))

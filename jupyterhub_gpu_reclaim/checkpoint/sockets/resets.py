@@ -1,0 +1,170 @@
+"""Connections that do not come back with their session read as reset, as programs know.
+
+A connection that leads outside cannot be restored: CRIU makes a new socket in its
+place, which says that it was never connected (ENOTCONN). Libraries know a connection
+that breaks by ECONNRESET, and POLLERR in poll and epoll; so each of these sockets is
+given that, before the tree goes on.
+
+Nobody else takes part. In repair mode (TCP_REPAIR, as CRIU uses it) connect(2) makes a
+connection to the loopback address without a packet; to disconnect it, connect(2) to
+AF_UNSPEC, is the ABORT of RFC 793, with which the kernel notes ECONNRESET
+(``tcp_disconnect``). So no listener, no port and no filter of the session can change
+what comes out, and nothing waits. The first call on the socket is told ECONNRESET, any
+further one ENOTCONN or EPIPE: never a clean end.
+
+A connection that had ended before the capture comes back ended. Where its program had
+not read all of it yet, what is left, data or an error, is lost with the kernel's
+buffers, and the end alone would look like a whole answer; :func:`unread_ends` finds
+those, so that they are reset as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import logging
+import os
+import select
+import socket
+import struct
+import termios
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux.pidfd import TCP_REPAIR, borrow
+from jupyterhub_gpu_reclaim.linux.sock_diag import State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.linux.processes import Process
+
+#: Out of repair mode without a packet that asks the peer, who is not there.
+_REPAIR_OFF: Final = -1
+#: Nobody is told there; the port of the discard service, which nobody offers.
+_PORT: Final = 9
+_PEERS: Final = {
+    socket.AF_INET: (("127.0.0.1", _PORT),),
+    # The second where IPv6 is switched off; not for an IPV6_V6ONLY socket.
+    socket.AF_INET6: (("::1", _PORT), ("::ffff:127.0.0.1", _PORT)),
+}
+_UNSPECIFIED: Final = struct.pack("=H14x", socket.AF_UNSPEC)
+_BIND_ADDRESS_NO_PORT: Final = 24  # <linux/in.h>
+
+_log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unread_ends(tree: Iterable[Process]) -> frozenset[int]:
+    """The TCP connections that have ended with something that nobody has read; inodes.
+
+    Nothing is taken from them. For a stopped tree; what has gone is left out.
+    """
+    found: set[int] = set()
+    seen: set[int] = set()
+    for process in tree:
+        with processes.held(process) as pidfd:
+            if pidfd is None:
+                continue
+            for fd, target in procfs.descriptors(process.pid):
+                if not target.startswith("socket:["):
+                    continue
+                inode = int(target[8:-1])
+                if inode in seen:
+                    continue
+                seen.add(inode)
+                with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
+                    if _is_closed(end) and _is_unread(end):
+                        found.add(inode)
+    return frozenset(found)
+
+
+def reset(
+    tree: Iterable[Process],
+    descriptors: Mapping[tuple[int, int], tuple[int, int]],
+    ended: Collection[int],
+) -> frozenset[int]:
+    """Have those sockets of a restored tree say ECONNRESET; before it goes on.
+
+    Args:
+        tree: its processes, stopped.
+        descriptors: (pid in the session, descriptor) → (kind, entry of the image).
+        ended: the entries of those connections.
+
+    Returns:
+        The entries that are as CRIU has made them, unconnected: in a message under way,
+        or without a loopback address to connect to.
+    """
+    left = set(ended)
+    pids = {process.ns_pid: process for process in tree}
+    for (owner, fd), (_, number) in descriptors.items():
+        if number not in left or owner not in pids:
+            continue
+        with processes.held(pids[owner]) as pidfd:
+            if pidfd is None:
+                continue
+            with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
+                if _is_closed(end) and _abort(end):
+                    left.discard(number)
+    if left:
+        _log.info("- %d cut connections read as unconnected, not reset", len(left))
+    return frozenset(left)
+
+
+def _is_closed(end: socket.socket) -> bool:
+    """Whether it is a TCP socket without a connection, and no listener."""
+    if end.family not in _PEERS or end.type != socket.SOCK_STREAM:
+        return False
+    if end.proto != socket.IPPROTO_TCP:
+        return False
+    state = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    return state[0] == State.CLOSE
+
+
+def _is_unread(end: socket.socket) -> bool:
+    """Whether data or an error waits; by poll, since to ask for the error takes it."""
+    poll = select.poll()
+    poll.register(end, 0)
+    if any(events & select.POLLERR for _, events in poll.poll(0)):
+        return True
+    waiting = fcntl.ioctl(end, termios.FIONREAD, bytes(4))
+    return int.from_bytes(waiting, "little") > 0
+
+
+def _abort(end: socket.socket) -> bool:
+    """Connect it to nobody, and abort that; whether it could be connected."""
+    # Repair mode overwrites this one.
+    reuse = end.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+    try:
+        connected = any(_connect(end, peer) for peer in _PEERS[end.family])
+    finally:
+        end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, _REPAIR_OFF)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+    if connected:
+        _disconnect(end)
+        _forget_port(end)
+    return connected
+
+
+def _disconnect(end: socket.socket) -> None:
+    if _libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "connect to AF_UNSPEC")
+
+
+def _connect(end: socket.socket, peer: tuple[str, int]) -> bool:
+    try:
+        end.connect(peer)
+    except OSError:
+        return False
+    return True
+
+
+def _forget_port(end: socket.socket) -> None:
+    """Take the port of that connection from it: the next capture would ask for it."""
+    before = end.getsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT)
+    end.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+    end.bind(("", 0))
+    end.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, before)

@@ -1,0 +1,186 @@
+"""Freeze a session's tree and stream its image out.
+
+Called by the agent's capture. On success the tree is left stopped and alive, until the
+agent ends it or thaws it; on any failure it runs as before. The same holds for whatever
+else lives in its pid namespace. Nothing here knows where
+the image goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
+    STOP_PATIENCE,
+    Attempt,
+    Session,
+)
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
+from jupyterhub_gpu_reclaim.checkpoint.files import unreadable
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_rights import KeptCores
+from jupyterhub_gpu_reclaim.checkpoint.files.unlinked import HeldBack, Unlinked
+from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    RolledBack,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.procfs import PROC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+
+@dataclass(frozen=True)
+class DumpResult:
+    """What a restore has to know besides the image files; all plain values.
+
+    Attributes:
+        root_pid: of the tree's root, in the session's namespace.
+        pids: every process and thread id in use, in the session's namespace.
+        stopped: pids of processes that a signal had stopped before.
+        pipes: CRIU's names of the pipes whose reader was outside of the tree.
+        files: image files with their lengths in bytes.
+        seconds: how long it took.
+        log: CRIU's log.
+    """
+
+    root_pid: int
+    pids: tuple[int, ...]
+    stopped: tuple[int, ...]
+    pipes: tuple[str, ...]
+    files: dict[str, int]
+    seconds: float
+    log: str
+
+
+def dump(
+    criu: Criu,
+    session: Session,
+    *,
+    sinks: Callable[[str], Sink],
+    folder: Path,
+    limit: float,
+    stopped: Collection[int] | None = None,
+    prepare: Callable[[int], None] | None = None,
+    cancel: Cancel | None = None,
+    undo: bool = True,
+) -> DumpResult:
+    """Dump the tree under that init; blocks, so call it in a thread.
+
+    Args:
+        criu: which CRIU.
+        session: the session's init.
+        sinks: opens a sink for each of CRIU's image files, called from many threads.
+        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
+        limit: seconds that it may take.
+        stopped: the processes that a signal had stopped before anything was done to
+            the tree, by their pids in the session; by default those that are now.
+        prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
+            out of control groups that somebody may end.
+        cancel: calls it off.
+        undo: whether the tree goes on after a failure. Not where something has to be
+            given back to it before; then the caller lets it go on.
+
+    Raises:
+        Refused: there is nothing to save.
+        RolledBack: CRIU could not, time was up, or it was called off; the tree runs,
+            if it is to go on.
+        Exception: what a sink has raised; likewise.
+    """
+    begun = time.monotonic()
+    before = processes.snapshot(session.init_pid, session.init_start)
+    if before.root is None or before.root.state in processes.DEAD:
+        raise Refused(Reason.NO_TREE)
+    if stopped is None:
+        stopped = freeze.stopped_before(before)
+    held = HeldBack(sinks)
+    cores = KeptCores(held)
+    server = CaptureServer(folder, cores)
+    attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
+    arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
+    try:
+        freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
+        tree = processes.snapshot(session.init_pid, session.init_start)
+        unreadable.refuse(tree)
+        with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
+            arguments += unlinked.arguments()
+            attempt.run(
+                "dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare
+            )
+            tree = processes.wait_stopped(
+                session.init_pid, session.init_start, timeout=STOP_PATIENCE
+            )
+            cores.refuse_others(tree)
+            held.reopen(closed)
+            lengths = unlinked.save(held, sinks)
+    except BaseException as error:
+        if undo:
+            _roll_back(session, stopped)
+        if isinstance(error, OSError) or type(error) is ReclaimError:
+            raise _rolled_back(error) from error
+        raise
+    return DumpResult(
+        root_pid=before.root.ns_pid,
+        pids=_ids(tree),
+        stopped=tuple(sorted(stopped)),
+        pipes=stdio.names(before),
+        files={**server.files, **lengths},
+        seconds=time.monotonic() - begun,
+        log=attempt.log(),
+    )
+
+
+@contextlib.contextmanager
+def _closed(tree: Snapshot) -> Iterator[set[int]]:
+    """Its users cannot write to its memory inside the block; who could before."""
+    closed = undumpable.close_all(tree)
+    try:
+        yield closed
+    finally:
+        undumpable.open_again(tree, closed)
+
+
+def _roll_back(session: Session, stopped: Collection[int]) -> None:
+    """CRIU cures what it can; the rest is ours, and harmless where nothing is left."""
+    try:
+        now = processes.snapshot(session.init_pid, session.init_start)
+    except NotFound:
+        # The session has ended meanwhile.
+        return
+    thaw(now, stopped)
+
+
+def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
+    if isinstance(error, OSError):
+        why = error.strerror or "a system call failed"
+        return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))
+    return RolledBack(error.reason, detail=error.detail, **error.facts)
+
+
+def _ids(snapshot: Snapshot) -> tuple[int, ...]:
+    """Every process and thread id of the stopped tree, in the session's namespace."""
+    found = set()
+    for process in snapshot.processes:
+        for task in (PROC / str(process.pid) / "task").glob("*/status"):
+            try:
+                text = task.read_text(errors="replace")
+            except OSError:
+                continue
+            line = text.partition("\nNSpid:")[2].partition("\n")[0]
+            found.add(int(line.split()[-1]))
+    return tuple(sorted(found))

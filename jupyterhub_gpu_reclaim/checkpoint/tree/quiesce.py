@@ -1,0 +1,115 @@
+"""Bring a session to silence, then cut its connections: no output is lost on the way.
+
+Called by the agent's capture, right before the dump. A line of output goes from a
+kernel to the server and from there to the user's tab. Cut carelessly, it is lost twice:
+a server writes to a connection that has been ended but whose end it has not seen yet;
+or it is frozen with a line in its hands, and writes it to a dead connection when it
+comes back. So those who talk to the server are stopped first, and stay so through the
+dump; the server hands on what it has, is cut off, and notices. What the kernels say
+after the restore, it keeps for the tab that comes back.
+
+It never fails for want of silence: a server that is busy otherwise gets its time, then
+it is cut all the same. Nothing is undone here: whoever calls thaws the tree.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux.procfs import PROC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+#: Seconds that the server has to hand on its output, and again to see the cut.
+PATIENCE = 0.5
+#: A server that has not run for so many seconds waits for somebody.
+_STILL = 0.02
+
+
+def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
+    """End the connections that lead out of the tree, between two lines of output.
+
+    On return the processes that are connected to the server are stopped.
+
+    Args:
+        tree: the session; its root and server are never stopped here.
+        patience: seconds to wait for the server, once before and once after the cut.
+
+    Raises:
+        Refused: the session or the kernel's list of sockets is not there.
+    """
+    pids = [process.pid for process in tree.processes]
+    server = tree.server
+    if server is None:
+        return inet.cut_external(tree.init.pid, pids)
+    links = _stop_speakers(tree, server)
+    _wait_still(server, lambda: _handed_on(tree.init.pid, server, links), patience)
+    cut = inet.cut_external(tree.init.pid, pids)
+    _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
+    return cut
+
+
+def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
+    """Stop whoever is connected to the server; the inodes of both ends."""
+    held = {process: _inodes(process) for process in tree.processes}
+    everybody = frozenset().union(*held.values())
+    mine = inet.sockets_of(tree.init.pid, everybody)
+    links = inet.links_of(mine, held[server])
+    for process, inodes in held.items():
+        if process in {server, tree.root} or not inodes & links:
+            continue
+        # A shell would see its program stop, and take its terminal away from it.
+        if not procfs.has_terminal(process.pid):
+            processes.send(process, signal.SIGSTOP)
+    return links
+
+
+def _inodes(process: Process) -> frozenset[int]:
+    return frozenset(inet.tree_inodes([process.pid]))
+
+
+def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
+    """Whether the server has read all that was said to it inside the session."""
+    ears = _inodes(server) & frozenset(links)
+    return not any(
+        # What the server says waits for those who are stopped, and may.
+        one.unread if one.inode in ears else one.unsent
+        for one in inet.sockets_of(init_pid, links)
+    )
+
+
+def _has_noticed(server: Process, cut: Collection[int]) -> bool:
+    """Whether the server has closed what was cut."""
+    return not _inodes(server) & frozenset(cut)
+
+
+def _wait_still(server: Process, settled: Callable[[], bool], patience: float) -> None:
+    """Wait until that holds and the server has nothing left to do, or time is up.
+
+    What it has read from a socket it still has to hand on, which no socket shows; but
+    it runs while it does so.
+    """
+    deadline = time.monotonic() + patience
+    before = _ran(server)
+    while time.monotonic() < deadline:
+        time.sleep(_STILL)  # the kernel tells nobody that a process has gone to sleep
+        now = _ran(server)
+        if now == before and settled():
+            return
+        before = now
+
+
+def _ran(process: Process) -> list[str]:
+    """How long each thread of it has been on a processor (proc(5), schedstat)."""
+    tasks = (PROC / str(process.pid) / "task").glob("*")
+    return [
+        procfs.text(process.pid, f"task/{task.name}/schedstat").partition(" ")[0]
+        for task in sorted(tasks)
+    ]

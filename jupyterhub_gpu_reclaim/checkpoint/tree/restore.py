@@ -1,0 +1,303 @@
+"""Bring a session's tree back under an init that holds its place.
+
+Called by the agent's restore, in three steps: :func:`restore` has CRIU make the tree,
+stopped and without its large areas of memory; :func:`fill` brings those (``pages``);
+:func:`proceed` lets the tree go on, so that more can be done to it before. When one of
+the first two fails, nothing is left but the holding init.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, Attempt
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
+from jupyterhub_gpu_reclaim.checkpoint.files import handover
+from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
+from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
+from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Plan, make_plan
+from jupyterhub_gpu_reclaim.checkpoint.sockets import resets
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree.orphans import Adoption
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
+    from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
+    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Source
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+#: CRIU's own processes take some tens of pids; as many are kept free for them.
+HELPER_PIDS = 1000
+#: Pids below this are not used again once the kernel's counter has wrapped.
+LOWEST_PID = 300
+KILL_PATIENCE = 30.0
+#: Who is given huge pages: always, never, or who asks (the one in brackets).
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+#: A new init is set up in some 50 ms; seconds.
+READY_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """A tree that came back, stopped.
+
+    Attributes:
+        tree: its processes.
+        seconds: how long it took.
+        log: CRIU's.
+        missing: what of its memory is still to be filled.
+        links: names of deleted files that the capture has made, which are to go.
+        beside: the init and whatever else was stopped beside the tree.
+    """
+
+    tree: Snapshot
+    seconds: float
+    log: str
+    missing: Plan = field(default_factory=Plan)
+    links: tuple[handover.Link, ...] = ()
+    beside: tuple[Process, ...] = ()
+
+
+def restore(
+    criu: Criu,
+    session: Session,
+    *,
+    source: Source,
+    folder: Path,
+    limit: float,
+    root_pid: int,
+    pids: Sequence[int],
+    pipes: Sequence[str] = (),
+    opened: Sequence[Opened] = (),
+    ended: Collection[int] = (),
+    prepare: Callable[[int], None] | None = None,
+    cancel: Cancel | None = None,
+) -> RestoreResult:
+    """Restore a tree under a holding init, but for ``missing``; blocks.
+
+    Args:
+        criu: which CRIU.
+        session: the holding init.
+        source: where CRIU's images come from.
+        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
+        limit: seconds that it may take.
+        root_pid: as in ``DumpResult``; likewise the next two.
+        pids: every id that must be free.
+        pipes: to be replaced by the new init's output.
+        opened: the fingerprints of its files.
+        ended: entries of ``files.img`` whose connections do not come back; they read
+            as reset.
+        prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
+            into the new session's control groups; what CRIU restores stays there.
+        cancel: calls it off.
+
+    Raises:
+        RestoreFailed: a file may not be opened, has changed, or is not the one that
+            came back; CRIU could not; time was up, or it was called off.
+        Exception: what the source has raised.
+    """
+    begun = time.monotonic()
+    try:
+        processes.wait_ready(
+            session.init_pid, session.init_start, timeout=READY_PATIENCE
+        )
+        beside = freeze.freeze(
+            session.init_pid, session.init_start, timeout=STOP_PATIENCE
+        )
+        with ExitStack() as stack:
+            given = handover.open_all(source, session.init_pid, opened, stack)
+            images = handover.Rewritten(source, given.files)
+            plan = make_plan(images, advise=_advice_counts())
+            adoption = Adoption(session, source, root_pid)
+            server = RestoreServer(folder, _serving(plan, images, adoption))
+            attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
+            ends = stdio.open_ends(session.init_pid, tuple(pipes))
+            for descriptor in ends.values():
+                stack.callback(os.close, descriptor)
+            attempt.run(
+                "restore",
+                ["--leave-stopped", "--restore-detached"],
+                reason=Reason.RESTORE_FAILED,
+                inherit={**ends, **given.inherit()},
+                last_pid=free_pid(pids, _pid_max()),
+                prepare=prepare,
+            )
+            tree = _tree(session, root_pid, attempt)
+            inspection.refuse_others(given, tree)
+            resets.reset(tree.processes, given.saved.descriptors, ended)
+            undumpable.open_again(tree, given.saved.closed)
+    except BaseException as error:
+        _clear(session)
+        if isinstance(error, OSError | ReclaimError):
+            raise _failed(error) from error
+        raise
+    seconds = time.monotonic() - begun
+    return RestoreResult(
+        tree, seconds, attempt.log(), plan, given.links(), tuple(beside)
+    )
+
+
+def fill(
+    session: Session,
+    restored: RestoreResult,
+    *,
+    source: Source,
+    limit: float,
+    cancel: Cancel | None = None,
+) -> RestoreResult:
+    """Bring the memory that :func:`restore` has left out; blocks.
+
+    Args:
+        session: the holding init.
+        restored: what :func:`restore` returned.
+        source: as there; it writes into the tree's processes.
+        limit: seconds that it may take.
+        cancel: calls it off.
+
+    Returns:
+        The tree, whole and still stopped.
+
+    Raises:
+        RestoreFailed: a process has ended or was let go on by its user, time was up,
+            or it was called off.
+        Exception: what the source has raised.
+    """
+    begun = time.monotonic()
+    try:
+        copy_all(restored.missing, restored.tree, source, limit=limit, cancel=cancel)
+        _refuse_if_it_went_on(session, restored.tree)
+    except BaseException as error:
+        _clear(session)
+        if isinstance(error, OSError | ReclaimError):
+            raise _failed(error) from error
+        raise
+    seconds = restored.seconds + time.monotonic() - begun
+    return replace(restored, seconds=seconds, missing=Plan())
+
+
+def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
+    """Let a restored tree go on; from here on the init ends when the tree's root does.
+
+    Args:
+        restored: what :func:`fill` returned.
+        keep_stopped: ``DumpResult.stopped``.
+
+    Raises:
+        NotFound: the init has ended meanwhile.
+        ReclaimError: some of its memory is missing still.
+    """
+    tree = restored.tree
+    assert tree.root is not None
+    if restored.missing.pieces:
+        raise ReclaimError(Reason.INTERNAL, detail="its memory is not filled")
+    with processes.held(tree.init) as pidfd:
+        if pidfd is None or not _name_root(tree.init.pid, tree.root.ns_pid):
+            raise NotFound(
+                Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
+            )
+    handover.remove_links(tree.init.pid, restored.links)
+    freeze.go_on(restored.beside)
+    processes.resume(tree.processes, keep_stopped)
+
+
+def free_pid(pids: Sequence[int], pid_max: int) -> int:
+    """Where the pid counter is put, so that CRIU's own processes take nobody's pid.
+
+    Returns:
+        A number with ``HELPER_PIDS`` unused ones behind it, or behind which there is
+        the widest gap.
+    """
+    taken = sorted({*pids, LOWEST_PID - 1, pid_max})
+    gaps = [(high - low, low) for low, high in itertools.pairwise(taken)]
+    last_gap, last = gaps[-1]
+    return last if last_gap > HELPER_PIDS else max(gaps)[1]
+
+
+def _serving(
+    plan: Plan, images: Source, adoption: Adoption
+) -> Callable[[str], Iterable[bytes | memoryview] | None]:
+    """How CRIU is given its images, with orphans adopted before it makes them."""
+
+    def serve(name: str) -> Iterable[bytes | memoryview] | None:
+        adoption.before(name)
+        return plan.serve(images, name)
+
+    return serve
+
+
+def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
+    """What has come back.
+
+    Raises:
+        ReclaimError: the root is not below the init, or somebody is not stopped.
+    """
+    tree = processes.wait_stopped(
+        session.init_pid, session.init_start, timeout=STOP_PATIENCE
+    )
+    if tree.root is None or tree.root.ns_pid != root_pid:
+        raise attempt.failure(Reason.RESTORE_FAILED, 0)
+    return tree
+
+
+def _refuse_if_it_went_on(session: Session, tree: Snapshot) -> None:
+    """Who runs before his memory is there has worked on zeros.
+
+    Raises:
+        ReclaimError: its user, from outside, has let somebody of it go on.
+    """
+    now = processes.snapshot(session.init_pid, session.init_start)
+    who = freeze.gone_on(now, [process.ns_pid for process in tree.processes])
+    if who:
+        why = f"{who} was let go on before its memory was there"
+        raise ReclaimError(Reason.RESTORE_FAILED, why=why)
+
+
+def _advice_counts() -> bool:
+    """Whether this kernel gives huge pages to those, and only those, who ask."""
+    try:
+        return "[madvise]" in HUGE_PAGES.read_text()
+    except OSError:
+        # A kernel without them. CRIU would fail on the advice.
+        return False
+
+
+def _pid_max() -> int:
+    return int(Path("/proc/sys/kernel/pid_max").read_text())
+
+
+def _name_root(init_pid: int, root_pid: int) -> bool:
+    """Tell the holding init which child is the session's root (session_init.py)."""
+    libc = ctypes.CDLL(None)
+    value = ctypes.c_void_p(root_pid)
+    return bool(libc.sigqueue(init_pid, signal.SIGUSR1, value) == 0)
+
+
+def _clear(session: Session) -> None:
+    """Nothing stays under the init; an init that has ended has cleared it itself."""
+    with contextlib.suppress(NotFound):
+        processes.kill_tree(session.init_pid, session.init_start, timeout=KILL_PATIENCE)
+
+
+def _failed(error: OSError | ReclaimError) -> Exception:
+    if isinstance(error, OSError):
+        why = error.strerror or "a system call failed"
+        return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))
+    if type(error) is not ReclaimError:
+        return error
+    return RestoreFailed(error.reason, detail=error.detail, **error.facts)

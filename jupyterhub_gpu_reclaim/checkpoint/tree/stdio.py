@@ -1,0 +1,63 @@
+"""The pipes between a session's tree and its init: the tree's output.
+
+Called by dump, which notes which pipes these are, and by restore, which puts the new
+init's in their place. The init's descriptors are a convention of
+``session_init/session_init.py``: with ``--relay`` 3 is the pipe's write end and 4 its
+read end; without, the tree has inherited the init's own 1 and 2.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.linux.procfs import PROC
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+RELAY_WRITE_FD = 3
+RELAY_READ_FD = 4
+
+
+def _pipe(path: Path) -> str | None:
+    """CRIU's name of the pipe behind a descriptor under /proc; None if it is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return f"pipe:[{status.st_ino}]" if stat.S_ISFIFO(status.st_mode) else None
+
+
+def _ends(init_pid: int) -> list[int]:
+    """Which of the init's descriptors a tree writes its output to."""
+    folder = PROC / str(init_pid) / "fd"
+    relay = _pipe(folder / str(RELAY_WRITE_FD))
+    if relay is not None and relay == _pipe(folder / str(RELAY_READ_FD)):
+        return [RELAY_WRITE_FD]
+    return [1, 2]
+
+
+def names(snapshot: Snapshot) -> tuple[str, ...]:
+    """CRIU's names of the pipes that the tree shares with its init, output first."""
+    folder = PROC / str(snapshot.init.pid) / "fd"
+    found = [_pipe(folder / str(end)) for end in _ends(snapshot.init.pid)]
+    return tuple(dict.fromkeys(name for name in found if name is not None))
+
+
+def open_ends(init_pid: int, pipes: tuple[str, ...]) -> dict[str, int]:
+    """The new init's ends for those pipes: name → descriptor, for the caller to close.
+
+    A pipe for which the new init has none of its own gets the init's last one: both
+    of the session's outputs then come out in one place.
+    """
+    ends = _ends(init_pid)
+    opened = {}
+    for index, name in enumerate(pipes):
+        end = ends[min(index, len(ends) - 1)]
+        path = PROC / str(init_pid) / "fd" / str(end)
+        opened[name] = os.open(path, os.O_WRONLY)
+    return opened

@@ -1,0 +1,1 @@
+"""The command ``jupyterhub-gpu-reclaim``: sessions, the store, CRIU, configuration."""

@@ -1,0 +1,194 @@
+"""The service's API as people and programs use it, with a token of the Hub.
+
+Called by the command line (``cli_sessions``). It decides nothing and retries nothing:
+what does not answer is ``Unreachable(API_UNREACHABLE)``, what the service refuses is
+raised in the service's own words. The spawner's calls are in ``hub/client.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, urlsplit
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.models import (
+    Compared,
+    KeptState,
+    SessionKey,
+    SessionView,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+T = TypeVar("T")
+
+#: Where the Hub has the service, below its own address.
+SERVICE = "/services/gpu-reclaim"
+#: Longest silence of the stream of changes, seconds; it has a heartbeat.
+MAX_SILENCE = 60.0
+
+
+class SessionsClient:
+    """The calls about sessions.
+
+    Args:
+        url: of the Hub, or of the service itself (a path with ``/services/`` in it).
+        token: of the Hub, of somebody who may use the service.
+        ca_file: certificates that vouch for an ``https`` address; empty: the system's.
+        timeout: seconds for one call.
+
+    Raises:
+        BadRequest: the address is none.
+    """
+
+    def __init__(
+        self, url: str, token: str, *, ca_file: str = "", timeout: float = 30.0
+    ) -> None:
+        address, self._prefix = _parts(url)
+        self._url = address + self._prefix
+        self._timeout = timeout
+        headers = {
+            "Authorization": f"token {token}",
+            "Content-Type": "application/json",
+        }
+        self._http = Connection(address, lambda: headers, ca_file=ca_file)
+
+    def close(self) -> None:
+        """Close connections; calls in flight fail."""
+        self._http.close()
+
+    async def sessions(self) -> list[SessionView]:
+        """All that the token's owner may see, by user and server."""
+        return await self._ask("GET", "sessions", list[SessionView])
+
+    async def why(self, key: SessionKey) -> list[Verdict]:
+        """Every reason for and against a suspend, the deciding one first."""
+        return await self._ask("GET", f"sessions/{key.path}/why", list[Verdict])
+
+    async def suspend(self, key: SessionKey) -> SessionView:
+        """Begin to save it. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/suspend", SessionView)
+
+    async def resume(self, key: SessionKey) -> SessionView:
+        """Begin to bring it back. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
+
+    async def renew_login(self, key: SessionKey) -> SessionView:
+        """Let the next start make its old login valid again. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
+
+    async def end_tree(self, key: SessionKey, incarnation: str) -> None:
+        """End programs of it that the Hub does not know of."""
+        path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"
+        await self._sent("DELETE", path)
+
+    async def keep(self, key: SessionKey, seconds: float) -> SessionView:
+        """Leave it alone for that long; 0 takes that back. Idempotent."""
+        body = {"seconds": seconds}
+        return await self._ask("POST", f"sessions/{key.path}/keep", SessionView, body)
+
+    async def saved(self, key: SessionKey) -> list[KeptState]:
+        """Its saved states, the newest generation first."""
+        return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, *, save_running: bool
+    ) -> SessionView:
+        """Begin to bring one of them back."""
+        path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
+        body = {"save_running": save_running}
+        return await self._ask("POST", path, SessionView, body)
+
+    async def journal(self, *, rebuild: bool) -> list[Compared]:
+        """Compare journal, store and Hub, or have the journal follow the store."""
+        method = "POST" if rebuild else "GET"
+        return await self._ask(method, "journal", list[Compared])
+
+    async def changes(self) -> AsyncGenerator[SessionView, None]:
+        """Every session as it is, then each change; ends now and then by itself.
+
+        Raises:
+            Unreachable: the stream broke; call again.
+        """
+        name = b""
+        path = f"{self._prefix}/api/events"
+        try:
+            async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
+                if isinstance(line, Answer):
+                    raise self._refusal(line)
+                field, _, value = line.partition(b": ")
+                if field == b"event":
+                    name = value
+                elif field == b"data" and name == b"session":
+                    yield self._understood(value, SessionView)
+        except Silent as silent:
+            raise self._unreachable("the stream of changes broke", silent) from None
+
+    async def _ask(
+        self, method: str, path: str, kind: type[T], body: object = None
+    ) -> T:
+        answer = await self._sent(method, path, body)
+        return self._understood(answer.body, kind)
+
+    async def _sent(self, method: str, path: str, body: object = None) -> Answer:
+        more = {} if body is None else {"body": codec.encode(body)}
+        try:
+            answer = await self._http.ask(
+                method, f"{self._prefix}/api/{path}", limit=self._timeout, **more
+            )
+        except Silent as silent:
+            raise self._unreachable(_why(silent), silent) from None
+        if answer.status >= 300:
+            raise self._refusal(answer)
+        return answer
+
+    def _understood(self, data: bytes, kind: type[T]) -> T:
+        try:
+            return codec.decode(data, kind)
+        except BadRequest as error:
+            why = "what it says is not understood; is it of another version"
+            raise self._unreachable(why, error) from None
+
+    def _refusal(self, answer: Answer) -> ReclaimError:
+        """The service's own error; what has no words of ours is not the service."""
+        why = "something else is there"
+        if answer.status < 400:
+            why = "it sends us elsewhere; give the address where that ends, with https"
+        elif answer.status >= 500:
+            why = "what stands before it says that it is away"
+        return answer.refusal() or self._unreachable(f"{why} (status {answer.status})")
+
+    def _unreachable(self, why: str, detail: object = "") -> Unreachable:
+        return Unreachable(
+            Reason.API_UNREACHABLE, url=self._url, why=why, detail=str(detail)
+        )
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Scheme and host of an address, and the service's path there."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.username or parts.password or parts.query or parts.fragment:
+        what = (
+            f"{url!r} is no address of a Hub, such as https://hub.example.org or"
+            " http://127.0.0.1:8000/jupyter."
+        )
+        raise BadRequest(Reason.INVALID, what=what)
+    path = parts.path.rstrip("/")
+    if "/services/" not in path:
+        path += SERVICE
+    return f"{parts.scheme}://{parts.netloc}", path
+
+
+def _why(silent: Silent) -> str:
+    """The end of what the library says: "Connection refused"."""
+    text = str(silent).rpartition(": ")[2].rpartition("] ")[2].strip(". ")
+    return text[:1].lower() + text[1:]

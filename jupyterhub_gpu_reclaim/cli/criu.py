@@ -1,0 +1,106 @@
+"""``jupyterhub-gpu-reclaim criu install|check|path``.
+
+Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary
+from jupyterhub_gpu_reclaim.checkpoint.criu import install as criu_install
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the program's."""
+    parser = commands.add_parser(
+        "criu", help="the program that saves and restores processes"
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    install = actions.add_parser(
+        "install", help="unpack Debian's CRIU into a private folder"
+    )
+    _folder(install, "--to", "where to put it")
+    install.add_argument(
+        "--suite",
+        choices=criu_install.SUITES,
+        default=criu_install.SUITE,
+        help="Debian's suite to take it from (default: %(default)s)",
+    )
+    install.add_argument(
+        "--mirror",
+        default=criu_install.MIRROR,
+        help="Debian mirror (default: %(default)s)",
+    )
+    install.add_argument(
+        "--again",
+        action="store_true",
+        help="replace a copy that is there, to take its fixes",
+    )
+    install.set_defaults(run=_install)
+
+    check = actions.add_parser("check", help="say whether CRIU works on this machine")
+    _folder(check, "--folder", "where the private copy is")
+    check.set_defaults(run=_check)
+
+    path = actions.add_parser("path", help="say which CRIU is used")
+    _folder(path, "--folder", "where the private copy is")
+    path.set_defaults(run=_path)
+
+
+def _folder(parser: argparse.ArgumentParser, option: str, text: str) -> None:
+    parser.add_argument(
+        option,
+        dest="folder",
+        metavar="FOLDER",
+        type=lambda value: Path(value).absolute(),
+        default=binary.FOLDER,
+        help=f"{text} (default: %(default)s)",
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _install(args: argparse.Namespace) -> int:
+    found = criu_install.install(
+        args.folder,
+        suite=args.suite,
+        mirror=args.mirror,
+        again=args.again,
+        report=_say,
+    )
+    _tell(found)
+    # An image is built without the rights that this needs, and on another machine.
+    _say("  Whether it works where sessions run: jupyterhub-gpu-reclaim criu check")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    findings = binary.check(args.folder)
+    for finding in findings:
+        _say(f"{'Error' if finding.fatal else 'Note'}: {finding.message}")
+        if finding.hint:
+            _say(f"  {finding.hint}")
+    if any(finding.fatal for finding in findings):
+        return 1
+    _path(args)
+    return 0
+
+
+def _path(args: argparse.Namespace) -> int:
+    _tell(binary.locate(args.folder))
+    return 0
+
+
+def _tell(found: binary.Criu) -> None:
+    version = ".".join(str(number) for number in found.version())
+    _say(f"CRIU {version}: {found.binary}")

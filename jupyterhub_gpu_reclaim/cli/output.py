@@ -1,0 +1,130 @@
+"""What our commands print: tables for people, JSON for programs, progress beside both.
+
+Used by ``cli_store`` and ``cli_sessions``; it knows neither of them. Results
+go to the standard output, everything else to the standard error output. Names of users
+are data: nothing in them is obeyed by a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from jupyterhub_gpu_reclaim.common.text import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+#: Where nobody looks at it, no line is broken.
+_WIDE = 400
+#: Bars that are shown at a time; a screen has no room for a thousand.
+MOST_BARS = 12
+_COLUMNS = (
+    TextColumn("{task.description}", markup=False),
+    BarColumn(),
+    TaskProgressColumn(),
+)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    sys.stdout.write(text + "\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = ""
+) -> None:
+    """A table; columns whose name stands in ``right`` are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        side = "right" if name in right.split() else "left"
+        table.add_column(name, justify="right" if side == "right" else "left")
+    for row in rows:
+        table.add_row(*[Text(plain(each)) for each in row])
+    _console().print(table)
+
+
+def say(line: str) -> None:
+    """A line of the result."""
+    sys.stdout.write(plain(line) + "\n")
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere; call it with done and total."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _silent
+        return
+    columns = (*_COLUMNS, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(plain(title), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class Bars:
+    """One bar per name, each with what is being done; shown by :func:`bars`."""
+
+    def __init__(self, shown: Progress | None) -> None:
+        self._shown = shown
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, name: str, what: str, done: int, total: int) -> None:
+        """How far that name is; a total of 0 is not known. At most ``MOST_BARS``."""
+        if self._shown is None:
+            return
+        text = plain(f"{name}  {what}")
+        if name in self._tasks:
+            self._shown.update(
+                self._tasks[name], description=text, completed=done, total=total or None
+            )
+        elif len(self._tasks) < MOST_BARS:
+            self._tasks[name] = self._shown.add_task(
+                text, completed=done, total=total or None
+            )
+
+    def end(self, name: str) -> None:
+        """Take that bar away."""
+        task = self._tasks.pop(name, None)
+        if task is not None and self._shown is not None:
+            self._shown.remove_task(task)
+
+
+@contextlib.contextmanager
+def bars() -> Iterator[Bars]:
+    """Bars on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Bars(None)
+        return
+    with Progress(*_COLUMNS, console=console, transient=True) as shown:
+        yield Bars(shown)
+
+
+def complain(line: str) -> None:
+    """A line for a person, beside the result."""
+    sys.stderr.write(plain(line) + "\n")
+
+
+def _silent(done: int, total: int) -> None:
+    del done, total
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(file=sys.stdout, width=width, highlight=False)

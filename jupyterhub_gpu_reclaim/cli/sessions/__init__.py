@@ -1,0 +1,231 @@
+"""``jupyterhub-gpu-reclaim sessions | why | suspend | resume | keep``: steer a Hub.
+
+Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`. Only the arguments are here; what
+an action needs is imported when it is run, so that the program starts quickly. All of
+it goes through the service's API: nothing is done on this machine itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Where ``configure(c)`` has the service listen, unless it is told otherwise.
+DEFAULT_URL = "http://127.0.0.1:10101"
+#: Exit codes; 2 is argparse's word for wrong usage.
+DONE, FAILED, NO_SERVICE, LATE = 0, 1, 3, 4
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_EPILOG = """\
+The service is asked with a token of the Hub (a page of the Hub makes them: Token), from
+--token-file or JUPYTERHUB_API_TOKEN. Administrators see all sessions, others their own.
+Exit code 0: done, 1: it failed or was refused, and why stands on the standard error
+output with its code, 2: wrong usage, 3: the service does not answer, 4: not done within
+--time-limit.
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add these commands to the program's."""
+    add = partial(_add, commands)
+
+    listing = add("sessions", "listing", "list sessions, and why they are kept")
+    _which(listing)
+
+    why = add("why", "listing", "say every reason why a session is (not) suspended")
+    why.add_argument("targets", metavar="USER[/SERVER]", nargs="+")
+
+    suspend = add("suspend", "actions", "save sessions and free what they hold")
+    _which(suspend)
+    suspend.add_argument(
+        "--all-idle",
+        action="store_true",
+        help="all that nobody has used for ten minutes (or for --idle-for), that"
+        " compute nothing, and that nobody keeps",
+    )
+    _waiting(suspend)
+
+    resume = add("resume", "actions", "bring saved sessions back")
+    _which(resume, idle=False)
+    _waiting(resume)
+
+    renew = add(
+        "renew-login",
+        "actions",
+        "let sessions come back whose login is not known any more",
+    )
+    _which(renew, idle=False)
+    _confirming(renew)
+    renew.epilog = (
+        "For administrators. The Hub forgets logins when its database is lost or comes"
+        " from a backup, and where somebody has revoked them. The order holds for the"
+        " next start of each session, for a day, and is noted in its history. It starts"
+        f" nothing: the user visits the server. {renew.epilog}"
+    )
+
+    end = add("end-tree", "actions", "end programs of a session beside it")
+    end.add_argument("target", metavar="USER[/SERVER]")
+    end.add_argument(
+        "incarnation", metavar="INCARNATION", help="which; the report names them"
+    )
+    end.add_argument("--yes", action="store_true", help="do not ask before")
+    end.epilog = (
+        "For administrators. Two trees of programs of one session are reported"
+        " (second_tree) and left alone, since nothing of the second one is saved: what"
+        " it holds in memory is lost. The session itself is never ended like this."
+        f" {_EPILOG}"
+    )
+
+    saved = add("saved", "saved_states", "list the saved states of a session")
+    saved.add_argument("target", metavar="USER[/SERVER]")
+
+    back = add(
+        "bring-back", "saved_states", "bring back another saved state of a session"
+    )
+    back.add_argument("target", metavar="USER[/SERVER]")
+    back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
+    back.add_argument(
+        "--save-running",
+        action="store_true",
+        help="save the session first, if it runs; it can be brought back likewise",
+    )
+
+    _journal(
+        add("journal", "saved_states", "compare the service's journal with the store")
+    )
+
+    keep = add("keep", "actions", "leave sessions alone for a while")
+    _which(keep)
+    _confirming(keep)
+    how_long = keep.add_mutually_exclusive_group()
+    how_long.add_argument(
+        "--for",
+        dest="seconds",
+        metavar="TIME",
+        type=seconds,
+        default=3600.0,
+        help="for so long, such as 30m, 4h or 1d (default: 1h)",
+    )
+    how_long.add_argument(
+        "--off",
+        dest="seconds",
+        action="store_const",
+        const=0.0,
+        help="take it back",
+    )
+
+
+def seconds(text: str) -> float:
+    """A time such as ``90``, ``90s``, ``30m``, ``4h`` or ``1d``."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*(s|m|min|h|d|)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30m, 4h or 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    module: str,
+    text: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=text, description=text.capitalize() + ".", epilog=_EPILOG
+    )
+    parser.set_defaults(run=partial(_run, module, name))
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    group = parser.add_argument_group("which Hub, and as whom")
+    group.add_argument(
+        "--url",
+        help="the Hub's address, or the service's own (default: GPU_RECLAIM_URL, or"
+        f" {DEFAULT_URL}, the service on this machine)",
+    )
+    group.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a token of the Hub, on the file's first line (default: what"
+        " JUPYTERHUB_API_TOKEN says)",
+    )
+    group.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        default="",
+        help="certificates that vouch for an https address (default: the system's)",
+    )
+    return parser
+
+
+def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
+    parser.add_argument("targets", metavar="USER[/SERVER]", nargs="*")
+    group = parser.add_argument_group("which sessions, instead of naming them")
+    group.add_argument("--user", action="append", help="of this user; may be repeated")
+    group.add_argument(
+        "--state",
+        action="append",
+        choices=[phase.value for phase in Phase],
+        metavar="STATE",
+        help=f"in this state ({', '.join(Phase)}); may be repeated",
+    )
+    if idle:
+        group.add_argument(
+            "--idle-for",
+            metavar="TIME",
+            type=seconds,
+            help="not used for so long, such as 30m or 2h, and computing nothing; what"
+            " is not known is never idle",
+        )
+
+
+def _confirming(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--yes", action="store_true", help="do not ask before taking many sessions"
+    )
+
+
+def _journal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        choices=["check", "rebuild"],
+        help="check: compare, and change nothing; rebuild: let the journal follow the"
+        " store, after it was lost or restored from a backup",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of rebuild: only say what there is"
+    )
+    parser.epilog = (
+        "For administrators. The service takes over by itself what it finds in the"
+        " store, and asks a session's user where the Hub does not remember the same;"
+        " rebuild answers in their place that the newest saved state is to come back."
+        f" It deletes nothing and starts nothing. {parser.epilog}"
+    )
+
+
+def _waiting(parser: argparse.ArgumentParser) -> None:
+    _confirming(parser)
+    parser.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait until it is done, with a bar for each session (default), or only ask"
+        " for it",
+    )
+    parser.add_argument(
+        "--time-limit",
+        metavar="TIME",
+        type=seconds,
+        default=1800.0,
+        help="wait no longer than that (default: 30m); it goes on all the same",
+    )
+
+
+def _run(module: str, action: str, args: argparse.Namespace) -> int:
+    found = importlib.import_module(f"{__name__}.{module}")
+    run: Callable[[argparse.Namespace], int] = getattr(found, action.replace("-", "_"))
+    return run(args)

@@ -1,0 +1,193 @@
+"""``suspend``, ``resume``, ``keep`` and the like: ask, wait, and say how it went.
+
+What is refused or fails for one session does not keep the others from it; the exit code
+tells whether all went well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.cli.output import (
+    bars,
+    complain,
+    print_json,
+    print_table,
+    say,
+)
+from jupyterhub_gpu_reclaim.cli.sessions import DONE, FAILED, LATE, listing, selection
+from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
+from jupyterhub_gpu_reclaim.cli.sessions.progress import Following, How, Result
+from jupyterhub_gpu_reclaim.common import codec, text
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.cli.client import SessionsClient
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
+
+    Call = Callable[[SessionView], Awaitable[SessionView]]
+
+#: Requests at the same time.
+AT_ONCE = 8
+#: What an action can be asked for, where nobody has named the sessions.
+_FROM = {
+    "suspend": (Phase.RUNNING, Phase.WARNED),
+    "resume": (Phase.SUSPENDED,),
+    "renew-login": (Phase.SUSPENDED,),
+    "keep": (Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING),
+}
+_WORDS = {"keep": "leave alone", "renew-login": "renew the logins of"}
+#: Actions that are done as soon as they are answered.
+_AT_ONCE_DONE = {"keep", "renew-login"}
+
+
+def suspend(args: argparse.Namespace) -> int:
+    """Save sessions and free what they hold."""
+    return _act(args, "suspend", lambda client: lambda view: client.suspend(view.key))
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Bring saved sessions back."""
+    return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
+
+
+def renew_login(args: argparse.Namespace) -> int:
+    """Let the next start make old logins valid again."""
+    call = "renew-login"
+    return _act(args, call, lambda client: lambda view: client.renew_login(view.key))
+
+
+def end_tree(args: argparse.Namespace) -> int:
+    """End programs of a session that the Hub does not know of."""
+    key, which = selection.key_of(args.target), args.incarnation
+    if not selection.confirmed(args, f"end the programs {which} beside", 1):
+        return FAILED
+    ask(args, lambda client: client.end_tree(key, which))
+    if args.json:
+        print_json({"session": str(key), "ended": which})
+    else:
+        say(f"{key}: the programs {which} are ended")
+    return DONE
+
+
+def keep(args: argparse.Namespace) -> int:
+    """Leave sessions alone for a while."""
+
+    def call(client: SessionsClient) -> Call:
+        return lambda view: client.keep(view.key, args.seconds)
+
+    return _act(args, "keep", call)
+
+
+def _act(
+    args: argparse.Namespace, action: str, call: Callable[[SessionsClient], Call]
+) -> int:
+    if not args.targets and not selection.selects(args):
+        what = f"Which sessions? Name them, or see {action} --help."
+        raise BadRequest(Reason.INVALID, what=what)
+    views = _found(args, action)
+    if views and selection.selects(args):
+        if not (args.yes or args.json):
+            listing.table(views, time.time())
+        if not selection.confirmed(args, _WORDS.get(action, action), len(views)):
+            return FAILED
+        # somebody may have come back while the person was thinking
+        asked = {view.key for view in views}
+        views = [view for view in _found(args, action) if view.key in asked]
+    results = ask(args, lambda client: _all(args, action, call(client), client, views))
+    return _report(args, results)
+
+
+def _found(args: argparse.Namespace, action: str) -> list[SessionView]:
+    """The sessions that are meant, as they are now."""
+    views = ask(args, lambda client: client.sessions())
+    views = selection.chosen(args, views, time.time())
+    return views if args.targets else selection.only_in(views, _FROM[action])
+
+
+async def _all(
+    args: argparse.Namespace,
+    action: str,
+    call: Call,
+    client: SessionsClient,
+    views: list[SessionView],
+) -> list[Result]:
+    """Ask for each, then wait for all; the results in the sessions' order."""
+    with bars() as shown:
+        following = Following(action, tell=shown.show, ended=shown.end)
+        turns = asyncio.Semaphore(AT_ONCE)
+        found: dict[SessionKey, Result] = {}
+
+        async def one(view: SessionView) -> None:
+            async with turns:
+                try:
+                    asked = await call(view)
+                except Unreachable:
+                    raise
+                except ReclaimError as error:
+                    failure = codec.failure_of(error)
+                    found[view.key] = Result(
+                        key=view.key, how=How.REFUSED, failure=failure
+                    )
+                    return
+            if action not in _AT_ONCE_DONE and args.wait:
+                following.add(asked)
+            else:
+                how = How.DONE if action in _AT_ONCE_DONE else How.ASKED
+                until = asked.kept_until if action == "keep" else None
+                found[view.key] = Result(key=view.key, how=how, kept_until=until)
+
+        await asyncio.gather(*map(one, views))
+        if action not in _AT_ONCE_DONE and args.wait:
+            await following.all(client, args.time_limit)
+        found |= following.results
+    return [found[view.key] for view in views]
+
+
+def _report(args: argparse.Namespace, results: list[Result]) -> int:
+    if args.json:
+        print_json(results)
+    elif results:
+        _table(results)
+    else:
+        say("No session fits.")
+    for result in results:
+        if result.failure is not None:
+            failure = result.failure
+            complain(f"Error: {result.key}: {failure.message} ({failure.code})")
+            if failure.hint:
+                complain(f"  {failure.hint}")
+    hows = {result.how for result in results}
+    if hows & {How.FAILED, How.REFUSED}:
+        return FAILED
+    return LATE if How.WAITING in hows else DONE
+
+
+def _table(results: list[Result]) -> None:
+    """One line each, without the columns that say nothing."""
+    columns = ("SESSION", "RESULT", "TIME", "STORED", "KEPT UNTIL")
+    rows = [_cells(result) for result in results]
+    told = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    print_table(
+        [columns[index] for index in told],
+        [[row[index] for index in told] for row in rows],
+        right="TIME STORED",
+    )
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    took = f"{result.seconds:.1f} s" if result.seconds else ""
+    stored = "" if result.stored_bytes is None else text.size(result.stored_bytes)
+    until = ""
+    if result.kept_until is not None:
+        here = datetime.fromtimestamp(result.kept_until, UTC).astimezone()
+        until = here.strftime("%Y-%m-%d %H:%M %Z")
+    return (str(result.key), result.how.value, took, stored, until)

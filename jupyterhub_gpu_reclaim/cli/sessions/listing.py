@@ -1,0 +1,100 @@
+"""``sessions`` and ``why``: what there is, how it stands, and the reasons.
+
+They change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
+from jupyterhub_gpu_reclaim.cli.sessions import DONE
+from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
+from jupyterhub_gpu_reclaim.cli.sessions.selection import chosen, key_of
+from jupyterhub_gpu_reclaim.common import text as words
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Verdict
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.cli.client import SessionsClient
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+
+_COLUMNS = ("SESSION", "STATE", "FOR", "IDLE", "GPU", "VRAM", "NODE", "WHY")
+_RIGHT = "FOR IDLE GPU VRAM"
+
+
+def sessions(args: argparse.Namespace) -> int:
+    """List them, by user and server."""
+    now = time.time()
+    views = chosen(args, ask(args, lambda client: client.sessions()), now)
+    if args.json:
+        print_json(views)
+        return DONE
+    table(views, now)
+    running = sum(view.phase in {Phase.RUNNING, Phase.WARNED} for view in views)
+    saved = sum(view.phase is Phase.SUSPENDED for view in views)
+    say(f"{len(views)} sessions, {running} running, {saved} suspended")
+    return DONE
+
+
+def table(views: Sequence[SessionView], now: float) -> None:
+    """Print sessions, one a line."""
+    print_table(_COLUMNS, [_cells(view, now) for view in views], right=_RIGHT)
+
+
+def why(args: argparse.Namespace) -> int:
+    """Print every reason of each, the deciding one first."""
+    keys = [key_of(text) for text in args.targets]
+
+    async def reasons(client: SessionsClient) -> list[tuple[SessionKey, list[Verdict]]]:
+        return [(key, await client.why(key)) for key in dict.fromkeys(keys)]
+
+    found = ask(args, reasons)
+    if args.json:
+        print_json([{"key": key, "verdicts": verdicts} for key, verdicts in found])
+        return DONE
+    rows = [
+        (key, "suspend" if one.reclaim else "leave", one.message, one.code)
+        for key, verdicts in found
+        for one in verdicts
+    ]
+    print_table(("SESSION", "SAYS", "WHY", "CODE"), rows)
+    return DONE
+
+
+def _cells(view: SessionView, now: float) -> tuple[object, ...]:
+    usage = view.usage
+    idle = busy = memory = ""
+    if usage is not None:
+        if usage.last_active is not None:
+            idle = words.duration(now - usage.last_active)
+        if usage.gpu_percent is not None:
+            busy = f"{usage.gpu_percent:.0f} %"
+        if usage.gpu_memory is not None:
+            memory = words.size(usage.gpu_memory)
+    gpu = f"{_cards(view)} {busy}".strip()
+    since = words.duration(now - view.since) if view.since else ""
+    node = view.facts.get("node", "")
+    return (view.key, view.phase.value, since, idle, gpu, memory, node, _why(view))
+
+
+def _cards(view: SessionView) -> str:
+    """The models of its cards: ``H200``, ``2x H200``."""
+    models = Counter(gpu.name.removeprefix("NVIDIA ") or "GPU" for gpu in view.gpus)
+    shown = [
+        f"{count}x {name}" if count > 1 else name for name, count in models.items()
+    ]
+    return ", ".join(shown)
+
+
+def _why(view: SessionView) -> str:
+    """What matters most: its place, the last failure, or what the policy says."""
+    if view.facts.get("place"):
+        return f"Waits for a GPU: place {view.facts['place']} in the queue."
+    if view.failure is not None:
+        return view.failure.message
+    return view.verdict.message if view.verdict is not None else ""

@@ -1,0 +1,156 @@
+"""Waits until what was asked for is done, and tells how it goes meanwhile.
+
+Called by ``acting.py``. How a session stands is read from the service's stream of
+changes; what that means for the wish is decided by :func:`outcome`, which is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec, text
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Failure, Phase, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.cli.client import SessionsClient
+    from jupyterhub_gpu_reclaim.common.models import SessionView, Step
+
+#: Seconds between two tries to hear of the sessions again.
+PAUSE = 2.0
+_LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
+
+
+class How(StrEnum):
+    """How it went for one session."""
+
+    DONE = "done"
+    ASKED = "asked"  #: and not waited for
+    FAILED = "failed"  #: begun, and undone
+    REFUSED = "refused"  #: nothing was begun
+    WAITING = "waiting"  #: not done within the time limit; it goes on
+
+
+class Result(Value, frozen=True, kw_only=True):
+    """What became of a wish for one session; times in seconds."""
+
+    key: SessionKey
+    how: How
+    seconds: float = 0.0
+    stored_bytes: int | None = None
+    kept_until: float | None = None
+    failure: Failure | None = None
+
+
+def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
+    """How the wish of ``suspend`` or ``resume`` has ended; None: not yet.
+
+    The service keeps a wish as ``intent`` until it is taken up, so that a session that
+    is where it began, without that wish, has been tried and has failed.
+    """
+    pending = view.facts.get("intent") == action
+    # one that is on its way back already has been saved
+    goal = {Phase.SUSPENDED, Phase.RESUMING} if action == "suspend" else _LIVE
+    start = _LIVE if action == "suspend" else {Phase.SUSPENDED}
+    if view.phase in goal and not pending:
+        return How.DONE, None
+    if view.phase is Phase.STOPPED:
+        return How.FAILED, view.failure or _failure(Reason.NO_TREE)
+    if view.phase in start and not pending:
+        return How.FAILED, view.failure or _failure(Reason.CANCELLED)
+    return None
+
+
+class Following:
+    """The sessions that something was asked for, until each has ended.
+
+    Args:
+        action: ``suspend`` or ``resume``.
+        tell: called with a session, what is done, bytes done and in all.
+        ended: called with a session that has ended.
+    """
+
+    def __init__(
+        self,
+        action: str,
+        *,
+        tell: Callable[[str, str, int, int], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._action = action
+        self._tell = tell
+        self._ended = ended
+        self._pending: dict[SessionKey, float] = {}
+        self.results: dict[SessionKey, Result] = {}
+
+    def add(self, view: SessionView) -> None:
+        """Follow one that was just asked for."""
+        self._pending[view.key] = asyncio.get_running_loop().time()
+        self._look(view)
+
+    async def all(self, client: SessionsClient, limit: float) -> None:
+        """Wait for all, at most ``limit`` seconds; then ``results`` has each."""
+        try:
+            async with asyncio.timeout(limit):
+                while self._pending:
+                    await self._read(client)
+        except TimeoutError:
+            late = _failure(Reason.STILL_WAITING, limit=text.duration(limit))
+            for key in list(self._pending):
+                self._end(key, How.WAITING, late)
+
+    async def _read(self, client: SessionsClient) -> None:
+        """Read the stream until nothing is pending or the stream ends."""
+        try:
+            async with aclosing(client.changes()) as changes:
+                async for view in changes:
+                    self._look(view)
+                    if not self._pending:
+                        return
+        except Unreachable:
+            await asyncio.sleep(PAUSE)  # a restart of the service takes some seconds
+
+    def _look(self, view: SessionView) -> None:
+        if view.key not in self._pending:
+            return
+        end = outcome(self._action, view)
+        if end is None:
+            what, done, total = _step(view.steps)
+            self._tell(str(view.key), what or view.phase.value, done, total)
+            return
+        how, failure = end
+        stored = view.last_suspend.stored_bytes if view.last_suspend else None
+        self._end(view.key, how, failure, stored if how is How.DONE else None)
+
+    def _end(
+        self,
+        key: SessionKey,
+        how: How,
+        failure: Failure | None,
+        stored: int | None = None,
+    ) -> None:
+        seconds = asyncio.get_running_loop().time() - self._pending.pop(key)
+        self.results[key] = Result(
+            key=key, how=how, seconds=seconds, stored_bytes=stored, failure=failure
+        )
+        self._ended(str(key))
+
+
+def _step(steps: list[Step]) -> tuple[str, int, int]:
+    """The step in hand: its title, bytes done and in all; else the steps that are."""
+    if not steps:
+        return "", 0, 0
+    last = steps[-1]
+    if last.total_bytes and last.state != "done":
+        return last.title, last.bytes, last.total_bytes
+    return last.title, 0, 0
+
+
+def _failure(reason: Reason, **facts: Any) -> Failure:
+    return codec.failure_of(Refused(reason, **facts))

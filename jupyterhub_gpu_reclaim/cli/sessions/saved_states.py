@@ -1,0 +1,84 @@
+"""``saved``, ``bring-back`` and ``journal``: saved states, and what the journal knows.
+
+All of it is asked of the service; a state that is brought back is begun here, and
+``sessions`` shows how it goes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
+from jupyterhub_gpu_reclaim.cli.sessions import DONE
+from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
+from jupyterhub_gpu_reclaim.cli.sessions.selection import key_of
+from jupyterhub_gpu_reclaim.common import text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jupyterhub_gpu_reclaim.common.models import KeptState
+
+_STATES = ("ID", "GENERATION", "SAVED", "SIZE", "KEPT AS", "UNTIL")
+_JOURNAL = ("SESSION", "JOURNAL SAYS", "IN THE STORE", "STATE", "DONE")
+
+
+def saved(args: argparse.Namespace) -> int:
+    """List the saved states of one session."""
+    key = key_of(args.target)
+    states = ask(args, lambda client: client.saved(key))
+    if args.json:
+        print_json(states)
+        return DONE
+    print_table(_STATES, [_cells(state) for state in states], right="GENERATION SIZE")
+    return DONE
+
+
+def bring_back(args: argparse.Namespace) -> int:
+    """Begin to bring one of them back."""
+    key, checkpoint, save = key_of(args.target), args.checkpoint, args.save_running
+    view = ask(
+        args, lambda client: client.bring_back(key, checkpoint, save_running=save)
+    )
+    if args.json:
+        print_json(view)
+    else:
+        say(f"{key}: {checkpoint} is coming back; what it was in is put aside")
+    return DONE
+
+
+def journal(args: argparse.Namespace) -> int:
+    """Compare the journal with the store, or let it follow the store."""
+    rebuild = args.what == "rebuild" and not args.dry_run
+    found = ask(args, lambda client: client.journal(rebuild=rebuild))
+    if args.json:
+        print_json(found)
+        return DONE
+    rows = [
+        (
+            one.key,
+            f"{one.phase.value} {one.checkpoint}".strip(),
+            one.newest or "nothing",
+            one.state,
+            one.done,
+        )
+        for one in found
+    ]
+    print_table(_JOURNAL, rows)
+    odd = sum(one.state != "same" for one in found)
+    say(f"{len(found)} sessions, {odd} of them not as the journal has them")
+    return DONE
+
+
+def _cells(state: KeptState) -> tuple[object, ...]:
+    until = "" if state.expires is None else _here(state.expires)
+    size = text.size(state.logical_bytes)
+    when = _here(state.created)
+    return (state.id, state.generation, when, size, state.keeping, until)
+
+
+def _here(at: float) -> str:
+    """A time, where the person is."""
+    here = datetime.fromtimestamp(at, UTC).astimezone()
+    return here.strftime("%Y-%m-%d %H:%M %Z")

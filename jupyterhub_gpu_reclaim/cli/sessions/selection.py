@@ -1,0 +1,137 @@
+"""Which sessions an action is about: those that are named, or those that fit.
+
+Called by every action, with what the service lists. Pure but for the question that is
+put to a person before an action takes sessions that nobody has named.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import Phase, SessionView
+
+#: ``--all-idle`` by itself: unused for so long, in seconds.
+IDLE_SECONDS = 600.0
+#: Verdicts that say that a session works, or that nothing is known of it.
+_BUSY = frozenset(
+    reason.value
+    for reason in (
+        Reason.KERNEL_BUSY,
+        Reason.KERNEL_UNKNOWN,
+        Reason.CPU_BUSY,
+        Reason.GPU_BUSY,
+        Reason.SAMPLES_MISSING,
+    )
+)
+_OFF_LIMITS = frozenset({Reason.KEPT.value, Reason.OPTED_OUT.value})
+
+
+def key_of(text: str) -> SessionKey:
+    """``user`` (the default server) or ``user/server``.
+
+    Raises:
+        BadRequest: no user is named.
+    """
+    user, _, server = text.partition("/")
+    if not user:
+        what = f"{text!r} names no session; ada/ or ada/lab would."
+        raise BadRequest(Reason.INVALID, what=what)
+    return SessionKey(user, server)
+
+
+def chosen(
+    args: argparse.Namespace, views: Iterable[SessionView], now: float
+) -> list[SessionView]:
+    """The sessions that are named, and of them or of all those that fit.
+
+    Args:
+        args: parsed.
+        views: all sessions, as the service lists them.
+        now: seconds since the epoch.
+
+    Raises:
+        NotFound: one that is named is not there.
+        BadRequest: a name is none.
+    """
+    found = {view.key: view for view in views}
+    keys = [key_of(text) for text in args.targets] or sorted(found)
+    for key in keys:
+        if key not in found:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+    return [found[key] for key in dict.fromkeys(keys) if _fits(args, found[key], now)]
+
+
+def _fits(args: argparse.Namespace, view: SessionView, now: float) -> bool:
+    if args.user and view.key.user not in args.user:
+        return False
+    if args.state and view.phase.value not in args.state:
+        return False
+    seconds = getattr(args, "idle_for", None)
+    if getattr(args, "all_idle", False):
+        if _kept(view, now):
+            return False
+        seconds = IDLE_SECONDS if seconds is None else seconds
+    return seconds is None or is_idle(view, seconds, now)
+
+
+def is_idle(view: SessionView, seconds: float, now: float) -> bool:
+    """Whether it is known to have been unused for so long, and to compute nothing."""
+    usage, verdict = view.usage, view.verdict
+    if usage is None or not usage.complete or usage.last_active is None:
+        return False
+    if usage.busy_kernel or usage.unknown_kernel:
+        return False
+    if verdict is not None and verdict.code in _BUSY:
+        return False
+    return now - usage.last_active >= seconds
+
+
+def _kept(view: SessionView, now: float) -> bool:
+    """Whether somebody has asked that it be left alone."""
+    if view.kept_until is not None and view.kept_until > now:
+        return True
+    if view.facts.get("opted_out_by"):
+        return True
+    return view.verdict is not None and view.verdict.code in _OFF_LIMITS
+
+
+def selects(args: argparse.Namespace) -> bool:
+    """Whether sessions are chosen by what they are, not by name alone."""
+    return bool(
+        args.user
+        or args.state
+        or getattr(args, "all_idle", False)
+        or getattr(args, "idle_for", None) is not None
+    )
+
+
+def only_in(views: Iterable[SessionView], phases: Iterable[Phase]) -> list[SessionView]:
+    """Those in these phases."""
+    allowed = frozenset(phases)
+    return [view for view in views if view.phase in allowed]
+
+
+def confirmed(args: argparse.Namespace, action: str, count: int) -> bool:
+    """Ask the person at the terminal; ``--yes`` says so beforehand.
+
+    Raises:
+        BadRequest: nobody can be asked.
+    """
+    if args.yes:
+        return True
+    many = "this session" if count == 1 else f"these {count} sessions"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        what = f"That would {action} {many}; say --yes if it should."
+        raise BadRequest(Reason.INVALID, what=what)
+    sys.stderr.write(f"{action.capitalize()} {many}? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -1,0 +1,138 @@
+"""``jupyterhub-gpu-reclaim store``: look after saved sessions, on a node, as root.
+
+Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`. Only the arguments are here; what
+an action needs is imported when it is run, so that the program starts quickly, and on a
+Hub without the agent's packages says what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+CONFIG_FILE = "/etc/jupyterhub-gpu-reclaim/agent.py"
+_OURS = "jupyterhub_gpu_reclaim"
+_EPILOG = """\
+The store is the agent's: what its configuration file says, or what --store and a key
+option say. Exit code 0: done, 1: it failed or something is damaged, 2: wrong usage.
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the program's."""
+    parser = commands.add_parser(
+        "store", help="saved sessions: list, check, move, delete", epilog=_EPILOG
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    add = partial(_add, actions)
+
+    listing = add("ls", "listing", "list what is saved")
+    listing.add_argument("--user", help="only this user's")
+
+    show = add("show", "listing", "say everything of one saved session")
+    show.add_argument("id", metavar="ID")
+
+    verify = add("verify", "maintenance", "read everything and name what is damaged")
+    verify.add_argument("ids", metavar="ID", nargs="*", help="default: all")
+
+    verify.add_argument(
+        "--repair",
+        action="store_true",
+        help="drop damaged copies of this machine where the store behind has good ones",
+    )
+
+    add("sweep", "maintenance", "remove what writers that died have left")
+
+    rekey = add("rekey", "maintenance", "wrap all keys under the newest master key")
+    rekey.add_argument("ids", metavar="ID", nargs="*", help="default: all")
+
+    remove = add("rm", "maintenance", "delete saved sessions")
+    remove.add_argument("ids", metavar="ID", nargs="+")
+    remove.add_argument(
+        "--force",
+        action="store_true",
+        help="delete the newest of a session too, which may be all there is of it",
+    )
+
+    export = add("export", "transfer", "write one saved session into a file")
+    export.add_argument("id", metavar="ID")
+    export.add_argument("file", metavar="FILE", help="must not be there yet")
+    _other_key(export, "wrap its key under", "the store's own")
+
+    import_ = add("import", "transfer", "put an exported session into the store")
+    import_.add_argument("file", metavar="FILE")
+    _other_key(import_, "open it with", "the store's own")
+
+
+def _add(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    module: str,
+    text: str,
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser.set_defaults(run=partial(_run, module, name.replace("import", "import_")))
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    _which_store(parser)
+    return parser
+
+
+def _which_store(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which store")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"the agent's configuration file (default: {CONFIG_FILE}, if it is there)",
+    )
+    group.add_argument(
+        "--store", metavar="URL", help="a folder or s3://, gs://, az:// instead"
+    )
+    group.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="of an object store, as in AgentApp.store_options",
+    )
+    group.add_argument("--options-file", metavar="FILE", default="")
+    keys = group.add_mutually_exclusive_group()
+    keys.add_argument("--key-file", metavar="FILE", default="")
+    keys.add_argument("--key-variable", metavar="NAME", default="")
+    keys.add_argument("--key-dir", metavar="FOLDER", default="")
+    keys.add_argument("--key-service", metavar="MODULE:CLASS", default="")
+
+
+def _other_key(parser: argparse.ArgumentParser, verb: str, default: str) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--passphrase-file",
+        metavar="FILE",
+        help=f"{verb} the passphrase on the first line of FILE (- asks for it;"
+        f" default: {default} master key)",
+    )
+    group.add_argument(
+        "--with-key-file", metavar="FILE", help=f"{verb} the master keys in FILE"
+    )
+
+
+def _run(module: str, action: str, args: argparse.Namespace) -> int:
+    try:
+        found = importlib.import_module(f"{__name__}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(_OURS):
+            raise
+        what = (
+            f"This needs the Python package of {error.name}: pip install"
+            ' "jupyterhub-gpu-reclaim[agent]", or do it where the agent runs.'
+        )
+        raise Refused(Reason.INVALID, what=what) from None
+    run: Callable[[argparse.Namespace], int] = getattr(found, action)
+    return run(args)

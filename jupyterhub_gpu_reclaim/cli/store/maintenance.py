@@ -1,0 +1,157 @@
+"""``store verify``, ``sweep``, ``rekey`` and ``rm``: keep the store in order.
+
+The agent may go on working meanwhile: intents and the order of writing and deleting
+keep them out of each other's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
+from jupyterhub_gpu_reclaim.cli.store.repair import repair
+from jupyterhub_gpu_reclaim.cli.store.repository import open_store
+from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format import layout
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jupyterhub_gpu_reclaim.cli.store.repository import Store
+
+#: What is wrong with a checkpoint; all else is wrong with the store.
+_DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
+
+Bar = Callable[[int, int], None]
+
+
+class Found(NamedTuple):
+    """Something that is not as it was written."""
+
+    checkpoint: str
+    file: str
+    object: str
+    why: str
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Read everything; exit code 1 when something is damaged and stays so."""
+    store = open_store(args)
+    ids = args.ids or store.ids()
+    found: list[Found] = []
+    dropped: list[str] = []
+    for number, id_ in enumerate(ids, 1):
+        with progress(f"{id_} ({number} of {len(ids)})") as bar:
+            bad = _verify(store, id_, bar)
+            if bad and args.repair:
+                dropped += repair(store, id_, {each.object for each in bad})
+                bad = _verify(store, id_, bar)
+            found += bad
+    if args.json:
+        damage = [each._asdict() for each in found]
+        print_json({"verified": ids, "damage": damage, "dropped": dropped})
+        return 1 if found else 0
+    for name in dropped:
+        say(f"the copy of {name} on this machine was damaged and is dropped")
+    if found:
+        print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY"), found)
+    bad_ids = {each.checkpoint for each in found}
+    say(f"{len(ids)} verified, {len(bad_ids)} damaged")
+    return 1 if found else 0
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Remove what nobody needs."""
+    store = open_store(args)
+    with progress("looking"):
+        result = store.repository.sweep()
+    if args.json:
+        print_json({"removed": result.removed, "freed_bytes": result.freed_bytes})
+        return 0
+    for id_ in result.removed:
+        say(f"removed the remains of {id_}")
+    say(f"{text.size(result.freed_bytes)} freed")
+    return 0
+
+
+def rekey(args: argparse.Namespace) -> int:
+    """Wrap under the newest master key; one that fails does not stop the others."""
+    store = open_store(args)
+    ids = args.ids or store.ids()
+    wrapped, failed = [], {}
+    with progress("wrapping keys") as bar:
+        for number, id_ in enumerate(ids, 1):
+            try:
+                if store.repository.rekey(id_):
+                    wrapped.append(id_)
+            except (StoreError, NotFound) as error:
+                failed[id_] = error.message
+            bar(number, len(ids))
+    if args.json:
+        print_json({"rewrapped": wrapped, "failed": failed})
+    else:
+        for id_, why in failed.items():
+            say(f"{id_}: {why}")
+        say(f"{len(wrapped)} of {len(ids)} wrapped anew, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def rm(args: argparse.Namespace) -> int:
+    """Delete; all or, when one of them may not go, none."""
+    store = open_store(args)
+    for id_ in args.ids:
+        if not store.repository.exists(id_):
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=id_)
+    if not args.force:
+        _refuse_newest(store, set(args.ids))
+    with progress("deleting"):
+        freed = sum(store.repository.delete(id_) for id_ in args.ids)
+    kept = {id_: store.repository.kept_for_others(id_) for id_ in args.ids}
+    kept = {id_: (size, others) for id_, (size, others) in kept.items() if size}
+    if args.json:
+        left = [
+            {"id": id_, "bytes": size, "needed_by": others}
+            for id_, (size, others) in kept.items()
+        ]
+        print_json({"removed": args.ids, "freed_bytes": freed, "kept": left})
+        return 0
+    say(f"{len(args.ids)} deleted, {text.size(freed)} freed")
+    for id_, (size, others) in kept.items():
+        until = f"{', '.join(others)} is deleted, too" if others else "a sweep"
+        say(f"{text.size(size)} of {id_} stay until {until}")
+    return 0
+
+
+def _verify(store: Store, checkpoint: str, bar: Bar) -> list[Found]:
+    try:
+        found = store.repository.verify(checkpoint, progress=bar)
+    except (StoreError, NotFound) as error:
+        if error.reason not in _DAMAGE:
+            raise
+        name = layout.manifest(checkpoint)
+        return [Found(checkpoint, "", name, error.message)]
+    return [Found(checkpoint, *each) for each in found]
+
+
+def _refuse_newest(store: Store, ids: set[str]) -> None:
+    """The newest of a session is all there is of it while it is suspended.
+
+    Whether it is, only the service knows: without it, nothing is risked.
+    """
+    infos = store.repository.list()
+    newest = {info.key: info for info in infos}
+    for info in newest.values():
+        if info.id in ids:
+            what = (
+                f"{info.id} is the newest saved state of {info.key}: if that session is"
+                " suspended, it is all there is of it. Delete it on the Hub's page, or"
+                " say --force."
+            )
+            raise Refused(Reason.INVALID, what=what)
+    unreadable = ids - {info.id for info in infos}
+    if unreadable:
+        what = f"{min(unreadable)} cannot be read, so it may be needed: --force."
+        raise Refused(Reason.INVALID, what=what)

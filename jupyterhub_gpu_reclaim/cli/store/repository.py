@@ -1,0 +1,132 @@
+"""Opens the store that the arguments name, and makes none by mistake.
+
+Called by every action. A folder is looked at before it is opened: opening one for the
+first time would make it, and close it to others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from traitlets import TraitError
+
+from jupyterhub_gpu_reclaim.cli.store import CONFIG_FILE
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.app import AgentApp
+from jupyterhub_gpu_reclaim.node.setup.store import backend_of, keys_of
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.repository import Repository
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+
+#: What a store has; not ``tmp/``, which others have, too.
+_FOLDERS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS)
+
+
+class Store(NamedTuple):
+    """An open store, without workers and without an upload."""
+
+    backend: Backend
+    keys: Wrapper
+    repository: Repository
+    clock: Clock
+
+    def ids(self) -> list[str]:
+        """Of all that exist, those that cannot be read included."""
+        names = [entry.name for entry in self.backend.list(layout.MANIFESTS)]
+        return [id_ for name in names if (id_ := layout.id_of(name))]
+
+
+def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> Store:
+    """The store of ``--store`` or of the agent's configuration.
+
+    Args:
+        args: parsed.
+        may_be_new: whether an empty folder will do.
+
+    Raises:
+        BadRequest: there is no store, or the arguments make no sense together.
+        StoreError: it cannot be opened, or its keys are not here.
+    """
+    settings = _settings(args)
+    for place in (settings.store_url, settings.store_local_dir):
+        path = place.removeprefix("file://")
+        if path.startswith("/"):
+            _look(Path(path), may_be_new=may_be_new)
+    clock = SystemClock()
+    keys = keys_of(settings, Path(settings.state_dir))
+    backend = backend_of(settings)
+    return Store(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
+
+
+def _settings(args: argparse.Namespace) -> AgentApp:
+    """The agent's settings; it is not started."""
+    try:
+        return _read_settings(args)
+    except TraitError as error:
+        _refuse(f"{error}.")
+
+
+def _read_settings(args: argparse.Namespace) -> AgentApp:
+    settings = AgentApp()
+    if args.store:
+        if args.config:
+            _refuse("Give --store or --config, not both.")
+        settings.store_url = args.store
+        settings.store_options = dict(_option(each) for each in args.option)
+        settings.store_options_file = args.options_file
+    else:
+        if args.option or args.options_file:
+            _refuse("--option and --options-file go with --store.")
+        path = args.config or CONFIG_FILE
+        if args.config or Path(path).is_file():
+            settings.config_file = path
+            settings.initialize([])
+    _set_keys(settings, args)
+    return settings
+
+
+def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
+    """What the command line says takes the place of what the file says."""
+    given = {
+        "master_key_file": args.key_file,
+        "master_key_variable": args.key_variable,
+        "master_key_dir": args.key_dir,
+        "master_key_service": args.key_service,
+    }
+    if any(given.values()):
+        for name, value in given.items():
+            setattr(settings, name, value)
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        _refuse(f"An option is NAME=VALUE, not {text!r}.")
+    return name, value
+
+
+def _look(path: Path, *, may_be_new: bool) -> None:
+    try:
+        if not path.is_dir():
+            if may_be_new and not path.exists():
+                return
+            _refuse(f"There is no store at {path}.")
+        names = {each.name + "/" for each in path.iterdir()}
+    except OSError as error:
+        why = (error.strerror or "unknown error").lower()
+        _refuse(f"{path} cannot be read: {why}. Are you root?")
+    if names and names.isdisjoint(_FOLDERS):
+        _refuse(f"{path} is a folder of something else, no store.")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise BadRequest(Reason.INVALID, what=what)

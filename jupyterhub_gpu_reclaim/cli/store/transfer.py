@@ -1,0 +1,96 @@
+"""``store export`` and ``store import``: one saved session in one file.
+
+The file holds the memory of a person's programs, encrypted; its name and its size are
+all that is open.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from jupyterhub_gpu_reclaim.cli.output import print_json, progress, say
+from jupyterhub_gpu_reclaim.cli.store.repository import open_store
+from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format.keys import load_keys
+from jupyterhub_gpu_reclaim.store.format.passphrase import Passphrase, Rewrap
+from jupyterhub_gpu_reclaim.store.transfer import export as carrying
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+
+_ASK = "-"
+_MAX_PASSPHRASE_BYTES = 4096
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write one with all that it needs into a file."""
+    other = _other_keys(args)
+    store = open_store(args)
+    keys = None if other is None else Rewrap(store.keys, other)
+    path = Path(args.file).absolute()
+    with progress(f"writing {path.name}") as bar:
+        size = carrying.export(
+            store.backend, store.repository, args.id, path, keys=keys, progress=bar
+        )
+    if args.json:
+        print_json({"id": args.id, "file": str(path), "bytes": size})
+    else:
+        say(f"{text.size(size)} written to {path}")
+    return 0
+
+
+def import_(args: argparse.Namespace) -> int:
+    """Check a file wholly, then put it into the store."""
+    other = _other_keys(args)
+    try:
+        descriptor = os.open(args.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                _refuse(f"{args.file} is no file.")
+            store = open_store(args, may_be_new=True)
+            with progress(f"checking {args.file}") as bar:
+                info = carrying.bring_in(
+                    file,
+                    store.backend,
+                    keys=store.keys,
+                    opens=other or store.keys,
+                    clock=store.clock,
+                    progress=bar,
+                )
+    except OSError as error:
+        _refuse(f"{args.file} cannot be read: {(error.strerror or '').lower()}.")
+    if args.json:
+        print_json(info)
+    else:
+        say(f"{info.id} of {info.key} is in the store")
+    return 0
+
+
+def _other_keys(args: argparse.Namespace) -> Wrapper | None:
+    if args.with_key_file:
+        return load_keys(file=Path(args.with_key_file))
+    place = args.passphrase_file
+    if not place:
+        return None
+    if place == _ASK:
+        return Passphrase(getpass.getpass("Passphrase: "))
+    try:
+        with Path(place).open("rb") as file:
+            line = file.readline(_MAX_PASSPHRASE_BYTES)
+        return Passphrase(line.decode().rstrip("\r\n"))
+    except OSError as error:
+        _refuse(f"{place} cannot be read: {(error.strerror or '').lower()}.")
+    except UnicodeDecodeError:
+        _refuse(f"{place} is no text.")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise BadRequest(Reason.INVALID, what=what)

@@ -1,0 +1,109 @@
+"""The Hub scopes that the service needs and that people need for it, with reasons.
+
+Read by ``hub.config.configure`` (which makes the Hub's roles of it), by the routes
+(who may see what) and by the reference documentation. It imports nothing, so that a
+``jupyterhub_config.py`` can read it before anything else of ours is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Name of the service at the Hub, and so the end of its URL.
+SERVICE_NAME = "gpu-reclaim"
+
+#: Variable with the service's settings, as words of a command line in JSON: some of
+#: them are secrets, and everybody on a machine can read a command line.
+OPTIONS = "GPU_RECLAIM_OPTIONS"
+
+#: Custom scope: see and steer everybody's sessions.
+MANAGE = "custom:gpu-reclaim:manage"
+
+#: The Hub's own scope for scraping metrics; it opens our ``/metrics`` too.
+METRICS = "read:metrics"
+
+#: ``c.JupyterHub.custom_scopes``: scopes of ours that the Hub has to know.
+CUSTOM_SCOPES: dict[str, dict[str, str]] = {
+    MANAGE: {
+        "description": "See, suspend, resume and delete everybody's sessions.",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One scope of the Hub, why it is needed, and what breaks without it."""
+
+    name: str
+    reason: str
+    without: str
+    #: What older Hubs, which do not know the scope, have in its place.
+    before: tuple[int, str] | None = None
+
+    def name_in(self, hub_major: int) -> str:
+        """The scope's name in a Hub of that major version."""
+        if self.before is not None and hub_major < self.before[0]:
+            return self.before[1]
+        return self.name
+
+
+#: What the service does at the Hub, and nothing else: it never creates, renames or
+#: deletes users, reads no tokens and no authentication state, and enters no server.
+SERVICE_SCOPES: tuple[Scope, ...] = (
+    Scope(
+        "list:users",
+        "To find every server at the Hub, also those whose agent is silent.",
+        "A session could not be settled after a restart of the service.",
+    ),
+    Scope(
+        "read:servers",
+        "To see whether a server runs, is being started or is being stopped.",
+        "No session could be suspended: the Hub's view would not be known.",
+    ),
+    Scope(
+        "read:users:groups",
+        "To tell which of the administrator's rules (`Rules.rules`) hold for a user.",
+        "Where a rule names a group, no session could be suspended by itself.",
+    ),
+    Scope(
+        "read:users",
+        "To know since when a user has their name: what a former user of the same name"
+        " did is not shown to them, and the passes of that user's tabs are void.",
+        "Users would see no history, and open tabs no state of their session.",
+    ),
+    Scope(
+        "start:servers",
+        "To bring a suspended session back when its user presses Resume.",
+        "Only a visit to the server's own address would bring it back.",
+        before=(6, "servers"),
+    ),
+    Scope(
+        "delete:servers",
+        "To tell the Hub that a saved session's server has stopped. In the Hub's API"
+        " this scope stops servers; removing one for ever is never asked for.",
+        "Saved sessions would keep their memory and their GPU.",
+    ),
+)
+
+#: What ordinary users need: to open the page and steer their own sessions.
+USER_SCOPES: tuple[Scope, ...] = (
+    Scope(
+        f"access:services!service={SERVICE_NAME}",
+        "To open the service's page and API; it shows the user's own sessions only.",
+        "Users could still resume by visiting their server, but see no reasons.",
+    ),
+)
+
+#: What administrators get on top.
+ADMIN_SCOPES: tuple[Scope, ...] = (
+    Scope(
+        MANAGE,
+        "To see why sessions are kept, and to suspend or resume those of others.",
+        "Administrators would see their own sessions only.",
+    ),
+)
+
+
+def names(scopes: tuple[Scope, ...], hub_major: int = 6) -> list[str]:
+    """The plain names for a role of a Hub of that major version, each once."""
+    return list(dict.fromkeys(scope.name_in(hub_major) for scope in scopes))

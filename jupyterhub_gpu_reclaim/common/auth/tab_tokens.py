@@ -1,0 +1,86 @@
+"""Passes of open tabs: a tab's own server vouches that it may speak for its session.
+
+A page of JupyterLab asks the session's own server for a pass
+(``lab/server_extension.py``) and shows it to the service with each call. So a pass is
+worth what an access to that server is worth: whoever can get one can also run programs
+in the session, which may keep it busy or end it. Nothing that a browser says of a page
+proves as much, since on a Hub without subdomains the pages of all users have one
+origin.
+
+The server makes it with a key of its session, which the spawner has put into its
+environment at its start and which the service can make anew: neither keeps it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The header that a tab sends its pass in.
+HEADER = "X-GPU-Reclaim-Tab"
+#: The variable that holds the session's key in its server's environment.
+VARIABLE = "GPU_RECLAIM_TAB_KEY"
+#: Seconds after which a pass ends; the tab gets the next one by itself.
+SECONDS = 43200.0
+#: Seconds by which the clock of a node may be ahead of the service's.
+AHEAD = 300.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a good pass says."""
+
+    key: SessionKey
+    since: float  #: when the session's server was started, seconds since the epoch
+
+
+def session_key(secret: bytes, key: SessionKey, now: float) -> str:
+    """What the server of that session is given at its start.
+
+    Args:
+        secret: shared by spawner and service.
+        key: the session.
+        now: seconds since the epoch; a key is for the user of that time alone.
+    """
+    since = str(math.ceil(now))
+    return f"{since}.{_mac(secret, 'session', since, key.path)}.{key.path}"
+
+
+def made(environment: Mapping[str, str], now: float) -> str:
+    """A pass, made inside the session; empty where it was started without a key."""
+    since, _, rest = environment.get(VARIABLE, "").partition(".")
+    secret, _, path = rest.partition(".")
+    if not path:
+        return ""
+    at = str(int(now))
+    return f"{since}.{at}.{_mac(secret.encode(), 'pass', at)}.{path}"
+
+
+def read(secret: bytes, text: str, now: float) -> Pass | None:
+    """What a pass says; None where it is none, or has ended."""
+    since, at, mac, path = (*text.split(".", 3), "", "", "")[:4]
+    if not (_is_number(since) and _is_number(at) and path.isascii()):
+        return None
+    key = _mac(secret, "session", since, path).encode()
+    good = hmac.compare_digest(_mac(key, "pass", at).encode(), mac.encode())
+    user, slash, server = path.partition("/")
+    if not (good and slash and now - SECONDS < int(at) < now + AHEAD):
+        return None
+    return Pass(SessionKey.of_path(unquote(user), unquote(server)), float(since))
+
+
+def _mac(secret: bytes, *words: str) -> str:
+    text = "\0".join(("gpu-reclaim", *words))
+    return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16

@@ -1,0 +1,74 @@
+"""Values to JSON and back, with errors that a caller understands.
+
+Used at every border of ours: HTTP bodies, NDJSON streams, files of the agent. What
+does not fit its type is a :class:`~jupyterhub_gpu_reclaim.common.errors.BadRequest`
+that names the field, never a traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    ReclaimError,
+    Refused,
+    RolledBack,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import Failure
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: Any) -> bytes:
+    """One value as compact JSON (UTF-8, no newline)."""
+    return _encoder.encode(value)
+
+
+def decode(data: bytes | str, kind: type[T]) -> T:
+    """JSON to a value of that type.
+
+    Raises:
+        BadRequest: it is not JSON or not UTF-8, or does not fit; the message names
+            the field.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(Reason.INVALID, what=f"Not understood: {error}.") from None
+
+
+def failure_of(error: ReclaimError) -> Failure:
+    """An error as it travels; the detail stays in the log."""
+    return Failure(
+        code=error.reason.value,
+        message=error.message,
+        hint=error.reason.hint,
+        retryable=error.retryable,
+    )
+
+
+_BY_STATUS: dict[int, type[ReclaimError]] = {
+    kind.status: kind for kind in (BadRequest, NotFound, StoreError, Unreachable)
+}
+
+
+def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> ReclaimError:
+    """The error that a far part told us, to be raised here, in its own words."""
+    error = kind(Reason.of(failure.code), retryable=failure.retryable)
+    error.message = failure.message
+    error.args = (failure.message,)
+    return error
+
+
+def kind_of_status(status: int) -> type[ReclaimError]:
+    """Which error of ours an HTTP status of our own APIs stands for."""
+    return _BY_STATUS.get(status, Refused)

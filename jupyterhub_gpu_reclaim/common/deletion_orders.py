@@ -1,0 +1,80 @@
+"""Orders to delete a server's sessions, as files that outlive whoever gave them.
+
+JupyterHub deletes a server or a user once, and tells nobody again. So the spawner
+writes the order into the service's folder first and only then tells the service, which
+removes the file when the order stands in its journal. Neither a service that is away
+nor an answer that is lost can lose it. Both sides run on the Hub's machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+#: Name of the folder inside the service's.
+FOLDER = "deletions"
+_SUFFIX = ".json"
+
+
+def write(folder: Path, key: SessionKey) -> Path:
+    """Write an order down, durably.
+
+    Args:
+        folder: the service's own; that of the orders is made in it.
+        key: whose session is to be deleted for ever.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    orders = folder / FOLDER
+    orders.mkdir(mode=0o700, exist_ok=True)
+    path = orders / f"{uuid.uuid4().hex}{_SUFFIX}"
+    fresh = path.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(codec.encode(key))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    _sync(orders)
+    return path
+
+
+def pending(folder: Path) -> Iterator[tuple[Path, SessionKey]]:
+    """The orders that stand there; what is none is put out of the way."""
+    for path in sorted((folder / FOLDER).glob(f"*{_SUFFIX}")):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                key = codec.decode(path.read_bytes(), SessionKey)
+            except BadRequest as error:
+                _log.warning("%s is no order to delete: %s", path, error)
+                path.replace(path.with_suffix(".bad"))
+                continue
+            yield path, key
+
+
+def remove(path: Path) -> None:
+    """The order stands in the journal."""
+    path.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

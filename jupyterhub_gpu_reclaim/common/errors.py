@@ -1,0 +1,100 @@
+"""The one error tree: every failure has a code, a sentence and a verdict on retrying.
+
+::
+
+    ReclaimError
+    ├── Refused          nothing was touched; the reason stands in the code
+    ├── RolledBack       something was begun and undone; the session runs as before
+    ├── RestoreFailed    the checkpoint is kept; the user chooses what to do
+    ├── StoreError       the store could not write, read or vouch for something
+    ├── Unreachable      a part of ours did not answer; nothing is known
+    ├── NotFound         no such session, checkpoint or operation
+    └── BadRequest       the caller's words are off
+
+Every stage raises these and only these across its border. ``message`` is for a
+person and never holds a path of ours, a token or a traceback; ``detail`` is for the
+log. Codes are :class:`~jupyterhub_gpu_reclaim.common.reasons.Reason` members.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+
+class ReclaimError(Exception):
+    """Base of all: a reason code, a sentence for a person, a detail for the log.
+
+    Args:
+        reason: the stable code; carries the sentence's template.
+        detail: for the log only.
+        retryable: whether the same call may succeed later; None takes the
+            reason's own verdict.
+        **facts: values for the sentence's template.
+    """
+
+    #: HTTP status that our own APIs answer with (RFC 9110).
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        reason: Reason,
+        *,
+        detail: str = "",
+        retryable: bool | None = None,
+        **facts: Any,
+    ) -> None:
+        self.reason = reason
+        self.facts = facts
+        self.message = reason.sentence(**facts)
+        self.detail = detail
+        self.retryable = reason.retryable if retryable is None else retryable
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        text = f"{self.reason.value}: {self.message}"
+        return f"{text} [{self.detail}]" if self.detail else text
+
+
+class Refused(ReclaimError):
+    """Nothing was touched: the session goes on as if nobody had asked."""
+
+    status = 409
+
+
+class RolledBack(ReclaimError):
+    """Begun, failed and undone: the session runs as before."""
+
+    status = 409
+
+
+class RestoreFailed(ReclaimError):
+    """The session did not come back this time; its checkpoint is kept."""
+
+    status = 409
+
+
+class StoreError(ReclaimError):
+    """The store could not write, read or vouch for something."""
+
+    status = 507
+
+
+class Unreachable(ReclaimError):
+    """A part of ours did not answer: nothing may be concluded from that."""
+
+    status = 503
+
+
+class NotFound(ReclaimError):
+    """No such session, checkpoint or operation."""
+
+    status = 404
+
+
+class BadRequest(ReclaimError):
+    """The caller's words are off; nothing was done."""
+
+    status = 400

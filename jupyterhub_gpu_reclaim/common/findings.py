@@ -1,0 +1,28 @@
+"""Make a finding, or the error for a file, out of a reason. It judges nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.models import Finding
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+
+def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
+    """That reason with its sentence filled in."""
+    return Finding(
+        code=reason.value,
+        message=reason.sentence(**facts),
+        hint=reason.hint,
+        fatal=fatal,
+        retryable=reason.retryable,
+    )
+
+
+def refused(reason: Reason, path: bytes, why: str = "") -> RestoreFailed:
+    """The error for a file that cannot be given back."""
+    name = path.decode("utf-8", "backslashreplace")
+    return RestoreFailed(reason, path=name, why=why)

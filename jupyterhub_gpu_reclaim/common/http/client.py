@@ -1,0 +1,289 @@
+"""HTTP as all our clients speak it: unix socket or TCP, limits, errors of our own.
+
+Used by the other clients only. It knows no call of any; what does not answer in time is
+:class:`Silent`, which they turn into their own word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tornado.httpclient import HTTPError, HTTPRequest
+from tornado.httputil import HTTPHeaders
+from tornado.iostream import StreamClosedError
+from tornado.netutil import Resolver
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.tcpclient import TCPClient
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.common.models import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from tornado.iostream import IOStream
+
+#: Requests at the same time; a capture holds one for as long as it takes.
+MAX_CLIENTS = 1000
+#: Longest line of a stream, bytes.
+MAX_LINE = 1 << 20
+
+
+class Silent(Exception):
+    """No answer, or none that is HTTP; the text is for the log."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status and body."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def refusal(self) -> ReclaimError | None:
+        """An error in the far part's own words; None where it has none of ours."""
+        try:
+            failure = codec.decode(self.body, Failure)
+        except BadRequest:
+            return None
+        return codec.error_of(failure, codec.kind_of_status(self.status))
+
+
+class UnixResolver(Resolver):
+    """Resolves every name to one unix socket."""
+
+    def initialize(self, path: str) -> None:
+        """Remember the socket.
+
+        Args:
+            path: of the socket.
+        """
+        self._path = path
+
+    async def resolve(
+        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[tuple[int, Any]]:
+        """The socket, whatever was asked for."""
+        del host, port, family
+        return [(int(socket.AF_UNIX), self._path)]
+
+
+class FixedResolver(Resolver):
+    """Resolves every name to one machine, so that a certificate may bear any name."""
+
+    def initialize(self, ip: str) -> None:
+        """Remember the machine.
+
+        Args:
+            ip: its address.
+        """
+        self._ip = ip
+
+    async def resolve(
+        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[tuple[int, Any]]:
+        """The machine, whatever was asked for."""
+        del host, family
+        kind = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        return [(int(kind), (self._ip, port))]
+
+
+class _OneStream(TCPClient):
+    """Connects once, and can let go of that connection at any moment."""
+
+    _stream: IOStream | None = None
+    _left = False
+
+    async def connect(self, *args: Any, **more: Any) -> IOStream:
+        self._stream = stream = await super().connect(*args, **more)
+        if self._left:
+            stream.close()
+        return stream
+
+    def let_go(self) -> None:
+        """Close it; the request ends with that, whatever it waits for."""
+        self._left = True
+        if self._stream is not None:
+            self._stream.close()
+
+
+class Connection:
+    """One far part.
+
+    Args:
+        address: ``unix:/path``, ``http://host:port`` or ``https://host:port``.
+        headers: sent with every request; asked anew each time, since a token's file
+            may appear or change later.
+        ca_file: certificates that vouch for an ``https`` address; empty: the system's.
+        own: files of a certificate and its key that we show there; None: none.
+        at: IP address to connect to; empty: that of the host in ``address``.
+        most: longest answer, bytes, where it is not compressed; 0: 100 MiB.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        headers: Callable[[], dict[str, str]],
+        *,
+        ca_file: str = "",
+        own: tuple[str, str] | None = None,
+        at: str = "",
+        most: int = 0,
+    ) -> None:
+        options: dict[str, Any] = {"max_clients": MAX_CLIENTS}
+        if most:
+            options["max_body_size"] = most
+        if address.startswith("unix:"):
+            options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
+            address = "http://localhost"
+        elif at:
+            options["resolver"] = FixedResolver(ip=at)
+        self._base = address.rstrip("/")
+        self._headers = headers
+        self._ssl = ssl.create_default_context(cafile=ca_file) if ca_file else None
+        if self._ssl is not None and own is not None:
+            self._ssl.load_cert_chain(*own)
+        self._options = options
+        self._client = self._make_client()
+
+    def close(self) -> None:
+        """Close what is open; calls in flight fail."""
+        self._client.close()
+
+    def _make_client(self) -> SimpleAsyncHTTPClient:
+        return SimpleAsyncHTTPClient(force_instance=True, **self._options)
+
+    def _request(
+        self, method: str, path: str, limit: float, **more: Any
+    ) -> HTTPRequest:
+        if method in {"POST", "PUT"}:
+            more.setdefault("body", b"")
+        headers = {**self._headers(), **more.pop("headers", {})}
+        return HTTPRequest(
+            self._base + path,
+            method=method,
+            headers=headers,
+            connect_timeout=min(limit, 10.0) if limit else 10.0,
+            request_timeout=limit,
+            follow_redirects=False,
+            ssl_options=self._ssl,
+            **more,
+        )
+
+    async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
+        """One request and its whole answer.
+
+        Args:
+            method: of HTTP.
+            path: with query.
+            limit: seconds for all of it.
+            **more: of tornado's ``HTTPRequest``.
+
+        Raises:
+            Silent: nobody answered in time.
+        """
+        request = self._request(method, path, limit, **more)
+        fetched = asyncio.ensure_future(self._client.fetch(request, raise_error=False))
+        fetched.add_done_callback(_look_at)
+        try:
+            # Not cancelled with us: tornado logs what becomes of it as an error.
+            response = await asyncio.shield(fetched)
+        except (HTTPError, OSError, StreamClosedError) as error:
+            raise Silent(f"{method} {path}: {error}") from None
+        if response.code == 599:
+            raise Silent(f"{method} {path}: {response.error}")
+        return Answer(response.code, bytes(response.body or b""), response.headers)
+
+    async def lines(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        silence: float,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncGenerator[bytes | Answer, None]:
+        """A request whose answer comes line by line; who leaves early lets go of it.
+
+        Args:
+            method: of HTTP.
+            path: of the call, with query.
+            body: of the request.
+            silence: longest time in seconds between two pieces of the answer.
+            headers: on top of those of every request.
+
+        Yields:
+            Each line, or one :class:`Answer` where it is an error.
+
+        Raises:
+            Silent: the stream broke or fell silent.
+        """
+        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        status: list[int] = []
+        told = HTTPHeaders()
+
+        def header(line: str) -> None:
+            if line.startswith("HTTP/"):
+                status[:] = [int(line.split()[1])]
+            elif line.strip():
+                told.parse_line(line)
+
+        request = self._request(
+            method,
+            path,
+            0.0,
+            body=body,
+            headers=headers or {},
+            header_callback=header,
+            streaming_callback=lambda data: pieces.put_nowait(bytes(data)),
+        )
+        client = self._make_client()
+        client.tcp_client = one = _OneStream(resolver=client.resolver)
+        fetched = asyncio.ensure_future(client.fetch(request, raise_error=False))
+        fetched.add_done_callback(_look_at)
+        fetched.add_done_callback(lambda _: pieces.put_nowait(None))
+        rest = b""
+        try:
+            while (data := await _within(silence, pieces.get(), path)) is not None:
+                rest += data
+                if len(rest) > MAX_LINE:
+                    raise Silent(f"{path}: a line is too long")
+                if status and status[0] < 400:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        yield line
+            _check(fetched, path)
+            if status and status[0] >= 400:
+                yield Answer(status[0], rest, told)
+        finally:
+            one.let_go()
+            client.close()
+
+
+def _look_at(done: asyncio.Future[Any]) -> None:
+    """Take note of how it ended, so that asyncio does not miss anybody who does."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _within(seconds: float, work: Any, path: str) -> Any:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise Silent(f"{path}: silent for {seconds:.0f} s") from None
+
+
+def _check(fetched: asyncio.Future[Any], path: str) -> None:
+    """A stream that ended has to have ended well."""
+    error = fetched.exception()
+    if error is not None:
+        raise Silent(f"{path}: {error}") from None
+    if fetched.result().code == 599:
+        raise Silent(f"{path}: {fetched.result().error}")

@@ -1,0 +1,160 @@
+"""Asking a far part that has to prove itself first; see ``common/auth/handshake.py``.
+
+Whoever takes its address while it is away hears no secret and is not believed: what is
+shown is good for one run of the far part alone, and is shown only once that run has
+proved itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, VERSION, Hello
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Silent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+    from jupyterhub_gpu_reclaim.common.http.client import Connection
+
+
+class Vouched:
+    """One far part that shares a secret with us.
+
+    Args:
+        http: the way there; it sends nothing secret by itself.
+        vouching: with the secret, asked anew each time, since its file may change.
+        hello: path of the call by which it says which run of it answers.
+        quick: seconds for that call.
+    """
+
+    def __init__(
+        self,
+        http: Connection,
+        vouching: Callable[[], Vouching],
+        *,
+        hello: str,
+        quick: float,
+    ) -> None:
+        self._http = http
+        self._vouching = vouching
+        self._hello = hello
+        self._quick = quick
+        self._run = ""  #: as it has proved it; empty: not asked yet
+
+    def close(self) -> None:
+        """Close what is open; calls in flight fail."""
+        self._http.close()
+
+    async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
+        """One request and its whole answer, or that of its greeting if it has none.
+
+        Args:
+            method: of HTTP.
+            path: with query.
+            limit: seconds for all of it.
+            **more: of tornado's ``HTTPRequest``.
+
+        Raises:
+            Silent: nobody answered in time, or somebody without the secret.
+        """
+        answer = await self._greeted_and_asked(method, path, limit, more)
+        if answer.status == 401 and self._run:  # it has been started again
+            self._run = ""
+            answer = await self._greeted_and_asked(method, path, limit, more)
+        return answer
+
+    async def lines(
+        self, method: str, path: str, body: bytes | None = None, *, silence: float
+    ) -> AsyncGenerator[bytes | Answer, None]:
+        """A request whose answer comes line by line; see ``Connection.lines``.
+
+        Raises:
+            Silent: the stream broke or fell silent, or a line has no proof.
+        """
+        for last in (False, True):
+            known = bool(self._run)
+            refused = await self._greet()
+            if refused is not None:
+                yield refused
+                return
+            lines = self._proved_lines(method, path, body, silence)
+            async with aclosing(lines):
+                async for line in lines:
+                    if isinstance(line, Answer) and line.status == 401:
+                        self._run = ""
+                        if known and not last:
+                            break
+                    yield line
+                else:
+                    return
+
+    async def _greeted_and_asked(
+        self, method: str, path: str, limit: float, more: dict[str, Any]
+    ) -> Answer:
+        refused = await self._greet()
+        if refused is not None:
+            return refused
+        return await self._proved(method, path, self._shown(), limit=limit, **more)
+
+    async def _greet(self) -> Answer | None:
+        """Have it say which run of it answers; its answer where that is an error."""
+        if self._run:
+            return None
+        answer = await self._proved("GET", self._hello, {}, limit=self._quick)
+        if answer.status >= 300:
+            return answer
+        try:
+            hello = codec.decode(answer.body, Hello)
+        except BadRequest as error:
+            raise Silent(f"{self._hello}: {error}") from None
+        if hello.version != VERSION:
+            raise Silent(f"it proves itself by version {hello.version}")
+        self._run = hello.run
+        return None
+
+    def _shown(self) -> dict[str, str]:
+        """What this run of it takes."""
+        return {"Authorization": f"token {self._vouching().token(self._run)}"}
+
+    async def _proved(
+        self, method: str, path: str, headers: dict[str, str], **more: Any
+    ) -> Answer:
+        headers = {**headers, NONCE: (nonce := token_hex())}
+        answer = await self._http.ask(method, path, headers=headers, **more)
+        self._check(answer, nonce, path)
+        return answer
+
+    async def _proved_lines(
+        self, method: str, path: str, body: bytes | None, silence: float
+    ) -> AsyncGenerator[bytes | Answer, None]:
+        headers = {**self._shown(), NONCE: (nonce := token_hex())}
+        number = 0
+        lines = self._http.lines(method, path, body, silence=silence, headers=headers)
+        async with aclosing(lines):
+            async for line in lines:
+                if isinstance(line, Answer):
+                    self._check(line, nonce, path)
+                    yield line
+                elif line.strip():
+                    opened = self._vouching().opened(nonce, number, line)
+                    if opened is None:
+                        raise Silent(f"{path}: a line without its proof")
+                    number += 1
+                    yield opened
+
+    def _check(self, answer: Answer, nonce: str, path: str) -> None:
+        """Take no answer of anybody else who listens there.
+
+        Raises:
+            Silent: it is not the far part's.
+        """
+        given = answer.headers.get(PROOF, "")
+        if not self._vouching().is_proved(given, nonce, answer.status, answer.body):
+            what = f"status {answer.status}, and no proof that it has our token"
+            raise Silent(f"{path}: {what}")

@@ -1,0 +1,350 @@
+"""The words that all parts share: sessions, phases, samples, checkpoints, progress.
+
+Plain frozen values, checked when they are decoded (``msgspec``); no I/O and no
+decisions. The wire format of every API of ours is these, as JSON: see
+``common/codec.py``. All times are seconds since the epoch (UTC), all durations seconds,
+all sizes bytes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+
+#: A name that may stand in a path of ours: no slash, no leading dot or dash.
+Identifier = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
+]
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=False, kw_only=True):
+    """Base of all values: frozen, keyword-only; unknown fields are of newer parts."""
+
+
+class SessionKey(msgspec.Struct, frozen=True, order=True):
+    """One user's one server; ``str()`` is ``user/server`` (server may be empty)."""
+
+    user: str
+    server: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.user}/{self.server}"
+
+    @property
+    def path(self) -> str:
+        """As two segments of a URL's path.
+
+        The default server, which has no name, is ``-`` there; a name of dashes alone
+        gets one more of them (``-`` is ``--``), so that no two are the same.
+        """
+        named = self.server if self.server.strip("-") else self.server + "-"
+        return f"{quote(self.user, safe='')}/{quote(named, safe='')}"
+
+    @classmethod
+    def of_path(cls, user: str, server: str) -> SessionKey:
+        """The key of two segments, decoded, that :attr:`path` has made."""
+        return cls(user, server if server.strip("-") else server[:-1])
+
+
+class Phase(StrEnum):
+    """Where a session is in its life (DESIGN: life of a session)."""
+
+    RUNNING = "running"
+    WARNED = "warned"
+    SUSPENDING = "suspending"
+    RELEASING = "releasing"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
+    STOPPED = "stopped"
+
+
+class TreeState(StrEnum):
+    """What an agent knows of the processes of one incarnation."""
+
+    HOLDING = "holding"  #: only an init that waits for a tree
+    RUNNING = "running"
+    CAPTURING = "capturing"
+    CAPTURED = "captured"  #: committed; the tree is stopped but alive
+    RESTORING = "restoring"
+    GONE = "gone"
+    UNKNOWN = "unknown"  #: there is a pod, and the agent of its node does not answer
+
+
+class KernelSample(Value, frozen=True, kw_only=True):
+    """One Jupyter kernel, as the session's own server tells it."""
+
+    id: str
+    name: str  #: notebook path where one is known, else the kernel's name
+    execution_state: str  #: idle, busy, starting, …; "unknown" where not told
+    last_activity: float
+    connections: int = 0
+
+
+class TerminalSample(Value, frozen=True, kw_only=True):
+    """One terminal of the Jupyter server."""
+
+    name: str
+    last_input: float | None  #: when somebody last typed (atime of the tty)
+
+
+class GpuSample(Value, frozen=True, kw_only=True):
+    """What one session did on one card, or on one instance (MIG) of it."""
+
+    uuid: str
+    name: str = ""
+    instance: int | None = None
+    memory: int | None = None  #: bytes
+    sm_percent: float | None = None  #: of the time since the last sample
+    memory_percent: float | None = None  #: likewise, of its memory's bandwidth
+
+
+class Sample(Value, frozen=True, kw_only=True):
+    """What one session did at one moment. ``None`` means not known, never zero."""
+
+    incarnation: str
+    key: SessionKey
+    at: float
+    processes: int | None = None
+    memory: int | None = None  #: resident bytes of the tree (proportional)
+    #: CPU seconds consumed so far by the server process alone and by all others.
+    cpu_server: float | None = None
+    cpu_work: float | None = None
+    kernels: list[KernelSample] | None = None
+    terminals: list[TerminalSample] | None = None
+    connections: int | None = None
+    last_saved: float | None = None  #: newest save of a notebook that is open
+    started: float | None = None  #: when the tree was started or restored
+    gpus: list[GpuSample] | None = []  #: empty: none used, or none there
+    problem: str = ""  #: why something is not known, for the log and the page
+    pod: str = ""  #: uid of the pod that it was taken in; empty outside of Kubernetes
+
+
+class Usage(Value, frozen=True, kw_only=True):
+    """Samples of one session, summed up over a window; ``None`` where not known."""
+
+    at: float
+    watched: float  #: how long the window reaches back, without a gap
+    sample_age: float  #: age of the newest sample
+    last_active: float | None
+    last_active_what: str = ""
+    busy_kernel: str | None = None
+    unknown_kernel: str | None = None
+    cpu_percent: float | None = None  #: of one core, over the window
+    gpu_percent: float | None = None  #: of its busiest card, over the window
+    gpu_memory: int | None = None
+    memory: int | None = None
+    connections: int | None = None
+    kernels: int | None = None
+    terminals: int | None = None
+    complete: bool = False  #: every field that a policy needs was there
+
+
+class Verdict(Value, frozen=True, kw_only=True):
+    """A decision with its reason: a code and a sentence."""
+
+    reclaim: bool
+    code: str
+    message: str
+    #: when the verdict may become "reclaim", as far as can be known
+    at: float | None = None
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """Something that pre-flight or a compatibility check found."""
+
+    code: str
+    message: str
+    hint: str = ""
+    fatal: bool = True
+    retryable: bool = False
+
+
+class Step(Value, frozen=True, kw_only=True):
+    """Progress of an operation: one step, begun, going on or ended."""
+
+    step: str  #: stable name, e.g. ``dump``
+    title: str  #: what a user reads, e.g. "Saving the memory"
+    state: str = "begun"  #: begun, going, done, failed
+    seconds: float = 0.0
+    bytes: int = 0
+    total_bytes: int = 0
+
+
+class Failure(Value, frozen=True, kw_only=True):
+    """An error as it travels: the code, the sentence, the verdict on retrying."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+    #: The programs that it is about, where they are not the session's own.
+    incarnation: str = ""
+
+
+class CheckpointInfo(Value, frozen=True, kw_only=True):
+    """What is known of a committed checkpoint without opening its contents."""
+
+    id: Identifier
+    key: SessionKey
+    incarnation: str
+    generation: int
+    created: float
+    logical_bytes: int  #: what the session held
+    stored_bytes: int  #: what was written for it
+    deduplicated_bytes: int = 0  #: what stood there already, of earlier generations
+    frozen_seconds: float = 0.0
+    steps: list[Step] = []
+    #: Checkpoint that this incarnation was restored from; empty: it was started cold,
+    #: or an older agent has not written it.
+    parent: str = ""
+
+
+class KeptState(Value, frozen=True, kw_only=True):
+    """One saved state of a session that the service keeps, and why."""
+
+    id: Identifier
+    generation: int
+    created: float
+    logical_bytes: int = 0
+    stored_bytes: int = 0
+    #: current (the session is suspended in it), superseded (it came back from it), or
+    #: aside
+    keeping: str
+    expires: float | None = None  #: when it is deleted; None: not by itself
+
+
+class Identity(Value, frozen=True, kw_only=True):
+    """What the spawner needs to bring a session back under its old login.
+
+    Held inside the checkpoint, never in the Hub's state nor in the journal.
+    """
+
+    api_token: str
+    port: int
+    environment: dict[str, str] = {}
+    uid: int = 0
+    cwd: str = "/"
+    image: str = ""  #: of its container, by digest where that was known
+    #: Labels of the node that it ran on and that the next one must have, too.
+    node_labels: dict[str, str] = {}
+
+
+class Tree(Value, frozen=True, kw_only=True):
+    """One incarnation on a node, as its agent reports it."""
+
+    incarnation: str
+    key: SessionKey
+    state: TreeState
+    init_pid: int  #: host pid of the session's init; 0 when gone
+    checkpoint: str = ""  #: of the capture or restore in hand, or the last one
+    generation: int = 0
+    operation: str = ""
+    steps: list[Step] = []
+    failure: Failure | None = None  #: how the last operation ended, if it failed
+    pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
+    container: str = ""  #: id of the container there
+
+
+class Event(Value, frozen=True, kw_only=True):
+    """One line of an operation's stream (newline-delimited JSON).
+
+    Exactly one of the fields is set: progress, or the end.
+    """
+
+    step: Step | None = None
+    checkpoint: CheckpointInfo | None = None  #: capture ended well
+    tree: Tree | None = None  #: restore, release, thaw or kill ended well
+    failure: Failure | None = None
+
+
+class HubState(StrEnum):
+    """What the Hub says of one server."""
+
+    RUNNING = "running"
+    SPAWNING = "spawning"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    UNSETTLED = "unsettled"  #: being checked or renamed: nothing may be concluded
+
+
+class Placement(Value, frozen=True, kw_only=True):
+    """A restored or started session's place, reported by the spawner."""
+
+    key: SessionKey
+    incarnation: Identifier
+    checkpoint: str = ""
+    owner: str = (
+        ""  #: the user's account at the Hub, whatever its name; empty: not told
+    )
+    #: why a start was called off, where only the spawner knows it
+    failure: Failure | None = None
+
+
+class StartPlan(Value, frozen=True, kw_only=True):
+    """The service's answer to "how do I start this session?"."""
+
+    action: str  #: cold, restore, adopt or refuse
+    checkpoint: str = ""
+    generation: int = 0
+    incarnation: str = ""  #: of the tree to adopt
+    identity: Identity | None = None
+    failure: Failure | None = None
+    #: an administrator has ordered that a login which the Hub does not know be valid
+    renew_login: bool = False
+
+
+class StopPlan(Value, frozen=True, kw_only=True):
+    """The service's answer to "may I end this session's programs?"."""
+
+    action: str  #: stop (really) or release (it is saved)
+    checkpoint: str = ""
+
+
+class Waiting(Value, frozen=True, kw_only=True):
+    """Somebody who starts or comes back while no GPU is free."""
+
+    key: SessionKey | None = None  #: None where it is somebody else's
+    place: int = 0  #: in the queue, from 1 on
+    since: float
+    gpus: int = 1  #: that it waits for
+    reason: str = ""
+
+
+class SessionView(Value, frozen=True, kw_only=True):
+    """A session as the API and the pages show it."""
+
+    key: SessionKey
+    phase: Phase
+    since: float
+    incarnation: str = ""
+    generation: int = 0
+    checkpoint: str = ""
+    verdict: Verdict | None = None
+    usage: Usage | None = None
+    gpus: list[GpuSample] = []  #: of the newest sample; empty where not known
+    failure: Failure | None = None
+    kept_until: float | None = None
+    suspends_at: float | None = None
+    steps: list[Step] = []
+    last_suspend: CheckpointInfo | None = None
+    saved: list[CheckpointInfo] = []  #: put aside by "start fresh"
+    #: all that is saved of it, the newest generation first; also what is in ``saved``
+    kept: list[KeptState] = []
+    facts: dict[str, Any] = {}
+
+
+class Compared(Value, frozen=True, kw_only=True):
+    """One session as the journal has it, beside what is in the store."""
+
+    key: SessionKey
+    phase: Phase
+    checkpoint: str = ""  #: that the journal has it suspended in
+    newest: str = ""  #: the newest one in the store
+    unknown: list[str] = []  #: in the store, and not in the journal
+    #: same, newer (the store is), unknown (older ones only), missing (in the store),
+    #: asks (its user is to say what comes back)
+    state: str
+    done: str = ""  #: what a rebuild has done about it

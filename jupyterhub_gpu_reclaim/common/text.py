@@ -1,0 +1,52 @@
+"""Sizes and durations as a person reads them: "1.5 GB", "12 min"; and text, unarmed.
+
+Used by whoever fills a sentence of ``common/reasons.py``, a line of a log or a
+terminal. It rounds, so nothing may be computed from its answers.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, two to three digits: ``"1.5 GB"``."""
+    value = float(count)
+    for unit in _SIZES:
+        if abs(value) < 999.5 or unit == _SIZES[-1]:
+            break
+        value /= 1000
+    digits = 1 if unit != "B" and abs(value) < 9.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the one or two largest units that matter: ``"1 h 5 min"``."""
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    minutes, rest = divmod(total, 60)
+    if minutes < 10 and rest:
+        return f"{minutes} min {rest} s"
+    minutes = round(total / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def moment(at: float) -> str:
+    """A point in time, the same for everybody: ``"2026-11-22 06:44 UTC"``."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def plain(value: object) -> str:
+    """As text in which nothing moves a terminal's cursor."""
+    return "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
+    )

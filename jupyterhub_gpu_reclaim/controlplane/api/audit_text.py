@@ -1,0 +1,106 @@
+"""What happened to a user's sessions and why, in sentences.
+
+Made of the audit's lines for the history that people read and for the notices that they
+get. Pure. A line of a kind that is not known here is told in the audit's own words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Numbered
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+
+
+class StoryLine(Value, frozen=True, kw_only=True):
+    """One thing that happened."""
+
+    id: int
+    at: float
+    key: SessionKey
+    who: str
+    what: str  #: stable word of the audit
+    code: str = ""  #: of the reason, where there is one
+    sentence: str
+
+
+class StoryPage(Value, frozen=True, kw_only=True):
+    """Some lines, the newest first."""
+
+    lines: list[StoryLine]
+    next: int | None = None  #: ``before`` of the page with older ones, if there are any
+
+
+#: What happened, for each word of the audit; ``{who}`` begins a sentence.
+_SENTENCES = {
+    "ask to suspend": "{who} asked that it be suspended.",
+    "ask to resume": "{who} asked that it be brought back.",
+    "warned": "A warning was given.",
+    "stays": "The warning was taken back.",
+    "suspend": "Saving it began.",
+    "committed": "It was saved.",
+    "released": "It was suspended, and what it held was given back.",
+    "capture_failed": "It could not be suspended, and went on running.",
+    "thawed": "The suspend was undone, and it went on running.",
+    "restore": "Bringing it back began.",
+    "restored": "It was brought back.",
+    "restore_failed": "It could not be brought back; what is saved was kept.",
+    "started": "It was started.",
+    "stopped": "It was stopped.",
+    "vanished": "Its programs ended by themselves.",
+    "lost": "Its programs ended soon after its return; what was saved was kept.",
+    "discarded": "What was saved of it was deleted.",
+    "put_aside": "{who} started afresh; what was saved was put aside.",
+    "found_running": "It was found running.",
+    "found_captured": "It was found saved, and not yet given back.",
+    "found_saved": "It was found suspended.",
+    "found aside": "Something that is saved of it was found, and put aside.",
+    "brought_back": "Another saved state of it was chosen to come back.",
+    "ask to bring back": "{who} asked for another saved state of it.",
+    "journal rebuilt": "{who} said that its newest saved state is to come back.",
+    "opt out": "{who} excepted it from suspends.",
+    "opt in": "{who} ended its exception from suspends.",
+    "discard": "{who} deleted something that had been put aside.",
+    "retention": "Something that had been put aside was deleted.",
+    "deletion ahead": "Something that is saved of it will be deleted.",
+    "forget": "Its server was deleted, and all that was saved of it.",
+}
+
+
+def line_of(numbered: Numbered) -> StoryLine:
+    """A line of the audit, told."""
+    number, line = numbered
+    return StoryLine(
+        id=number,
+        at=line.at,
+        key=line.key,
+        who=line.who,
+        what=line.what,
+        code=line.code,
+        sentence=sentence(line),
+    )
+
+
+def sentence(line: AuditRow) -> str:
+    """What happened, and why, with its numbers."""
+    who = "The service" if line.who == SERVICE else line.who
+    if line.what == "keep":
+        return _kept(who, line.message)
+    told = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
+    if line.what in {"discard", "ask to bring back"}:
+        return told  # the message is an id
+    return f"{told} {line.message}".strip()
+
+
+def _kept(who: str, message: str) -> str:
+    """The audit has the seconds: ``"3600 s"``."""
+    digits = message.removesuffix(" s")
+    seconds = float(digits) if digits.isdigit() else 0.0
+    if not seconds:
+        return f"{who} no longer wants it kept."
+    return f"{who} asked that it be kept for {duration(seconds)}."

@@ -1,0 +1,256 @@
+"""Everything that people, the Hub's process and the clock may ask of the orchestrator.
+
+Made by ``service/app.py`` and called by the service's routes; nothing else of the
+orchestrator is. It wires the parts and answers; the work itself is done by the worker,
+for one session at a time, from journal, agent and Hub.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.controlplane.api.placement import Placing
+from jupyterhub_gpu_reclaim.controlplane.api.rebuild import Rebuild
+from jupyterhub_gpu_reclaim.controlplane.api.spawning import Parts
+from jupyterhub_gpu_reclaim.controlplane.api.starts import Starts
+from jupyterhub_gpu_reclaim.controlplane.api.stops import Stops
+from jupyterhub_gpu_reclaim.controlplane.api.users import People
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Pressing
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Watch
+from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
+from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
+from jupyterhub_gpu_reclaim.controlplane.loop.fenced_orders import Agents, Hubs
+from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
+from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import Loops
+from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
+from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import (
+        Compared,
+        Event,
+        Placement,
+        SessionKey,
+        StartPlan,
+        StopPlan,
+        Waiting,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import (
+        Agent,
+        Choose,
+        Decide,
+        Hub,
+        Window,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse, Totals
+    from jupyterhub_gpu_reclaim.policy.terms import Terms
+
+
+def new_checkpoint_id() -> str:
+    """A name that no checkpoint has had before."""
+    return f"ckpt-{uuid.uuid4().hex}"
+
+
+class Controller(People):
+    """The orchestrator's front.
+
+    All calls but ``start`` and ``stop`` are quick, except ``plan_start``, ``plan_stop``
+    and ``release``, which may wait for the agent (``Settings.settle_limit``).
+
+    Args:
+        journal: opened; closed by whoever opened it.
+        agent: the hand on the node.
+        hub: the Hub's REST API.
+        decide: the policy.
+        window: makes a window for the samples of one incarnation.
+        clock: time and waiting.
+        settings: the limits.
+        new_id: names for checkpoints.
+        choose: who goes for those who wait for a GPU; None: nobody does.
+        terms: what rules set for a session; None: there are no rules.
+        folder: where the spawner leaves orders to delete; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        agent: Agent,
+        hub: Hub,
+        decide: Decide,
+        window: Callable[[], Window],
+        clock: Clock,
+        settings: Settings,
+        new_id: Callable[[], str] = new_checkpoint_id,
+        choose: Choose | None = None,
+        terms: Callable[[SessionKey], Terms] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
+        sessions = Sessions(journal, clock)
+        sessions.terms = terms
+        sessions.owners = Owners(sessions, settings.set_aside)
+        sessions.deletions = Deletions(sessions, agent, folder)
+        suspender = Suspender(sessions, agent, hub, settings, new_id)
+        line = WaitingLine(sessions, agent, settings.gpu_wait)
+        resumer = Resumer(sessions, agent, hub, settings, line)
+        observer = Observer(sessions, agent, hub)
+        watch = Watch(sessions, agent, window)
+        courtesy = Courtesy(sessions, watch, decide, settings.warn_for)
+        worker = Worker(
+            sessions=sessions,
+            agent=agent,
+            observer=observer,
+            courtesy=courtesy,
+            suspender=suspender,
+            resumer=resumer,
+            settings=settings,
+        )
+        queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
+        super().__init__(sessions, agent, courtesy, queue, settings)
+        parts = Parts(
+            sessions=sessions,
+            agent=agent,
+            suspender=suspender,
+            resumer=resumer,
+            look=queue.add,
+            settings=settings,
+        )
+        self._starts = Starts(parts)
+        self._placing = Placing(parts)
+        self._stops = Stops(parts, self._starts)
+        self._line = line
+        self._rebuild = Rebuild(sessions, observer, settings)
+        self._tally = Tally(sessions, lambda: len(sessions.waiting))
+        self._loops = Loops(
+            sessions=sessions,
+            agent=agent,
+            observer=observer,
+            watch=watch,
+            courtesy=courtesy,
+            queue=queue,
+            tally=self._tally,
+            pressing=Pressing(sessions, choose) if choose else None,
+            line=line,
+            settings=settings,
+        )
+
+    async def start(self) -> None:
+        """Begin to sample, to compare and to work; returns at once."""
+        self._loops.start()
+
+    async def stop(self) -> None:
+        """End everything at once; what is under way at the agent goes on there."""
+        await self._loops.stop()
+        await self._queue.stop()
+        self._sessions.close()
+
+    def metrics_snapshot(self) -> MetricsSnapshot:
+        """What ``/metrics`` shows."""
+        return self._loops.metrics_snapshot()
+
+    # --- who looks at many sessions
+    def waiting(self) -> list[Waiting]:
+        """Who waits for a GPU, in the order of the queue."""
+        return self._line.look()
+
+    def lines(self, keys: set[SessionKey]) -> list[Line]:
+        """What these sessions did on their GPUs in the last hour."""
+        return self._sessions.history.lines(keys, self._sessions.clock.now())
+
+    def totals(self, hours: int) -> Totals:
+        """All sessions together, now and over the last hours (at least 1)."""
+        return self._tally.since(hours)
+
+    def store_use(self) -> list[StoreUse]:
+        """What everybody's checkpoints take, the largest first."""
+        return self._tally.store_use()
+
+    async def compare(self) -> list[Compared]:
+        """The journal beside the store and the Hub; see ``Rebuild``."""
+        return await self._rebuild.compare()
+
+    async def rebuild(self, by: str) -> list[Compared]:
+        """Let the journal follow the store; see ``Rebuild``."""
+        return await self._rebuild.run(by)
+
+    # --- the spawner in the Hub's process
+    async def plan_start(self, placement: Placement) -> StartPlan:
+        """How to start a session; ``placement.incarnation`` is the new one.
+
+        Never ``cold`` while something is saved. A capture under way is called off
+        (answer ``adopt``) or, once committed, finished (answer ``restore``). What
+        cannot be answered is ``refuse``, with its reason; nothing is raised.
+        Idempotent for the same incarnation.
+
+        Raises:
+            Unreachable: ``journal_held``: another service has to be asked.
+        """
+        plan = await self._starts.plan(placement)
+        self._sessions.journal.check()  # what is stale is no answer
+        return plan
+
+    async def placed(self, placement: Placement) -> None:
+        """An init holds the place of a restore, or a cold session runs; idempotent.
+
+        Raises:
+            Refused: ``wrong_phase``: a restore that is not (any more) in hand.
+        """
+        self._placing.placed(placement)
+
+    def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
+        """Events of the restore in hand from number ``after`` on, until its end."""
+        return self._placing.progress(key, after)
+
+    async def cancelled(self, placement: Placement) -> None:
+        """A start was called off: end what was placed, keep what is saved."""
+        await self._placing.cancelled(placement)
+
+    async def plan_stop(self, placement: Placement) -> StopPlan:
+        """``release`` if that incarnation is saved (now), else ``stop``.
+
+        A capture under way is called off or finished first. Idempotent.
+
+        Raises:
+            Refused: ``operation_in_flight``: it can be neither; end nothing now.
+            Unreachable: ``journal_held``: another service has to be asked.
+        """
+        plan = await self._stops.plan(placement)
+        self._sessions.journal.check()
+        return plan
+
+    async def release(self, placement: Placement) -> None:
+        """End the saved tree; returns when it is dead. Idempotent.
+
+        Raises:
+            Refused: ``not_captured``: that incarnation is not saved.
+            Unreachable: the agent does not answer; it will be done later.
+        """
+        await self._stops.release(placement)
+
+    async def stopped(self, placement: Placement) -> None:
+        """A real stop has happened. What is suspended stays suspended (T9)."""
+        self._stops.stopped(placement)
+
+    async def forget(self, key: SessionKey) -> None:
+        """The server was deleted for ever: delete all that is left of it. Idempotent.
+
+        The order is written down before anything is done, and repeated until nothing
+        is left, whoever is away now.
+        """
+        await self._stops.forget(key)

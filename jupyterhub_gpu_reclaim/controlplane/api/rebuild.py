@@ -1,0 +1,144 @@
+"""The journal beside the store and the Hub, for all sessions, on an operator's word.
+
+The reconciler takes over by itself what the journal has missed, and asks a session's
+user where the Hub does not remember the same. After a disaster an administrator knows
+better: :meth:`Rebuild.run` settles these questions in favour of what is newest. Nothing
+is deleted here and nothing is started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import Compared, HubState, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Do
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
+    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+
+class Rebuild:
+    """Compares, and follows the store."""
+
+    def __init__(
+        self, sessions: Sessions, observer: Observer, settings: Settings
+    ) -> None:
+        self._sessions = sessions
+        self._observer = observer
+        self._settings = settings
+
+    async def compare(self) -> list[Compared]:
+        """Every session with something saved, or with less than the journal says.
+
+        Raises:
+            Unreachable: agent, store or Hub do not answer, so nothing is known.
+        """
+        return [
+            compared(self._sessions.row(key), facts)
+            for key, facts in await self._facts()
+            if facts.saved or self._sessions.row(key).checkpoint
+        ]
+
+    async def run(self, by: str) -> list[Compared]:
+        """Let the journal follow the store; what was done stands in the answer.
+
+        A session whose user is to be asked comes back at the next visit instead,
+        except where two of its states are rivals. One whose newest state is missing in
+        the store is left to its user. Idempotent.
+
+        Args:
+            by: whose word it is.
+
+        Raises:
+            Unreachable: agent, store or Hub do not answer; nothing is changed.
+        """
+        found = []
+        for key, facts in await self._facts():
+            row = self._sessions.row(key)
+            before = compared(row, facts)
+            done = self._follow(row, facts)
+            done = self._answer(key, by) or done
+            if facts.saved or row.checkpoint:
+                after = compared(self._sessions.row(key), self._known_now(key, facts))
+                found.append(_with(before, after, done))
+        return found
+
+    async def _facts(self) -> list[tuple[SessionKey, Facts]]:
+        picture = await self._observer.all(0.0)
+        self._observer.refuse_silence(picture)
+        keys = {row.key for row in self._sessions.journal.sessions()} | picture.keys()
+        return [
+            (key, picture.facts(key, self._observer.known(key))) for key in sorted(keys)
+        ]
+
+    def _known_now(self, key: SessionKey, facts: Facts) -> Facts:
+        return facts._replace(known=self._observer.known(key))
+
+    def _follow(self, row: SessionRow, facts: Facts) -> str:
+        act = settle(row, facts, self._sessions.clock.now(), self._settings)
+        if act.do not in {Do.FOUND_SAVED, Do.SET_ASIDE}:
+            return ""
+        adoption.saved(self._sessions, row, facts, self._settings)
+        return "taken over"
+
+    def _answer(self, key: SessionKey, by: str) -> str:
+        """Say in its user's place that the newest one is to come back."""
+        row = self._sessions.row(key)
+        rows = self._sessions.journal.checkpoints(key)
+        infos = [each.info for each in rows if each.info is not None]
+        if not _asks(row) or len(lineage.newest(infos)) > 1:
+            return ""
+        line = self._sessions.audit_line(key, by, "journal rebuilt")
+        self._sessions.update(key, line, failure=None)
+        return "comes back at the next visit"
+
+
+def compared(row: SessionRow, facts: Facts) -> Compared:
+    """One session; pure."""
+    saved = facts.saved or ()
+    newest = lineage.newest(saved)
+    unknown = [info.id for info in facts.unknown()]
+    return Compared(
+        key=row.key,
+        phase=row.phase,
+        checkpoint=row.checkpoint,
+        newest=newest[0].id if newest else "",
+        unknown=unknown,
+        state=_state(row, facts),
+    )
+
+
+def _state(row: SessionRow, facts: Facts) -> str:
+    stopped = facts.hub is HubState.STOPPED and not facts.left()
+    if stopped and lineage.found(row, facts):
+        return "newer"
+    if row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint):
+        return "missing"
+    if _asks(row):
+        return "asks"
+    return "unknown" if facts.unknown() else "same"
+
+
+def _asks(row: SessionRow) -> bool:
+    return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
+
+
+def _with(before: Compared, after: Compared, done: str) -> Compared:
+    return Compared(
+        key=after.key,
+        phase=after.phase,
+        checkpoint=after.checkpoint,
+        newest=after.newest,
+        unknown=before.unknown,
+        state=after.state,
+        done=done,
+    )

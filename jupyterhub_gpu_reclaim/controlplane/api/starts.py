@@ -1,0 +1,380 @@
+"""How a session is to be started, and how that start goes on: the spawner's questions.
+
+Called by the controller for the spawner in the Hub's process, while a worker may be at
+the same session; so every answer is computed from the journal as it is after the last
+``await``, and written at once. Whoever has something saved is never started cold here.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import (
+    HubState,
+    Phase,
+    Placement,
+    SessionKey,
+    StartPlan,
+    Tree,
+    TreeState,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.controlplane.api.spawning import Spawning
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, lineage
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, login_renewal
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
+
+_log = logging.getLogger(__name__)
+
+#: How often a plan is made anew because the session moved meanwhile.
+_ATTEMPTS = 5
+
+
+class Starts(Spawning):
+    """The spawner's questions about starts."""
+
+    async def plan(self, placement: Placement) -> StartPlan:
+        """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
+        key = placement.key
+        try:
+            if self._sessions.deletions is not None:
+                self._sessions.deletions.take_up()
+                self._sessions.deletions.spare(key, placement.incarnation)
+            if self._sessions.owners is not None:
+                self._sessions.owners.check(placement)
+            await self.call_off(key)
+            for _ in range(_ATTEMPTS):
+                plan = await self._plan(self._sessions.row(key), placement)
+                if plan is not None:
+                    _log.info("%s: start %s", key, plan.action)
+                    return self._with_order(key, plan)
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
+        except ReclaimError as error:
+            _log.info("%s: start refused: %s", key, error)
+            return StartPlan(action="refuse", failure=codec.failure_of(error))
+        finally:
+            self._look(key)
+
+    def _with_order(self, key: SessionKey, plan: StartPlan) -> StartPlan:
+        """The plan, with whether an old login may be made valid again."""
+        if plan.action not in {"restore", "adopt"}:
+            return plan
+        if not login_renewal.ordered(self._sessions, key):
+            return plan
+        if plan.action == "adopt":  # of a restore, the place is told
+            login_renewal.done(self._sessions, key)
+        return msgspec.structs.replace(plan, renew_login=True)
+
+    async def call_off(self, key: SessionKey) -> None:
+        """A capture under way is called off; returns when it has ended either way."""
+        row = self._sessions.row(key)
+        if row.phase is not Phase.SUSPENDING:
+            return
+        with suppress(Refused, NotFound):
+            await self._agent.cancel(row.incarnation)
+        self._look(key)
+        await self._sessions.until(
+            key,
+            lambda now: now.phase is not Phase.SUSPENDING,
+            self._settings.settle_limit,
+        )
+
+    async def _plan(self, row: SessionRow, placement: Placement) -> StartPlan | None:
+        """One attempt; None when the session has moved and is to be looked at anew."""
+        match row.phase:
+            case Phase.SUSPENDED:
+                return await self._restore(row, placement)
+            case Phase.RELEASING:
+                # The Hub starts it, so it has stopped it: the release ends here.
+                await self._suspender.release(row)
+                self._suspender.released(row)
+                return None
+            case Phase.RESUMING:
+                return await self._again(row, placement)
+            case Phase.SUSPENDING:
+                return None
+        return await self._with_trees(row, placement)
+
+    async def _restore(self, row: SessionRow, placement: Placement) -> StartPlan | None:
+        key = row.key
+        if row.bring_back:
+            bring_back.take(self._sessions, row, self._settings)
+            return None
+        facts = await self._facts_of_saved(row, placement)
+        if self._sessions.row(key) != row:
+            return None
+        for tree in facts.left():
+            if tree.state is TreeState.RUNNING:
+                return self._adopt(row, tree)
+        if await self._took_over(row, placement, facts):
+            return None
+        doubt = self._doubt(row, placement)
+        if doubt is not None:
+            self._sessions.update(key, failure=doubt)
+            return StartPlan(action="refuse", failure=doubt)
+        return await self._begin_restore(row, placement)
+
+    async def _took_over(
+        self, row: SessionRow, placement: Placement, facts: Facts
+    ) -> bool:
+        """Whether the world had something newer than what the journal would restore."""
+        for tree in facts.left():
+            if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
+                await self._captured(row, tree, facts)
+                return True
+        if facts.unknown():
+            pointer = placement.checkpoint
+            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+            return True
+        return False
+
+    async def _begin_restore(
+        self, row: SessionRow, placement: Placement
+    ) -> StartPlan | None:
+        key = row.key
+        try:
+            identity = await self._agent.identity(row.checkpoint)
+        except Unreachable:
+            raise
+        except NotFound:
+            failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
+            self._sessions.update(key, failure=failure)
+            return StartPlan(action="refuse", failure=failure)
+        except ReclaimError as error:
+            self._sessions.update(key, failure=codec.failure_of(error))
+            raise
+        if self._sessions.row(key) != row:
+            return None
+        self._sessions.begin(key, "resume")
+        row = self._sessions.apply(
+            key,
+            Happened.RESTORE,
+            incarnation=placement.incarnation,
+            placed=False,
+            intent=Intent.NONE,
+            intent_by="",
+        )
+        return StartPlan(
+            action="restore",
+            checkpoint=row.checkpoint,
+            generation=row.generation,
+            identity=identity,
+        )
+
+    async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Facts:
+        """Agent's and store's word on a session that the journal has as suspended.
+
+        Raises:
+            Unreachable: nobody knows. A node that is silent keeps nobody from coming
+                back where Hub and journal agree on what is saved; nor does a store that
+                cannot be listed now, once it was.
+        """
+        agreed = placement.checkpoint == row.checkpoint
+        try:
+            trees = await self._agent.trees(row.key)
+        except Unreachable:
+            if placement.checkpoint not in {"", row.checkpoint}:
+                raise
+            trees = []
+        try:
+            saved = await self._agent.checkpoints(row.key)
+        except Unreachable:
+            if not (agreed and self._sessions.store_seen):
+                raise
+            saved = []
+        return self._facts(row.key, trees, saved)
+
+    def _facts(
+        self, key: SessionKey, trees: list[Tree], saved: list[CheckpointInfo]
+    ) -> Facts:
+        infos = sorted(
+            (s for s in saved if s.key == key), key=lambda info: info.generation
+        )
+        known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
+        mine = tuple(t for t in trees if t.key == key)
+        facts = Facts(mine, tuple(infos), HubState.SPAWNING, known)
+        return self._sessions.living(key, facts)
+
+    def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
+        """Why its user must be asked before this checkpoint comes back, if so.
+
+        Somebody's word, by button or command, settles it; and so does a Hub that
+        remembers the same.
+        """
+        if row.intent is Intent.RESUME:
+            return None
+        rows = self._sessions.journal.checkpoints(row.key)
+        infos = [each.info for each in rows if each.info is not None]
+        mine = next((info for info in infos if info.id == row.checkpoint), None)
+        if mine is None:
+            return None
+        pointer = placement.checkpoint
+        agreed = lineage.agrees(pointer, mine, infos)
+        if _asks(row):
+            rivals = len(lineage.newest(infos)) > 1
+            return row.failure if rivals or not agreed else None
+        named = {row.dismissed, "", *(each.id for each in rows)}
+        if agreed or pointer in named:
+            return None
+        return failure_of(Reason.SAVED_OLDER, when=moment(mine.created))
+
+    async def _again(self, row: SessionRow, placement: Placement) -> StartPlan | None:
+        """A start while another one was in hand: the Hub has forgotten that one."""
+        if row.incarnation == placement.incarnation:
+            return await self._restore_same(row)
+        tree = _of(await self._agent.trees(row.key), row.incarnation)
+        if tree is not None and tree.state is TreeState.RUNNING:
+            return StartPlan(action="adopt", incarnation=row.incarnation)
+        await self._resumer.kill(row.incarnation)
+        if self._sessions.row(row.key) == row:
+            self._resumer.failed(row, failure_of(Reason.CANCELLED))
+        return None
+
+    async def _restore_same(self, row: SessionRow) -> StartPlan:
+        """The same question twice has the same answer."""
+        return StartPlan(
+            action="restore",
+            checkpoint=row.checkpoint,
+            generation=row.generation,
+            identity=await self._agent.identity(row.checkpoint),
+        )
+
+    async def _with_trees(
+        self, row: SessionRow, placement: Placement
+    ) -> StartPlan | None:
+        """The journal says that nothing is saved: is that so, and does it run?"""
+        key = row.key
+        trees: list[Tree] = []
+        try:
+            trees = await self._agent.trees(key)
+            saved = await self._agent.checkpoints(key)
+        except (Unreachable, StoreError) as error:
+            if any(tree.key == key for tree in trees):
+                raise
+            if self._may_be_cold(row, placement, error.reason):
+                return StartPlan(action="cold")
+            raise
+        if self._sessions.row(key) != row:
+            return None
+        facts = self._facts(key, trees, saved)
+        for tree in facts.left():
+            if tree.state is TreeState.RUNNING:
+                return self._adopt(row, tree)
+            if tree.state is TreeState.CAPTURED:
+                await self._captured(row, tree, facts)
+                return None
+            if tree.state is TreeState.CAPTURING:
+                raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
+        return self._nothing_runs(row, placement, facts)
+
+    def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan:
+        if row.phase not in LIVE or tree.incarnation != row.incarnation:
+            adoption.running(self._sessions, row, tree, self._settings)
+        return StartPlan(action="adopt", incarnation=tree.incarnation)
+
+    async def _captured(self, row: SessionRow, tree: Tree, facts: Facts) -> None:
+        """A saved tree that the journal did not know of."""
+        info = facts.checkpoint(tree.checkpoint)
+        if info is None:
+            await self._agent.thaw(tree.incarnation)
+        else:
+            adoption.captured(self._sessions, row, info, self._settings)
+
+    def _nothing_runs(
+        self, row: SessionRow, placement: Placement, facts: Facts
+    ) -> StartPlan | None:
+        pointer = placement.checkpoint
+        if lineage.found(row, facts, pointer):
+            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+            return None
+        kept = facts.checkpoint(row.checkpoint)
+        if row.phase in LIVE:
+            if kept is not None:
+                adoption.lost(self._sessions, row, kept)
+            else:
+                self._sessions.apply(
+                    row.key, Happened.VANISHED, checkpoint="", attempt=""
+                )
+            return None
+        if facts.unknown():
+            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+            return None
+        if row.bring_back:
+            bring_back.take(self._sessions, row, self._settings)
+            return None
+        if not self._accounted_for(row, placement):
+            self._missing(placement)
+            return None
+        return StartPlan(action="cold")
+
+    def _accounted_for(self, row: SessionRow, placement: Placement) -> bool:
+        """Whether the journal knows what became of the checkpoint that the Hub knows.
+
+        If it does not, the journal is older than the Hub's database.
+        """
+        rows = self._sessions.journal.checkpoints(row.key)
+        named = {"", row.dismissed, *(each.id for each in rows)}
+        return placement.checkpoint in named
+
+    def _may_be_cold(self, row: SessionRow, placement: Placement, why: Reason) -> bool:
+        """Whether a start may be cold though agent or store do not answer.
+
+        Journal and Hub must both say that nothing is saved. The journal's word is good
+        once it was compared with the store, and for sessions that were never saved; and
+        where there is no agent at all, since the first start brings its node.
+        """
+        if row.phase is not Phase.STOPPED or not self._accounted_for(row, placement):
+            return False
+        never_saved = not row.generation
+        return self._sessions.store_seen or never_saved or why is Reason.NO_AGENT
+
+    def _missing(self, placement: Placement) -> None:
+        """The spawner knows of a checkpoint that nobody has: the user has to choose."""
+        known = self._sessions.journal.checkpoint(placement.checkpoint)
+        if known is not None and known.key != placement.key:
+            # The Hub renamed the user or the server; the saved programs cannot.
+            raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
+        self._sessions.apply(
+            placement.key,
+            Happened.FOUND_SAVED,
+            failure=failure_of(
+                Reason.CHECKPOINT_MISSING, checkpoint=placement.checkpoint
+            ),
+            checkpoint=placement.checkpoint,
+        )
+
+
+def _asks(row: SessionRow) -> bool:
+    """Whether the row waits for somebody's word on what was found."""
+    return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
+
+
+def _of(trees: list[Tree], incarnation: str) -> Tree | None:
+    """That incarnation, if anything is left of it."""
+    return next(
+        (
+            tree
+            for tree in trees
+            if tree.incarnation == incarnation and tree.state is not TreeState.GONE
+        ),
+        None,
+    )

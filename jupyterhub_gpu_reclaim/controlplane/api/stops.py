@@ -1,0 +1,196 @@
+"""Whether a session may be ended, and what its end means: the spawner's questions.
+
+Called by the controller for the spawner in the Hub's process. A stop by a person stays
+a real stop; a stop that the service itself asked for releases what is saved; and what
+is saved is never thrown away here, except when its server is deleted for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.auth.principals import of_user
+from jupyterhub_gpu_reclaim.common.errors import (
+    ReclaimError,
+    Refused,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import (
+    Phase,
+    Placement,
+    SessionKey,
+    StopPlan,
+    TreeState,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.spawning import Spawning
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.controlplane.api.spawning import Parts
+    from jupyterhub_gpu_reclaim.controlplane.api.starts import Starts
+
+_log = logging.getLogger(__name__)
+
+#: A stop this soon after the Hub looked whether the server answers may be due to that.
+CHECK_SECONDS = 300.0
+
+
+class Stops(Spawning):
+    """The spawner's questions about stops."""
+
+    def __init__(self, parts: Parts, starts: Starts) -> None:
+        super().__init__(parts)
+        self._starts = starts
+
+    async def plan(self, placement: Placement) -> StopPlan:
+        """See ``Controller.plan_stop``."""
+        key = placement.key
+        if self._sessions.was_checked(key, CHECK_SECONDS):
+            await self._let_it_finish(key)
+        with suppress(Unreachable):
+            await self._starts.call_off(key)
+        row = self._sessions.row(key)
+        if not self._is(row, placement):
+            return await self._unknown(row, placement)
+        if row.stop_asked is not None and row.phase in LIVE:
+            await self._save_first(key)
+            row = self._sessions.row(key)
+        if row.phase is Phase.SUSPENDING:
+            # It could be neither called off nor finished: nothing may be ended now.
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
+        if row.phase in LIVE and row.checkpoint:
+            await self._look_for_loss(row)
+            row = self._sessions.row(key)
+        if row.phase in SAVED:
+            return StopPlan(action="release", checkpoint=row.checkpoint)
+        return StopPlan(action="stop")
+
+    async def _let_it_finish(self, key: SessionKey) -> None:
+        """A Hub that was restarted in the middle of a capture found the server silent.
+
+        It stops it for that, without anybody having wished it: the session is saved.
+        """
+        await self._sessions.until(
+            key,
+            lambda row: row.phase is not Phase.SUSPENDING,
+            self._settings.settle_limit,
+        )
+
+    @staticmethod
+    def _is(row: SessionRow, placement: Placement) -> bool:
+        return row.incarnation == placement.incarnation
+
+    async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
+        """An incarnation that the journal does not know: only the agent can say.
+
+        Raises:
+            Unreachable: it does not; the spawner sees by itself what is frozen.
+        """
+        trees = tuple(await self._agent.trees(placement.key))
+        facts = self._sessions.living(row.key, Facts(trees, (), None))
+        for tree in facts.trees or ():
+            if tree.incarnation != placement.incarnation:
+                continue
+            if tree.state is TreeState.CAPTURED:
+                return await self._take_captured(row, tree.checkpoint)
+        return StopPlan(action="stop")
+
+    async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
+        """A saved tree that the journal has never heard of is released, not stopped."""
+        saved = await self._agent.checkpoints(row.key)
+        info = next((s for s in saved if s.id == checkpoint), None)
+        if info is None:
+            return StopPlan(action="stop")
+        adoption.captured(self._sessions, row, info, self._settings)
+        return StopPlan(action="release", checkpoint=info.id)
+
+    async def _save_first(self, key: SessionKey) -> None:
+        """A stop that we asked for comes so late that the session runs again.
+
+        The Hub cannot be told to leave it (T8), so the session is saved once more.
+        """
+        self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
+        self._look(key)
+        await self._sessions.until(
+            key,
+            lambda row: (
+                row.phase is not Phase.SUSPENDING and row.intent is not Intent.SUSPEND
+            ),
+            self._settings.settle_limit,
+        )
+
+    async def _look_for_loss(self, row: SessionRow) -> None:
+        """A session that died soon after its return goes back to what was saved."""
+        try:
+            trees = await self._agent.trees(row.key)
+            saved = await self._agent.checkpoints(row.key)
+        except (Unreachable, StoreError):
+            return
+        gone = not any(
+            tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
+            for tree in trees
+        )
+        info = next((s for s in saved if s.id == row.checkpoint), None)
+        if gone and info is not None and self._sessions.row(row.key) == row:
+            adoption.lost(self._sessions, row, info)
+
+    async def release(self, placement: Placement) -> None:
+        """See ``Controller.release``."""
+        row = self._sessions.row(placement.key)
+        if not self._is(row, placement) or row.phase not in SAVED:
+            raise Refused(Reason.NOT_CAPTURED)
+        try:
+            await self._agent.release(row.incarnation, row.checkpoint)
+        finally:
+            self._look(placement.key)
+
+    def stopped(self, placement: Placement) -> None:
+        """See ``Controller.stopped``."""
+        row = self._sessions.row(placement.key)
+        if self._is(row, placement):
+            if row.phase is Phase.RESUMING and self._came_back(row):
+                row = self._resumer.restored(row)
+            if row.phase in {*LIVE, Phase.SUSPENDING}:
+                self._stop(row)
+            elif row.phase is Phase.RESUMING:
+                self._sessions.apply(row.key, Happened.STOPPED, placed=False)
+        self._look(placement.key)
+
+    def _came_back(self, row: SessionRow) -> bool:
+        """Whether the restore in hand has ended well."""
+        operation = self._sessions.operation(row.key)
+        return operation is not None and operation.succeeded
+
+    def _stop(self, row: SessionRow) -> None:
+        """A real stop; a checkpoint that is still kept from the return is put aside."""
+        aside = expiry.kept(
+            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
+        )
+        if row.bring_back != row.checkpoint:
+            aside += bring_back.off(self._sessions, row, self._settings)
+        self._sessions.apply(
+            row.key,
+            Happened.STOPPED,
+            by=of_user(row.key.user),
+            checkpoints=aside,
+            bring_back="",
+            checkpoint="",
+            dismissed=row.checkpoint or row.dismissed,
+        )
+
+    async def forget(self, key: SessionKey) -> None:
+        """See ``Controller.forget``."""
+        if self._sessions.deletions is not None:
+            self._sessions.deletions.order(key)
+            with suppress(ReclaimError):
+                await self._sessions.deletions.carry_out(key)
+        self._look(key)

@@ -1,0 +1,490 @@
+"""What people and programs may ask about sessions, by page, API or button.
+
+Part of the controller. A wish is written down and the worker takes it up; nothing here
+waits for an operation, and the policy is never asked whether a person may.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Value, Verdict
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.flows import login_renewal
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    HIDDEN,
+    Intent,
+    Keeping,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP, Keeps
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, CheckpointRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+#: Why a saved state is still there after its user has deleted what can be deleted.
+_WHY = {
+    Keeping.CURRENT: "The session is being saved in it, or brought back from it.",
+    Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
+    Keeping.ASIDE: "It was put aside.",
+    Keeping.DOOMED: "It is deleted as soon as the agent and its store answer.",
+}
+
+
+class Left(Value, frozen=True, kw_only=True):
+    """A saved state that is still there."""
+
+    checkpoint: str
+    until: float | None = None  #: seconds since the epoch; null: until the reason ends
+    why: str
+
+
+class Deleted(Value, frozen=True, kw_only=True):
+    """What an order to delete has come to."""
+
+    deleted: list[str]  #: these cannot be brought back any more
+    kept: list[Left]
+
+
+def _left(row: CheckpointRow) -> Left:
+    until = None if row.keeping is Keeping.DOOMED else row.expires
+    return Left(checkpoint=row.id, until=until, why=_WHY[row.keeping])
+
+
+class People:
+    """The calls of people; see ``Controller``."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        courtesy: Courtesy,
+        queue: WorkQueue,
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._courtesy = courtesy
+        self._queue = queue
+        self._settings = settings
+        self._keeps = Keeps(sessions.journal, settings.keep_per_day)
+
+    def sessions(self) -> list[SessionView]:
+        """All sessions that run, are saved, or have something put aside."""
+        return self._sessions.views()
+
+    def session(self, key: SessionKey) -> SessionView:
+        """One session.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        return self._sessions.view(key)
+
+    def why(self, key: SessionKey) -> list[Verdict]:
+        """Every reason for or against a suspend, the deciding one first.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        row = self._known(key)
+        if row.phase in LIVE:
+            self._courtesy.judge(row)
+        return self._sessions.verdicts(key)
+
+    def changes(self) -> AsyncIterator[SessionView]:
+        """Every change from now on; it ends for a reader that is too slow."""
+        return self._sessions.changes()
+
+    async def suspend(self, key: SessionKey, by: str) -> SessionView:
+        """Save a running session as soon as can be; the policy is not asked.
+
+        Already under way is fine.
+
+        Raises:
+            NotFound: nobody has heard of it.
+            Refused: ``wrong_phase``: it does not run.
+        """
+        row = self._known(key)
+        if row.phase in LIVE:
+            self._wish(row, Intent.SUSPEND, by)
+        elif row.phase not in {Phase.SUSPENDING, Phase.RELEASING}:
+            raise _wrong(row, Happened.SUSPEND)
+        return self._sessions.view(key)
+
+    async def resume(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Bring a saved session back; a suspend under way is called off.
+
+        Args:
+            key: the session.
+            by: who asks.
+            manages: whether they may say that a name's new account is the same person.
+
+        Raises:
+            NotFound: nobody has heard of it.
+            Refused: ``wrong_phase``: nothing of it is saved; ``former_account``: it
+                is not known whose it is.
+        """
+        row = self._known(key)
+        self._settle_account(key, by, manages=manages)
+        if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
+            self._wish(row, Intent.RESUME, by)
+            if row.phase is Phase.SUSPENDING:
+                await self._agent.cancel(row.incarnation)
+        elif row.phase is Phase.STOPPED:
+            raise _wrong(row, Happened.RESTORE)
+        return self._sessions.view(key)
+
+    async def keep(
+        self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Leave a session alone for that long; 0 takes that back.
+
+        A warning is taken back, and so is a suspend that is under way.
+
+        Args:
+            key: the session.
+            seconds: for how long from now on.
+            by: who asks.
+            manages: whether they are bound by a year only, and not by the limits
+                ``Settings.keep_limit`` and ``Settings.keep_per_day``.
+
+        Raises:
+            NotFound: nobody has heard of it.
+            BadRequest: no time that makes sense.
+            Refused: longer than they may, or ``keep_spent``: too much in one day.
+        """
+        row = self._known(key)
+        self._check_keep(seconds, manages=manages)
+        now = self._sessions.clock.now()
+        spent = self._keeps.wish(key, seconds, now, bound=not manages)
+        self._sessions.update(
+            key,
+            self._sessions.audit_line(key, by, "keep", f"{seconds:.0f} s"),
+            also=spent,
+            kept_until=now + seconds if seconds else None,
+            kept_by=by if seconds else "",
+        )
+        if row.phase is Phase.SUSPENDING and seconds:
+            await self._agent.cancel(row.incarnation)
+        if row.phase is Phase.WARNED and seconds:
+            message = f"Kept for {duration(seconds)} at the request of {by}."
+            why = Verdict(reclaim=False, code=Reason.KEPT.value, message=message)
+            self._sessions.apply(
+                key, Happened.STAYS, by=by, why=why, failure=row.failure
+            )
+        self._queue.add(key)
+        return self._sessions.view(key)
+
+    async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
+        """Never suspend this session by policy, or do again; the button still works.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        self._known(key)
+        line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
+        self._sessions.update(key, line, opted_out_by=by if out else "")
+        self._queue.add(key)
+        return self._sessions.view(key)
+
+    async def renew_login(self, key: SessionKey, by: str) -> SessionView:
+        """Let the next start make a login valid that the Hub does not know any more.
+
+        For who manages. It starts nothing.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        self._known(key)
+        # A Hub that has lost its database has other accounts for the same people.
+        self._settle_account(key, by, manages=True)
+        login_renewal.order(self._sessions, key, by)
+        return self._sessions.view(key)
+
+    async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
+        """Put what is saved aside for ``Settings.set_aside``; the next start is cold.
+
+        It does not start anything: the person goes on to the Hub's spawn page.
+
+        Raises:
+            NotFound: nobody has heard of it.
+            Refused: ``wrong_phase``: it is not suspended.
+        """
+        seconds = self._settings.set_aside
+        row = self._known(key)
+        owners = self._sessions.owners
+        if owners is not None and (claimed := owners.claimed(key)):
+            owners.hand_over(key, claimed, fresh=True)
+            self._queue.add(key)
+            return self._sessions.view_of(SessionRow(key=key), [])
+        self._sessions.apply(
+            key,
+            Happened.PUT_ASIDE,
+            by=by,
+            checkpoints=[
+                *expiry.settled(self._sessions, key, seconds),
+                *expiry.kept(self._sessions, row.checkpoint, Keeping.ASIDE, seconds),
+            ],
+            checkpoint="",
+            dismissed=row.checkpoint,
+            intent=Intent.NONE,
+        )
+        return self._sessions.view(key)
+
+    async def bring_back(
+        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+    ) -> SessionView:
+        """Bring back another saved state of a session than the one it is in.
+
+        What it is in is put aside for ``Settings.set_aside``, and can be brought back
+        in the same way. A checkpoint that was just imported is looked for in the store.
+
+        Args:
+            key: the session.
+            checkpoint: the state.
+            by: who asks for it.
+            save_running: whether the session, if it runs, is saved first.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``session_runs``: it runs, and may not be saved for this;
+                ``operation_in_flight``: it is being saved or brought back.
+            Unreachable: the store has to be asked, and does not answer.
+        """
+        # Whose it is comes first; a manager's Resume settles that.
+        self._settle_account(key, by, manages=False)
+        wanted = await self._kept(key, checkpoint)
+        row = self._sessions.row(key)
+        if row.phase in bringing.FROM:
+            bringing.take(
+                self._sessions, row, self._settings, checkpoint=checkpoint, by=by
+            )
+        elif row.phase in LIVE and save_running:
+            bringing.wish(self._sessions, row, wanted, by)
+        elif row.phase in LIVE:
+            raise Refused(Reason.SESSION_RUNS)
+        else:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.phase.value)
+        self._queue.add(key)
+        return self._sessions.view(key)
+
+    async def _kept(self, key: SessionKey, checkpoint: str) -> CheckpointRow:
+        """A checkpoint of that session that may be brought back."""
+        journal = self._sessions.journal
+        if journal.checkpoint(checkpoint) is None:
+            infos = tuple(await self._agent.checkpoints(key))
+            facts = self._sessions.living(key, Facts((), infos, None))
+            mine = [i for i in facts.saved or () if (i.id, i.key) == (checkpoint, key)]
+            now, seconds = self._sessions.clock.now(), self._settings.set_aside
+            journal.keep(expiry.aside(info, now, seconds) for info in mine)
+        row = journal.checkpoint(checkpoint)
+        if row is None or row.key != key or row.keeping in HIDDEN:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return row
+
+    async def discard(
+        self, key: SessionKey, by: str, checkpoint: str | None = None
+    ) -> SessionView:
+        """Delete what is saved of a session: the next start is cold.
+
+        Args:
+            key: the session.
+            by: who asks for it.
+            checkpoint: one that was put aside; None: what it is suspended in, or, if
+                it is not suspended, all that were put aside.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``wrong_phase``: the checkpoint is in use.
+        """
+        row = self._known(key)
+        kept = self._sessions.journal.checkpoints(key)
+        if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
+            self._sessions.apply(
+                key,
+                Happened.DISCARDED,
+                by=by,
+                checkpoints=self._doomed(row.checkpoint),
+                checkpoint="",
+                dismissed=row.checkpoint,
+                intent=Intent.NONE,
+            )
+        else:
+            wanted = [
+                c for c in kept if c.keeping is Keeping.ASIDE or c.id == checkpoint
+            ]
+            wanted = [c for c in wanted if checkpoint in {None, c.id}]
+            if not wanted:
+                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint or "")
+            if any(c.keeping is not Keeping.ASIDE for c in wanted):
+                raise _wrong(row, Happened.DISCARDED)
+            for each in wanted:
+                self._sessions.journal.keep(self._doomed(each.id))
+            line = self._sessions.audit_line(key, by, "discard", checkpoint or "")
+            self._sessions.update(key, line)
+        await expiry.collect(self._sessions, self._agent)
+        return self._sessions.view(key)
+
+    async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
+        """End programs of a session that run beside it, or where it is stopped.
+
+        Args:
+            key: the session.
+            incarnation: which; never the one that the Hub knows.
+            by: who asks for it.
+
+        Raises:
+            NotFound: no such session, or no such programs.
+            Refused: ``wrong_phase``: they are the session itself.
+        """
+        row = self._known(key)
+        trees = await self._agent.trees(key)
+        if incarnation not in {tree.incarnation for tree in trees}:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        if incarnation == row.incarnation and row.phase is not Phase.STOPPED:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=row.phase.value, action="be ended like this"
+            )
+        await self._agent.kill(incarnation)
+        line = self._sessions.audit_line(key, by, "end second tree", incarnation)
+        self._sessions.update(key, line, failure=None)
+        self._queue.add(key)
+
+    async def delete(
+        self,
+        key: SessionKey,
+        by: str,
+        checkpoint: str | None = None,
+        *,
+        everything: bool = False,
+    ) -> Deleted:
+        """As ``discard``; says what is gone, and what is kept until when and why.
+
+        Args:
+            key: the session.
+            by: who asks for it.
+            checkpoint: see ``discard``.
+            everything: also what was put aside beside it, and what a running session
+                came from: it is gone then if its programs end in the next minutes.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            Refused: ``wrong_phase``: the checkpoint is in use.
+        """
+        before = [row.id for row in self._visible(key)]
+        if everything and checkpoint is None:
+            self._doom_all(self._known(key), by)
+        if checkpoint is not None or not everything:
+            await self.discard(key, by, checkpoint)
+        await expiry.collect(self._sessions, self._agent)
+        journal = self._sessions.journal
+        rows = [row for each in before if (row := journal.checkpoint(each))]
+        left = [_left(row) for row in rows]
+        gone = [each for each in before if each not in {row.id for row in rows}]
+        return Deleted(deleted=gone, kept=left)
+
+    def _doom_all(self, row: SessionRow, by: str) -> None:
+        """Write down that all that a session can do without is to be deleted."""
+        unused = {Keeping.ASIDE}
+        if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
+            unused |= {Keeping.SUPERSEDED}
+        kept = self._visible(row.key)
+        doomed = [
+            each for c in kept if c.keeping in unused for each in self._doomed(c.id)
+        ]
+        if row.phase is Phase.SUSPENDED:
+            self._sessions.apply(
+                row.key,
+                Happened.DISCARDED,
+                by=by,
+                checkpoints=[*doomed, *self._doomed(row.checkpoint)],
+                checkpoint="",
+            )
+        elif doomed:
+            line = self._sessions.audit_line(row.key, by, "discard")
+            self._sessions.journal.save(row, line, doomed)
+            self._sessions.touch(row.key)
+        elif not kept:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
+
+    def _visible(self, key: SessionKey) -> list[CheckpointRow]:
+        """What the session's user may know of."""
+        rows = self._sessions.journal.checkpoints(key)
+        return [row for row in rows if row.keeping not in HIDDEN]
+
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
+        """Who did what to a session, the newest first."""
+        return self._sessions.journal.audit(key, limit)
+
+    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+        """What happened to a user's sessions, the newest first; deleted ones, too.
+
+        Args:
+            user: whose.
+            before: only lines with a smaller id; 0: all.
+            limit: at most so many, at least one.
+        """
+        found = audit_log.of_user(self._sessions.journal, user, before, limit + 1)
+        lines = [story.line_of(each) for each in found[:limit]]
+        return StoryPage(lines=lines, next=lines[-1].id if found[limit:] else None)
+
+    def _check_keep(self, seconds: float, *, manages: bool) -> None:
+        if not 0 <= seconds <= LONGEST_KEEP:
+            raise BadRequest(Reason.INVALID, what="Keep for 0 seconds up to a year.")
+        limit = self._settings.keep_limit
+        if seconds > limit and not manages:
+            what = f"A session can be kept for {duration(limit)} at most."
+            raise Refused(Reason.INVALID, what=what)
+
+    def _known(self, key: SessionKey) -> SessionRow:
+        row = self._sessions.journal.session(key)
+        if row is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return row
+
+    def _settle_account(self, key: SessionKey, by: str, *, manages: bool) -> None:
+        """A former account's session is the new one's by a manager's word alone."""
+        owners = self._sessions.owners
+        claimed = owners.claimed(key) if owners is not None else ""
+        if owners is None or not claimed:
+            return
+        if not manages:
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+        owners.hand_over(key, claimed, fresh=False)
+        _log.warning("%s: %s has given it to the name's new account", key, by)
+
+    def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
+        """Write down what somebody wants; the worker takes it up."""
+        line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
+        self._sessions.update(row.key, line, intent=intent, intent_by=by)
+        self._queue.add(row.key)
+
+    def _doomed(self, checkpoint: str) -> list[CheckpointRow]:
+        return expiry.kept(self._sessions, checkpoint, Keeping.DOOMED, seconds=0)
+
+
+def _wrong(row: SessionRow, happened: Happened) -> Refused:
+    return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=happened.value)

@@ -1,0 +1,287 @@
+"""Servers that were deleted for ever: ordered once, repeated until nothing is left.
+
+The order is written in the same transaction that removes the session's row, and stays
+until agent and store have been seen to hold nothing of it any more. Until then what is
+left of the old session is hidden from everybody: it is neither found again, nor brought
+back, nor taken for a new session of the same name.
+
+What is new is told from what is old by incarnations: each start of a session has its
+own, and those that begin after the order are noted in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec, deletion_orders
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, columns, schema
+from jupyterhub_gpu_reclaim.controlplane.model import accounting
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+_DELETED = "The server was deleted."
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One order that is not done yet."""
+
+    key: SessionKey
+    asked: float
+    incarnations: frozenset[str]  #: known to be of the deleted session
+    spared: frozenset[str]  #: started after the order
+
+
+class Deletions:
+    """The orders, and carrying them out.
+
+    Args:
+        sessions: the rows.
+        agent: ends trees and deletes checkpoints.
+        folder: where the spawner leaves orders (``deletion_orders``); None: nowhere.
+    """
+
+    def __init__(
+        self, sessions: Sessions, agent: Agent, folder: Path | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._folder = folder
+        self._orders: dict[SessionKey, Order] | None = None
+
+    # --- orders
+    def take_up(self) -> list[SessionKey]:
+        """Take over what the spawner has left for us; the sessions concerned.
+
+        Raises:
+            StoreError: the journal cannot be written; the rest is taken up later.
+        """
+        taken: list[SessionKey] = []
+        if self._folder is None:
+            return taken
+        try:
+            for path, key in deletion_orders.pending(self._folder):
+                if self._take(path, key):
+                    taken.append(key)
+        except OSError as error:
+            _log.warning("orders to delete cannot be read: %s", error)
+        return taken
+
+    def _take(self, path: Path, key: SessionKey) -> bool:
+        """Take one file over; whether it was new.
+
+        A file that cannot be removed, or outlived a crash, is not taken twice: there
+        may be a new session of that name by then.
+        """
+        journal = self._sessions.journal
+        name = f"deletion:{path.stem}"
+        new = audit_log.mark(journal, name) is None
+        if new:
+            self._order(key, also=audit_log.set_mark(name, self._sessions.clock.now()))
+        deletion_orders.remove(path)
+        journal.write(*audit_log.set_mark(name, None))
+        return new
+
+    def order(
+        self, key: SessionKey, what: str = "forget", message: str = _DELETED
+    ) -> None:
+        """Write down that nothing of a session is to be left; idempotent.
+
+        What is kept for a former account of its user's name is left to its own time.
+
+        Raises:
+            StoreError: it could not be written; nothing is changed.
+        """
+        if key not in self.take_up():
+            self._order(key, what, message)
+
+    def _order(
+        self,
+        key: SessionKey,
+        what: str = "forget",
+        message: str = _DELETED,
+        also: Iterable[Any] = (),
+    ) -> None:
+        sessions, now = self._sessions, self._sessions.clock.now()
+        rows = sessions.journal.checkpoints(key)
+        row, former = sessions.row(key), self.pending(key)
+        old = {row.incarnation, *(r.info.incarnation for r in rows if r.info)} - {""}
+        if former is not None:
+            old |= former.incarnations
+        order = Order(
+            key=key, asked=now, incarnations=frozenset(old), spared=frozenset()
+        )
+        sessions.journal.forget(
+            key,
+            sessions.audit_line(key, SERVICE, what, message),
+            [
+                each
+                for r in rows
+                if r.keeping is not Keeping.FORMER
+                for each in expiry.kept(sessions, r.id, Keeping.DOOMED, seconds=0)
+            ],
+            accounting.leaving(row, now),
+            [*_written(order), *keep_quota.end(key, now), *also],
+        )
+        self._all()[key] = order
+        sessions.forget(key)
+
+    def pending(self, key: SessionKey) -> Order | None:
+        """The order that stands for a session."""
+        return self._all().get(key)
+
+    def pending_keys(self) -> set[SessionKey]:
+        """Sessions for which one stands."""
+        return set(self._all())
+
+    def spare(self, key: SessionKey, incarnation: str) -> None:
+        """A new session of that name is about to start: the order is not about it.
+
+        Raises:
+            StoreError: it could not be written; the start must wait.
+        """
+        order = self.pending(key)
+        if order is None or incarnation in order.spared | order.incarnations:
+            return
+        order = msgspec.structs.replace(order, spared=order.spared | {incarnation})
+        self._sessions.journal.write(*_written(order))
+        self._all()[key] = order
+
+    def _all(self) -> dict[SessionKey, Order]:
+        if self._orders is None:
+            found = self._sessions.journal.read(schema.deletions.select())
+            orders = [_read(row) for row in found]
+            self._orders = {order.key: order for order in orders}
+        return self._orders
+
+    # --- what is old
+    def living(self, key: SessionKey, facts: Facts) -> Facts:
+        """The facts without what is to be deleted."""
+        order = self.pending(key)
+        if order is None:
+            return facts
+        trees, saved = facts.trees, facts.saved
+        if trees is not None:
+            trees = tuple(tree for tree in trees if not self._is_old(order, tree))
+        if saved is not None:
+            saved = tuple(info for info in saved if not self._is_saved(order, info))
+        return facts._replace(trees=trees, saved=saved)
+
+    def _new(self, order: Order) -> frozenset[str]:
+        return order.spared | {self._sessions.row(order.key).incarnation}
+
+    def _is_old(self, order: Order, tree: Tree) -> bool:
+        """Whether a tree is of the deleted session.
+
+        One that nobody knows and that runs, or is about to, may have been started
+        while no service was there; and of one whose node is silent nothing is known.
+        """
+        if tree.incarnation in self._new(order):
+            return False
+        new = {TreeState.RUNNING, TreeState.HOLDING, TreeState.UNKNOWN}
+        return tree.incarnation in order.incarnations or tree.state not in new
+
+    def _is_saved(self, order: Order, info: CheckpointInfo) -> bool:
+        """Whether a checkpoint is of the deleted session."""
+        row = self._sessions.journal.checkpoint(info.id)
+        if row is not None:
+            return row.keeping is Keeping.DOOMED
+        attempt = self._sessions.row(order.key).attempt
+        return info.id != attempt and info.incarnation not in self._new(order)
+
+    # --- carrying out
+    async def carry_out(self, key: SessionKey) -> bool:
+        """End and delete what is left; whether an order still stands.
+
+        Raises:
+            ReclaimError: something does not answer or cannot be deleted now; what was
+                done is done, and the rest is for the next time.
+        """
+        order = self.pending(key)
+        if order is None:
+            return False
+        trees = [t for t in await self._agent.trees(key) if t.key == key]
+        left = [
+            tree
+            for tree in trees
+            if tree.state is not TreeState.GONE and self._is_old(order, tree)
+        ]
+        for tree in left:
+            await self._end(tree)
+        saved = [s for s in await self._agent.checkpoints(key) if s.key == key]
+        doomed = {info.id for info in saved if self._is_saved(order, info)}
+        for row in self._sessions.journal.checkpoints(key):
+            if row.keeping is Keeping.DOOMED:
+                doomed.add(row.id)
+        for checkpoint in sorted(doomed):
+            await self._agent.discard(checkpoint)
+            self._sessions.journal.drop(checkpoint)
+            _log.info("%s: checkpoint %s deleted (forgotten)", key, checkpoint)
+        if left or doomed or self.pending(key) is not order:
+            return True  # done is what was looked at and found empty
+        self._done(order)
+        return False
+
+    async def _end(self, tree: Tree) -> None:
+        try:
+            if tree.state is TreeState.CAPTURING:
+                await self._agent.cancel(tree.incarnation)
+            else:
+                await self._agent.kill(tree.incarnation)
+        except NotFound:
+            return
+        _log.info("%s: what is left of a deleted session is ended", tree.key)
+
+    def _done(self, order: Order) -> None:
+        sessions = self._sessions
+        message = "Nothing of the deleted server is left."
+        line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
+        sessions.journal.write(columns.insert_audit(line), _removed(order.key))
+        self._all().pop(order.key, None)
+
+
+def _mine(key: SessionKey) -> Any:
+    table = schema.deletions
+    return (table.c.user == key.user) & (table.c.server == key.server)
+
+
+def _removed(key: SessionKey) -> Any:
+    return schema.deletions.delete().where(_mine(key))
+
+
+def _written(order: Order) -> list[Any]:
+    """Statements that write an order, in the place of an earlier one."""
+    values = {
+        "user": order.key.user,
+        "server": order.key.server,
+        "asked": order.asked,
+        "incarnations": codec.encode(sorted(order.incarnations)).decode(),
+        "spared": codec.encode(sorted(order.spared)).decode(),
+    }
+    return [_removed(order.key), schema.deletions.insert().values(**values)]
+
+
+def _read(row: dict[Any, Any]) -> Order:
+    return Order(
+        key=SessionKey(row["user"], row["server"]),
+        asked=row["asked"],
+        incarnations=frozenset(codec.decode(row["incarnations"].encode(), list[str])),
+        spared=frozenset(codec.decode(row["spared"].encode(), list[str])),
+    )

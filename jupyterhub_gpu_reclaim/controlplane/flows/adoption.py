@@ -1,0 +1,189 @@
+"""What the journal takes over from the world when it did not hear of it in time.
+
+Called by the worker and by a start that finds things different from the journal. Each
+is one transaction; nothing is asked of anybody here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    CheckpointRow,
+    Intent,
+    Keeping,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+
+def running(
+    sessions: Sessions, row: SessionRow, tree: Tree, settings: Settings
+) -> SessionRow:
+    """A tree runs that the journal did not know as running.
+
+    The checkpoint that it came from is kept for the time of grace; any other one is
+    put aside, because it is not what runs.
+    """
+    came_from = bool(row.checkpoint) and tree.checkpoint == row.checkpoint
+    if came_from:
+        kept = expiry.kept(sessions, row.checkpoint, Keeping.SUPERSEDED, settings.grace)
+    else:
+        kept = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
+    now = sessions.clock.now()
+    return sessions.apply(
+        row.key,
+        Happened.FOUND_RUNNING,
+        checkpoints=kept,
+        incarnation=tree.incarnation,
+        checkpoint=row.checkpoint if came_from else "",
+        generation=max(row.generation, tree.generation),
+        attempt="",
+        placed=False,
+        started_at=now,
+        resumed_at=now if came_from else None,
+    )
+
+
+def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
+    """A session ended by itself soon after its return: back to what was saved."""
+    return sessions.apply(
+        row.key,
+        Happened.LOST,
+        failure=failure_of(Reason.ENDED_AFTER_RETURN),
+        checkpoints=[expiry.current(saved, sessions.clock.now())],
+        checkpoint=saved.id,
+        attempt="",
+    )
+
+
+def captured(
+    sessions: Sessions, row: SessionRow, saved: CheckpointInfo, settings: Settings
+) -> SessionRow:
+    """A tree stands captured that the journal did not know of.
+
+    What the journal took for saved is older than that, and is put aside.
+    """
+    now = sessions.clock.now()
+    rows = [expiry.current(saved, now)]
+    if row.checkpoint != saved.id and row.phase is Phase.SUSPENDED:
+        rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
+    return sessions.apply(
+        row.key,
+        Happened.FOUND_CAPTURED,
+        checkpoints=rows,
+        incarnation=saved.incarnation,
+        checkpoint=saved.id,
+        generation=max(saved.generation, row.generation),
+        attempt="",
+    )
+
+
+def saved(
+    sessions: Sessions,
+    row: SessionRow,
+    facts: Facts,
+    settings: Settings,
+    pointer: str = "",
+) -> None:
+    """Checkpoints that the journal does not know: the newest may be the session.
+
+    Where nothing of the session runs, the newest of those that the journal has missed
+    is what it is suspended in from now on. Unless the Hub remembers that one, too, its
+    user is asked before it comes back. All others are put aside.
+
+    Args:
+        sessions: where the journal is.
+        row: the session; a fresh row where the journal was lost.
+        facts: agent's and store's word.
+        settings: for how long things are kept.
+        pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
+    """
+    found = [] if facts.left() else lineage.found(row, facts, pointer)
+    if not found:
+        _beside(sessions, row, facts, settings)
+        return
+    newest, *rivals = found
+    sure = not rivals and lineage.agrees(pointer, newest, facts.saved or ())
+    seconds = settings.set_aside if sure else None
+    rows = _asides(sessions, facts, seconds, besides=newest.id)
+    rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+    sessions.apply(
+        row.key,
+        Happened.FOUND_SAVED,
+        failure=None if sure else found_failure(newest),
+        checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
+        incarnation=newest.incarnation,
+        checkpoint=newest.id,
+        generation=_above(row, facts),
+        attempt="",
+        placed=False,
+        intent=Intent.NONE,
+        intent_by="",
+        bring_back="",
+        dismissed=row.checkpoint or row.dismissed,
+    )
+
+
+def found_failure(info: CheckpointInfo) -> Failure:
+    """The question to the session's user, as it stands in the row."""
+    return failure_of(Reason.SAVED_FOUND, when=moment(info.created))
+
+
+def _beside(
+    sessions: Sessions, row: SessionRow, facts: Facts, settings: Settings
+) -> None:
+    """Note unknown checkpoints beside what the session is in.
+
+    While what a session is suspended in is not in the store, an older one may be all
+    there is, and is kept without limit.
+    """
+    missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
+    rows = _asides(sessions, facts, None if missing else settings.set_aside)
+    changes: dict[str, Any] = {"generation": _above(row, facts)}
+    running = facts.tree(row.incarnation)
+    if running is not None and facts.missed(running.checkpoint) and not row.checkpoint:
+        came_from = next(r for r in rows if r.id == running.checkpoint)
+        rows.remove(came_from)
+        rows.append(
+            msgspec.structs.replace(
+                came_from,
+                keeping=Keeping.SUPERSEDED,
+                expires=sessions.clock.now() + settings.grace,
+            )
+        )
+        changes["checkpoint"] = came_from.id
+    if not row.since:  # nothing that runs or is suspended: only what may come back
+        sessions.journal.keep(rows)
+        sessions.touch(row.key)
+        return
+    line = sessions.audit_line(row.key, SERVICE, "found aside")
+    sessions.update(row.key, line, checkpoints=rows, **changes)
+
+
+def _asides(
+    sessions: Sessions, facts: Facts, seconds: float | None, besides: str = ""
+) -> list[CheckpointRow]:
+    """Rows of the unknown ones; None: nobody has said yet which of them are needed."""
+    now = sessions.clock.now()
+    unknown = [info for info in facts.unknown() if info.id != besides]
+    return [expiry.aside(info, now, seconds) for info in unknown]
+
+
+def _above(row: SessionRow, facts: Facts) -> int:
+    """The generation that the next capture counts from: no two are ever the same."""
+    return max([row.generation, *(info.generation for info in facts.saved or ())])

@@ -1,0 +1,148 @@
+"""Who waits for a GPU, in which place, and whose turn it is.
+
+Asked by the resumer before and after each try, by the loops' tick, and by views. Two
+kinds of waiting: on one machine a resume has its place and lacks memory of a GPU; who
+that is, stands in the journal, and here is decided whose turn it is. On Kubernetes a
+pod waits for a node; the scheduler decides who gets it, and here it is only told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase, Step, Waiting
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.policy.turn_order import fair
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: The step of a resume that a waiting user reads.
+STEP = "queue"
+
+
+class WaitingLine:
+    """The queue.
+
+    Args:
+        sessions: the rows, and where places are noted for views.
+        agent: knows who waits for a node.
+        limit: seconds that a resume waits for memory of a GPU; 0: it fails at once.
+    """
+
+    def __init__(self, sessions: Sessions, agent: Agent, limit: float) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._limit = limit
+        self._told: dict[SessionKey, str] = {}
+
+    def look(self) -> list[Waiting]:
+        """All who wait, in their order; whoever's place has changed is told."""
+        rows = {row.key: row for row in self._rows()}
+        since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
+        order = fair(since, self._held() if rows else {})
+        found = [_waiting(rows[key]) for key in order]
+        found += [each for each in self._agent.waiting() if each.key not in rows]
+        found = [
+            msgspec.structs.replace(each, place=place)
+            for place, each in enumerate(found, start=1)
+        ]
+        self._sessions.waiting = {each.key: each for each in found if each.key}
+        self._tell(order, len(found))
+        return found
+
+    def may_try(self, row: SessionRow) -> bool:
+        """Whether a resume that has its place may look for memory now.
+
+        Who comes while others wait joins the queue, unless it never had a GPU. Who
+        waits tries when it is the first; so one that needs much is not passed for ever.
+        """
+        if not self._limit:
+            return True
+        if row.waiting_since is None:
+            if not row.gpus or not self._rows():
+                return True
+            self._join(row)
+            return False
+        first = self.look()[0]
+        return first.key == row.key
+
+    def waits(self, row: SessionRow, failure: Failure) -> bool:
+        """Whether a try that ended so is made again: then it waits from now on."""
+        if not no_room(failure) or not self._limit or self.over(row) is not None:
+            return False
+        if row.waiting_since is None:
+            self._join(row)
+        return True
+
+    def over(self, row: SessionRow) -> Failure | None:
+        """Why it waits no longer, if its time is over."""
+        since = row.waiting_since
+        if since is None or self._sessions.clock.now() - since < self._limit:
+            return None
+        return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self._limit))
+
+    def told(self, row: SessionRow, failure: Failure) -> Failure:
+        """How a try that is not made again is told to who has waited for it."""
+        return (no_room(failure) and self.over(row)) or failure
+
+    def served(self, row: SessionRow) -> Event:
+        """The end of the waiting, for who reads the steps."""
+        waited = self._sessions.clock.now() - (row.waiting_since or 0.0)
+        step = Step(step=STEP, title="A GPU is free", state="done", seconds=waited)
+        return Event(step=step)
+
+    def _join(self, row: SessionRow) -> None:
+        now = self._sessions.clock.now()
+        line = self._sessions.audit_line(row.key, "gpu-reclaim", "waits for a GPU")
+        self._sessions.update(row.key, line, waiting_since=now)
+        self.look()
+
+    def _rows(self) -> list[SessionRow]:
+        return [
+            row
+            for row in self._sessions.journal.sessions()
+            if row.waiting_since is not None and row.phase is Phase.RESUMING
+        ]
+
+    def _held(self) -> Counter[str]:
+        """How many sessions of each user have a GPU, as far as is known."""
+        cards = self._sessions.history.cards
+        return Counter(
+            row.key.user
+            for row in self._sessions.journal.sessions()
+            if row.phase in LIVE and (row.gpus or cards(row.key, row.incarnation))
+        )
+
+    def _tell(self, order: list[SessionKey], total: int) -> None:
+        told: dict[SessionKey, str] = {}
+        for place, key in enumerate(order, start=1):
+            words = f"Waiting for a free GPU: place {place} of {total} in the queue"
+            told[key] = words
+            if self._told.get(key) != words:
+                step = Step(step=STEP, title=words, state="going")
+                self._sessions.step(key, "resume", Event(step=step))
+        self._told = told
+
+
+def no_room(failure: Failure | None) -> bool:
+    """Whether a resume failed for want of a GPU's memory, which others may give up."""
+    return failure is not None and failure.code == Reason.GPU_MEMORY.value
+
+
+def _waiting(row: SessionRow) -> Waiting:
+    return Waiting(
+        key=row.key,
+        since=row.waiting_since or 0.0,
+        gpus=max(1, row.gpus),
+        reason="No GPU of this machine has enough free memory.",
+    )

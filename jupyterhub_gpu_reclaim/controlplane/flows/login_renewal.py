@@ -1,0 +1,40 @@
+"""An administrator's word that a session's login may be made valid again.
+
+The token of a saved session is in its memory. Where the Hub does not know it any more,
+it was revoked by somebody, or the Hub's database is another one; nobody can tell which,
+so the spawner refuses, until a person who manages has ordered otherwise. An order is
+for one session and one return, and only for a day; it stands in the journal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: Seconds for which an order holds.
+VALID = 86400.0
+_MARK = "renew login:"
+
+
+def order(sessions: Sessions, key: SessionKey, by: str) -> None:
+    """Write the order down, with who gave it."""
+    until = sessions.clock.now() + VALID
+    sessions.journal.write(*audit_log.set_mark(_MARK + key.path, until))
+    sessions.update(key, sessions.audit_line(key, by, "renew login"))
+
+
+def ordered(sessions: Sessions, key: SessionKey) -> bool:
+    """Whether there is an order that still holds."""
+    until = audit_log.mark(sessions.journal, _MARK + key.path)
+    return until is not None and sessions.clock.now() < until
+
+
+def done(sessions: Sessions, key: SessionKey) -> None:
+    """The login is valid again: the next time takes another order."""
+    if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
+        sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))

@@ -1,0 +1,208 @@
+"""From a place that is held to a session that answers, or back to the checkpoint.
+
+Driven by ``worker.py`` after the spawner has said where. Nothing here starts a session
+cold, and a checkpoint is never given up by a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+
+class Resumer:
+    """The steps of a resume."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        hub: Hub,
+        settings: Settings,
+        line: WaitingLine,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._hub = hub
+        self._settings = settings
+        self._line = line
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def start(self, row: SessionRow) -> None:
+        """Ask the Hub for the start that somebody wished by button; may be repeated.
+
+        The Hub's spawner then asks ``plan_start``, which takes the wish as fulfilled:
+        this returns as soon as it has. The Hub answers only when the session runs, or
+        after ten seconds (its ``slow_spawn_timeout``), and there is work to be done
+        for that.
+        """
+        asking = asyncio.create_task(self._ask(row))
+        self._asking.add(asking)
+        asking.add_done_callback(self._answered)
+        begun = asyncio.create_task(
+            self._sessions.until(
+                row.key,
+                lambda now: now.phase is not Phase.SUSPENDED,
+                self._settings.operation_limit,
+            )
+        )
+        try:
+            await asyncio.wait({asking, begun}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        finally:
+            begun.cancel()
+
+    def _answered(self, asking: asyncio.Task[None]) -> None:
+        self._asking.discard(asking)
+        asking.cancelled() or asking.exception()  # looked at, so asyncio is content
+
+    async def _ask(self, row: SessionRow) -> None:
+        try:
+            await self._hub.start(row.key)
+        except Refused as error:
+            if self._sessions.row(row.key).intent is not Intent.RESUME:
+                return  # it was begun; how that went, the agent has told
+            if error.retryable:
+                _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
+                return
+            self._sessions.update(
+                row.key,
+                intent=Intent.NONE,
+                intent_by="",
+                failure=codec.failure_of(error),
+            )
+
+    async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+        """Start or attach to the restore of a RESUMING session, up to its end.
+
+        Yields nothing when it ended well: it is RUNNING once the Hub has its answer;
+        and nothing while it waits for memory of a GPU: then this is called again.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the restore may go on there.
+        """
+        over = self._line.over(row)
+        if over is not None:
+            yield self.failed(row, over)
+            return
+        if not self._line.may_try(row):
+            return
+        try:
+            async with asyncio.timeout(self._settings.operation_limit):
+                end = await self._restore(row)
+        except Unreachable:
+            raise
+        except TimeoutError:
+            limit = self._settings.operation_limit
+            late = Refused(Reason.TIMED_OUT, step="restore", seconds=limit)
+            end = Event(failure=codec.failure_of(late))
+        except ReclaimError as error:
+            end = Event(failure=codec.failure_of(error))
+        row = self._sessions.row(row.key) if self._still(row) else row
+        if end.failure is not None and not self._line.waits(row, end.failure):
+            yield self.failed(row, self._line.told(row, end.failure))
+
+    async def _restore(self, row: SessionRow) -> Event:
+        """The last event of the restore; a failure is told by who takes it up."""
+        unserved = row.waiting_since is not None
+        async for event in self._agent.restore(row.incarnation, row.checkpoint):
+            if not self._still(row):
+                raise Refused(Reason.CANCELLED)
+            if event.failure is not None:
+                return event
+            if unserved and event.step is not None and event.step.step == "check":
+                continue  # most tries of who waits end here
+            if unserved:
+                unserved = False
+                self._sessions.step(row.key, "resume", self._line.served(row))
+            self._sessions.step(row.key, "resume", event)
+            if event.step is None:
+                return event
+            self._sessions.counters.step("resume", event.step)
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def _still(self, row: SessionRow) -> bool:
+        now = self._sessions.row(row.key)
+        return (now.phase, now.incarnation) == (row.phase, row.incarnation)
+
+    def restored(self, row: SessionRow) -> SessionRow:
+        """RESUMING -> RUNNING: it answers; its checkpoint is kept for the grace."""
+        self._count("ok")
+        superseded = expiry.kept(
+            self._sessions, row.checkpoint, Keeping.SUPERSEDED, self._settings.grace
+        )
+        superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
+        now = self._sessions.clock.now()
+        return self._sessions.apply(
+            row.key,
+            Happened.RESTORED,
+            note=f"That took {duration(now - row.since)}.",
+            checkpoints=superseded,
+            resumed_at=now,
+            placed=False,
+            stop_asked=None,
+        )
+
+    def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
+        """RESUMING -> SUSPENDED: nothing came back, the checkpoint is kept."""
+        if not self._still(row):
+            return self._sessions.row(row.key)
+        self._count("failed", failure.code if failure else Reason.CANCELLED.value)
+        if failure is not None:
+            self._sessions.end_with(row.key, failure)
+        self._sessions.end(row.key, Reason.CANCELLED)
+        return self._sessions.apply(
+            row.key,
+            Happened.RESTORE_FAILED,
+            failure=failure,
+            placed=False,
+            intent=Intent.NONE,
+            intent_by="",
+        )
+
+    async def give_up(self, row: SessionRow, failure: Failure | None) -> None:
+        """End what was placed for a resume that nobody waits for any more."""
+        await self.kill(row.incarnation)
+        if row.phase is Phase.RESUMING:
+            self.failed(row, failure)
+
+    async def kill(self, incarnation: str) -> None:
+        """End an incarnation; one that is not there has ended."""
+        try:
+            await self._agent.kill(incarnation)
+        except NotFound:
+            return
+
+    def _count(self, outcome: str, code: str = "") -> None:
+        self._sessions.counters.operations["resume", outcome] += 1
+        if code:
+            self._sessions.counters.failures["resume", code] += 1

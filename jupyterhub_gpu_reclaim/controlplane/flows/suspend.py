@@ -1,0 +1,252 @@
+"""From a decision to a committed checkpoint, and from there to a session that is gone.
+
+Driven by ``worker.py``. Each ``yield`` of the generators is a state that the journal
+holds before the next thing is done outside, so that a crash anywhere is settled by the
+reconciler. Nothing is ended here before the commit, and no decision is taken here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Event,
+        Failure,
+        SessionKey,
+        Tree,
+        Verdict,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+
+def failure_of(reason: Reason, **facts: Any) -> Failure:
+    """A reason as it stands in a row."""
+    return codec.failure_of(Refused(reason, **facts))
+
+
+class Suspender:
+    """The steps of a suspend."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        hub: Hub,
+        settings: Settings,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._hub = hub
+        self._settings = settings
+        self._new_id = new_id
+
+    async def run(
+        self, key: SessionKey, by: str, why: Verdict | None = None
+    ) -> AsyncIterator[SessionRow]:
+        """Save a running session; the last row is RELEASING or RUNNING again.
+
+        Args:
+            key: the session.
+            by: who wants it.
+            why: the policy's reason, for the audit; None where a person wants it.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the capture may go on there.
+        """
+        incarnation = self._sessions.row(key).incarnation
+        cards = self._sessions.history.cards(key, incarnation)
+        yield (
+            row := self._sessions.apply(
+                key,
+                Happened.SUSPEND,
+                by=by,
+                why=why,
+                attempt=self._new_id(),
+                gpus=len(cards),
+                gpu_name=cards[0].name if cards else "",
+                intent=Intent.NONE,
+                intent_by="",
+            )
+        )
+        self._sessions.counters.causes[why.code if why else "request"] += 1
+        self._sessions.begin(key, "suspend")
+        async for after in self.follow(row):
+            yield after
+
+    async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+        """Start or attach to the capture of a SUSPENDING session, up to its end."""
+        key = row.key
+        try:
+            async with asyncio.timeout(self._settings.operation_limit):
+                end = await self._capture(row)
+        except TimeoutError:
+            await self._agent.cancel(row.incarnation)
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail="capture") from None
+        except Unreachable:
+            raise
+        except ReclaimError as error:
+            yield self.failed(row, codec.failure_of(error))
+            return
+        if not self._still(row):
+            return
+        if end.checkpoint is not None:
+            yield self.committed(self._sessions.row(key), end.checkpoint)
+        elif end.failure is not None:
+            yield self.failed(self._sessions.row(key), end.failure)
+
+    def _still(self, row: SessionRow) -> bool:
+        now = self._sessions.row(row.key)
+        return (now.phase, now.attempt) == (row.phase, row.attempt)
+
+    async def _capture(self, row: SessionRow) -> Event:
+        """The last event of the capture."""
+        events = self._agent.capture(row.incarnation, row.attempt, row.generation + 1)
+        async for event in events:
+            self._sessions.step(row.key, "suspend", event)
+            if event.step is None:
+                return event
+            self._sessions.counters.step("suspend", event.step)
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
+        """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""
+        counters = self._sessions.counters
+        counters.logical_bytes += info.logical_bytes
+        counters.stored_bytes += info.stored_bytes
+        now = self._sessions.clock.now()
+        counters.deduplicated_bytes += info.deduplicated_bytes
+        return self._sessions.apply(
+            row.key,
+            Happened.COMMITTED,
+            note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
+            f" written; that took {duration(now - row.since)}.",
+            checkpoints=[expiry.current(info, now)],
+            checkpoint=info.id,
+            generation=info.generation,
+            attempt="",
+            failures=0,
+            backoff_until=None,
+        )
+
+    def failed(self, row: SessionRow, failure: Failure) -> SessionRow:
+        """SUSPENDING -> RUNNING: rolled back; the next try waits."""
+        if not self._still(row):
+            return self._sessions.row(row.key)
+        row = self._sessions.row(row.key)
+        called_off = failure.code == Reason.CANCELLED.value
+        failures = row.failures if called_off else row.failures + 1
+        wait = self._settings.backoff * 2.0 ** min(max(failures - 1, 0), 32)
+        wait = min(wait, self._settings.backoff_limit)
+        self._count("failed", failure.code)
+        self._sessions.end(row.key, Reason.CANCELLED)
+        return self._sessions.apply(
+            row.key,
+            Happened.CAPTURE_FAILED,
+            failure=failure,
+            checkpoints=bring_back.off(self._sessions, row, self._settings),
+            bring_back="",
+            attempt="",
+            failures=failures,
+            backoff_until=self._sessions.clock.now() + wait,
+            intent=Intent.NONE,
+            intent_by="",
+        )
+
+    def rolled_back(self, row: SessionRow, tree: Tree) -> None:
+        """The tree runs, though it was being saved, or was saved already."""
+        failure = failure_of(Reason.AGENT_RESTARTED)
+        mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
+        if tree.failure is not None and mine:
+            failure = tree.failure
+        if row.phase is Phase.SUSPENDING:
+            self.failed(row, failure)
+        else:
+            self.thawed(row, failure)
+
+    async def stop_at_hub(self, row: SessionRow) -> None:
+        """Ask the Hub to stop a server whose session is saved; may be repeated."""
+        if row.stop_asked is None:
+            self._sessions.update(row.key, stop_asked=self._sessions.clock.now())
+        try:
+            await self._hub.stop(row.key)
+        except Refused as error:
+            if not error.retryable:
+                raise
+            _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
+
+    async def release(self, row: SessionRow) -> None:
+        """End the saved tree; idempotent. One that somebody let go on is RUNNING."""
+        try:
+            await self._agent.release(row.incarnation, row.checkpoint)
+        except NotFound as error:
+            _log.info("%s: nothing left to release: %s", row.key, error)
+        except Refused as error:
+            if error.reason is not Reason.WENT_ON:
+                raise
+            if self._sessions.row(row.key) == row and row.phase in SAVED:
+                self.thawed(row, codec.failure_of(error))
+
+    def released(self, row: SessionRow) -> SessionRow:
+        """RELEASING -> SUSPENDED, unless somebody else has noted it already."""
+        if self._sessions.row(row.key).phase is not Phase.RELEASING:
+            return self._sessions.row(row.key)
+        self._count("ok")
+        return self._sessions.apply(
+            row.key, Happened.RELEASED, stop_asked=None, placed=False
+        )
+
+    async def thaw(self, row: SessionRow) -> None:
+        """Let a captured tree go on; a RELEASING session is RUNNING again then."""
+        await self._agent.thaw(row.incarnation)
+        if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
+            self.thawed(row, failure_of(Reason.HUB_UNREACHABLE))
+
+    def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
+        """Saved -> RUNNING: the checkpoint is older than what runs, so it goes."""
+        self._count("failed", failure.code)
+        now = self._sessions.clock.now()
+        doomed = expiry.kept(self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0)
+        doomed += bring_back.off(self._sessions, row, self._settings)
+        return self._sessions.apply(
+            row.key,
+            Happened.THAWED,
+            failure=failure,
+            checkpoints=doomed,
+            checkpoint=expiry.former(self._sessions, row.key),
+            dismissed=row.checkpoint,
+            bring_back="",
+            failures=row.failures + 1,
+            backoff_until=now + self._settings.backoff,
+            # a stop by the Hub that comes now may still be ours: ``Stops.plan``
+            stop_asked=row.stop_asked or now,
+        )
+
+    def _count(self, outcome: str, code: str = "") -> None:
+        self._sessions.counters.operations["suspend", outcome] += 1
+        if code:
+            self._sessions.counters.failures["suspend", code] += 1

@@ -1,0 +1,101 @@
+"""The audit's lines with their numbers: forward for programs, backward for people.
+
+Read by whoever tells others what happened (notices, the event log) and by the history
+of a user. A reader's mark is in the journal, so that nothing is lost and little is told
+twice when the service is restarted. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import func, select
+
+from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+
+
+class Numbered(NamedTuple):
+    """One line; the numbers grow."""
+
+    id: int
+    line: AuditRow
+
+
+class Trail:
+    """One reader, forward.
+
+    Args:
+        journal: where lines and marks are.
+        name: of the reader; a new one begins with what happens from now on.
+
+    Raises:
+        StoreError: the journal does not answer.
+    """
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._journal = journal
+        self._name = f"trail:{name}"
+        found = mark(journal, self._name)
+        if found is None:
+            newest = journal.read(select(func.max(schema.audit.c.id).label("id")))
+            self.done(newest[0]["id"] or 0)
+        else:
+            self._at = int(found)
+
+    def next(self, limit: int = 100) -> list[Numbered]:
+        """The lines after the mark, the oldest first."""
+        table = schema.audit
+        query = table.select().where(table.c.id > self._at)
+        return _numbered(self._journal, query.order_by(table.c.id).limit(limit))
+
+    def done(self, number: int) -> None:
+        """Everything up to that line is told."""
+        self._journal.write(*set_mark(self._name, number))
+        self._at = number
+
+
+def of_user(journal: Journal, user: str, before: int, limit: int) -> list[Numbered]:
+    """Lines about a user's sessions, the newest first, also of deleted ones.
+
+    Args:
+        journal: where they are.
+        user: whose.
+        before: only lines with a smaller number; 0: all.
+        limit: at most so many.
+    """
+    table = schema.audit
+    query = table.select().where(table.c.user == user)
+    if before:
+        query = query.where(table.c.id < before)
+    return _numbered(journal, query.order_by(table.c.id.desc()).limit(limit))
+
+
+def mark(journal: Journal, name: str) -> float | None:
+    """The value of a mark, if it was ever set."""
+    table = schema.marks
+    found = journal.read(table.select().where(table.c.name == name))
+    return found[0]["value"] if found else None
+
+
+def marks(journal: Journal, prefix: str) -> dict[str, float]:
+    """All marks whose names begin so."""
+    table = schema.marks
+    query = table.select().where(table.c.name.startswith(prefix, autoescape=True))
+    return {row["name"]: row["value"] for row in journal.read(query)}
+
+
+def set_mark(name: str, value: float | None) -> list[Any]:
+    """Statements that set a mark, or remove it."""
+    table = schema.marks
+    removal = table.delete().where(table.c.name == name)
+    if value is None:
+        return [removal]
+    return [removal, table.insert().values(name=name, value=value)]
+
+
+def _numbered(journal: Journal, query: Any) -> list[Numbered]:
+    return [Numbered(row["id"], columns.audit_row(row)) for row in journal.read(query)]

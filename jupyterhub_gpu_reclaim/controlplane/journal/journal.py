@@ -1,0 +1,299 @@
+"""What must survive a crash of the service: sessions, checkpoints, and who did what.
+
+Written by ``sessions.py`` before anything is done outside; read by the whole
+orchestrator. SQLAlchemy on SQLite by default (WAL, ``synchronous=FULL``). It decides
+nothing and knows no phase's meaning.
+
+Every call is synchronous. A change is one transaction, and short (a few rows by primary
+key, about a millisecond with an fsync); sessions and checkpoints are read from memory
+(``standing.py``). All of it is done on the event loop on purpose, so that what is read,
+decided and written between two ``await``s is one step that nothing can split.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, create_engine, event, func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal.cache import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from sqlalchemy import Connection
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
+
+#: How long SQLite waits for another program (a backup, say) that holds the file.
+BUSY_SECONDS = 10.0
+#: Lines of the audit that are deleted in one transaction.
+PRUNED_LINES = 500
+
+
+class Journal:
+    """The rows, each change in one transaction.
+
+    Args:
+        url: an SQLAlchemy URL; ``sqlite://`` is in memory, for tests.
+
+    Raises:
+        StoreError: the database cannot be opened or written.
+        Refused: it is of a newer release.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._held: Standing | None = None
+        #: the right to write, where several services share the database
+        self.lease: Lease | None = None
+        self._engine = _engine(url)
+        try:
+            with self._engine.begin() as connection:
+                schema.migrate(connection)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, SQLAlchemyError):
+                raise _broken(error) from None
+            raise
+
+    def close(self) -> None:
+        """Let the database go; nothing is unwritten at any time."""
+        self._engine.dispose()
+
+    # --- sessions
+    def session(self, key: SessionKey) -> SessionRow | None:
+        """The row of that session, if there is one."""
+        return self._standing().session(key)
+
+    def sessions(self) -> list[SessionRow]:
+        """All of them, by key."""
+        return self._standing().sessions()
+
+    def save(
+        self,
+        row: SessionRow,
+        audit: AuditRow | None = None,
+        checkpoints: Iterable[CheckpointRow] = (),
+        amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
+    ) -> None:
+        """Write a session's new state with all that belongs to it at once.
+
+        Args:
+            row: the session.
+            audit: a line of its history.
+            checkpoints: its checkpoints that change, too.
+            amounts: what is added to counters that last.
+            also: statements about tables that others keep.
+        """
+        kept = list(checkpoints)
+        statements = columns.replace_session(row)
+        statements += [each for one in kept for each in columns.replace_checkpoint(one)]
+        if audit is not None:
+            statements.append(columns.insert_audit(audit))
+        counted = self._standing().counted(amounts or {})
+        statements += [e for item in counted.items() for e in columns.replace(*item)]
+        with self._changing(*statements, *also) as standing:
+            standing.put(row)
+            standing.keep(kept)
+            standing.amounts.update(counted)
+
+    def forget(
+        self,
+        key: SessionKey,
+        audit: AuditRow,
+        doomed: Iterable[CheckpointRow],
+        amounts: Mapping[str, float] | None = None,
+        also: Iterable[Any] = (),
+    ) -> None:
+        """Remove a session's row; its checkpoints stay until they are deleted."""
+        kept = list(doomed)
+        counted = self._standing().counted(amounts or {})
+        with self._changing(
+            schema.sessions.delete().where(columns.of(schema.sessions, key)),
+            *[each for row in kept for each in columns.replace_checkpoint(row)],
+            *[each for item in counted.items() for each in columns.replace(*item)],
+            columns.insert_audit(audit),
+            *also,
+        ) as standing:
+            standing.remove(key)
+            standing.keep(kept)
+            standing.amounts.update(counted)
+
+    def amount(self, name: str) -> float:
+        """A counter that lasts; 0 where nothing was ever added."""
+        return self._standing().amounts.get(name, 0.0)
+
+    # --- checkpoints
+    def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
+        """The row of that checkpoint, if there is one."""
+        return self._standing().checkpoint(checkpoint)
+
+    def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
+        """Of one session or of all, oldest generation first."""
+        return self._standing().checkpoints(key)
+
+    def due(self, now: float) -> list[CheckpointRow]:
+        """Checkpoints whose time is over."""
+        rows = self._standing().checkpoints()
+        return [row for row in rows if row.expires is not None and row.expires <= now]
+
+    def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
+        """Write how long checkpoints are kept."""
+        kept = list(checkpoints)
+        statements = [each for row in kept for each in columns.replace_checkpoint(row)]
+        with self._changing(*statements) as standing:
+            standing.keep(kept)
+
+    def drop(self, checkpoint: str) -> None:
+        """Forget a checkpoint that is deleted; idempotent."""
+        mine = schema.checkpoints.c.id == checkpoint
+        with self._changing(schema.checkpoints.delete().where(mine)) as standing:
+            standing.drop(checkpoint)
+
+    def _standing(self) -> Standing:
+        """What stands in the database, read once."""
+        if self._held is None:
+            sessions = self.read(schema.sessions.select())
+            kept = self.read(schema.checkpoints.select())
+            found = self.read(schema.amounts.select())
+            amounts = {row["name"]: row["value"] for row in found}
+            self._held = Standing(
+                map(columns.session, sessions), map(columns.checkpoint, kept), amounts
+            )
+        return self._held
+
+    @contextmanager
+    def _changing(self, *statements: Any) -> Iterator[Standing]:
+        """Write, then do the same in memory; what is not known is read anew."""
+        held, self._held = self._standing(), None
+        self.write(*statements)
+        yield held
+        self._held = held
+
+    # --- audit
+    def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
+        """The newest lines first, of one session or of all."""
+        table = schema.audit
+        query = table.select().order_by(table.c.id.desc()).limit(limit)
+        if key is not None:
+            query = query.where(columns.of(table, key))
+        return [columns.audit_row(row) for row in self.read(query)]
+
+    def prune_audit(self, before: float) -> bool:
+        """Delete lines that are older, oldest first; whether there may be more of them.
+
+        So many at a time as to stay short. The newest line stays, however old: without
+        it SQLite would number the next one like the first, and readers who go by the
+        numbers would miss it.
+        """
+        table = schema.audit
+        newest = select(func.max(table.c.id)).scalar_subquery()
+        query = table.select().where(table.c.id < newest)
+        query = query.order_by(table.c.id).limit(PRUNED_LINES)
+        old = [row["id"] for row in self.read(query) if row["at"] < before]
+        if old:
+            self.write(table.delete().where(table.c.id.in_(old)))
+        return len(old) == PRUNED_LINES
+
+    def check(self) -> None:
+        """Make sure, at the database, that this service may act; before every order.
+
+        Raises:
+            Unreachable: ``journal_held``: another service has taken the journal over.
+            StoreError: the database does not answer, so nobody may act.
+        """
+        if self.lease is not None:
+            self.lease.renew()
+
+    # --- for the modules that keep tables of their own
+    def read(self, query: Any) -> list[dict[Any, Any]]:
+        """The rows of a query.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+        try:
+            with self._engine.connect() as connection:
+                return [dict(r) for r in connection.execute(query).mappings()]
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+    def write(self, *statements: Any) -> None:
+        """All of it in one transaction, or nothing.
+
+        Args:
+            *statements: each alone or with its values; with them it is compiled once.
+
+        Raises:
+            StoreError: it could not be written; nothing is changed.
+            Unreachable: ``journal_held``: another service has taken the journal over;
+                nothing is changed.
+        """
+        if not statements:
+            return
+        try:
+            with self._engine.begin() as connection:
+                if self.lease is not None:
+                    self.lease.hold(connection)
+                for statement in statements:
+                    given = statement if isinstance(statement, tuple) else (statement,)
+                    connection.execute(*given)
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction that needs no lease; for the lease itself.
+
+        Raises:
+            StoreError: the database does not answer; nothing is changed.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise _broken(error) from None
+
+
+def _broken(error: Exception) -> StoreError:
+    """What the journal's own failure is to everybody else."""
+    return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
+
+
+def _engine(url: str) -> Engine:
+    """An engine whose SQLite loses nothing at a power cut."""
+    backend = make_url(url).get_backend_name()
+    if backend == "postgresql":
+        # A service that is paused in a transaction must not hold up its successor.
+        limits = "-c idle_in_transaction_session_timeout={0} -c lock_timeout={0}"
+        given = {"options": limits.format(round(BUSY_SECONDS * 1000))}
+        return create_engine(url, pool_pre_ping=True, connect_args=given)
+    if backend != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    in_memory = make_url(url).database in {None, "", ":memory:"}
+    options: dict[str, Any] = {"poolclass": StaticPool} if in_memory else {}
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, **options)
+
+    def prepare(connection: Any, record: Any) -> None:
+        del record
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    event.listen(engine, "connect", prepare)
+    return engine

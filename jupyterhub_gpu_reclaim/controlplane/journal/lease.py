@@ -1,0 +1,265 @@
+"""The right to work on a journal, which one service at a time holds.
+
+Two services on one journal, after a rolling update for example, would each undo what
+the other has done. The right is a row of the database. Its holder renews it, every
+write of the journal checks it in the same transaction, and every order to an agent or
+to the Hub renews it first, so that a service that was paused (SIGSTOP, a virtual
+machine that stood still) notices before it acts. A waiting service takes it when the
+holder has given it back, has provably ended, or has not renewed it for as long as it
+said it would. That is measured on the waiting service's own monotonic clock; no two
+machines' clocks are compared.
+
+The term grows by one with each holder: it is a fencing number.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from sqlalchemy import and_
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Connection
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+
+_log = logging.getLogger(__name__)
+
+#: Renewals in the time that a lease lasts, and looks of who waits for it.
+RENEWALS = 5
+#: Seconds between two looks of who waits, at most: how long a clean restart takes.
+LOOK_SECONDS = 0.5
+
+
+class Place(Value, frozen=True, kw_only=True):
+    """Which program holds it, for the log and to see whether it has ended."""
+
+    host: str = ""
+    boot: str = ""  #: of the kernel that it runs on
+    pids: int = 0  #: number of its pid namespace
+    pid: int = 0
+    start: int = 0  #: clock ticks after boot
+
+    @classmethod
+    def here(cls) -> Place:
+        """This program."""
+        return cls(
+            host=socket.gethostname(),
+            boot=_boot(),
+            pids=Path("/proc/self/ns/pid").stat().st_ino,
+            pid=os.getpid(),
+            start=_start(os.getpid()),
+        )
+
+    def has_ended(self) -> bool:
+        """Whether it is certain that this program runs no more.
+
+        Only a program that would be seen from here can be seen to be gone.
+        """
+        here = Place.here()
+        if not self.pid or (self.boot, self.pids) != (here.boot, here.pids):
+            return False
+        return _start(self.pid) != self.start
+
+
+class _Seen(NamedTuple):
+    """The row as somebody who waits has read it."""
+
+    holder: str
+    term: int
+    beat: int
+    seconds: float
+    place: str
+
+
+class Lease:
+    """This service's share in the journal.
+
+    Args:
+        journal: what it is about.
+        clock: for waiting, and for how long the holder has been still.
+        seconds: without a renewal until others may take it.
+        place: which program this is.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        seconds: float,
+        place: Place | None = None,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._seconds = seconds
+        self._place = place or Place.here()
+        self._name = uuid.uuid4().hex
+        self._term = 0
+        self._still: tuple[_Seen, float] | None = None
+
+    @property
+    def term(self) -> int:
+        """The fencing number; 0 where it was never held."""
+        return self._term
+
+    # --- getting it
+    def take(self) -> bool:
+        """Take it if nobody holds it; whether it is held now. Idempotent.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+        seen = self._look()
+        if seen.holder == self._name:
+            return True
+        if not self._is_free(seen):
+            return False
+        table = schema.lease
+        same = and_(
+            table.c.holder == seen.holder,
+            table.c.term == seen.term,
+            table.c.beat == seen.beat,
+        )
+        mine = {
+            "holder": self._name,
+            "term": seen.term + 1,
+            "beat": 0,
+            "seconds": self._seconds,
+            "place": codec.encode(self._place).decode(),
+        }
+        with self._journal.transaction() as connection:
+            taken = connection.execute(table.update().where(same).values(**mine))
+        if taken.rowcount != 1:
+            return False
+        self._term = seen.term + 1
+        self._still = None
+        self._journal.lease = self
+        return True
+
+    async def acquire(self, waits: Callable[[], None]) -> None:
+        """Wait until it is held.
+
+        Args:
+            waits: called when somebody else turns out to hold it.
+        """
+        told = ""
+        while not self._try():
+            if told != self.holder:
+                told = self.holder
+                waits()
+                _log.warning(
+                    "service: another one holds the journal (%s); waiting until it"
+                    " gives it back or is gone",
+                    told,
+                )
+            await self._clock.sleep(min(LOOK_SECONDS, self._seconds / RENEWALS))
+        _log.info("service: holds the journal (term %d)", self._term)
+
+    def _try(self) -> bool:
+        try:
+            return self.take()
+        except ReclaimError as error:
+            _log.warning("service: the journal cannot be asked: %s", error)
+            return False
+
+    @property
+    def holder(self) -> str:
+        """Who was last seen to hold it, for the log."""
+        seen = self._still[0] if self._still is not None else None
+        place = _place(seen.place) if seen is not None else Place()
+        return f"process {place.pid} on {place.host}" if place.pid else "not known"
+
+    def _look(self) -> _Seen:
+        """What stands there; and since when it has stood there unchanged."""
+        row = self._journal.read(schema.lease.select())[0]
+        seen = _Seen(**{name: row[name] for name in _Seen._fields})
+        if self._still is None or self._still[0] != seen:
+            self._still = seen, self._clock.monotonic()
+        return seen
+
+    def _is_free(self, seen: _Seen) -> bool:
+        if not seen.holder or _place(seen.place).has_ended():
+            return True
+        since = self._still[1] if self._still is not None else 0.0
+        return self._clock.monotonic() - since >= seen.seconds
+
+    # --- having it
+    def hold(self, connection: Connection) -> None:
+        """Make sure of it in a transaction: nobody else takes it before its end.
+
+        Raises:
+            Unreachable: ``journal_held``; the transaction must not go on.
+        """
+        table = schema.lease
+        mine = (table.c.holder == self._name) & (table.c.term == self._term)
+        renewal = table.update().where(mine).values(beat=table.c.beat + 1)
+        if connection.execute(renewal).rowcount != 1:
+            raise Unreachable(Reason.JOURNAL_HELD, detail=f"term {self._term} is over")
+
+    def renew(self) -> None:
+        """Make sure of it, and that it lasts as long again from now.
+
+        Raises:
+            Unreachable: ``journal_held``: somebody else has it.
+            StoreError: the database does not answer.
+        """
+        with self._journal.transaction() as connection:
+            self.hold(connection)
+
+    async def keep(self) -> None:
+        """Renew it again and again; returns when somebody else has it."""
+        while True:
+            await self._clock.sleep(self._seconds / RENEWALS)
+            try:
+                self.renew()
+            except Unreachable:
+                return
+            except ReclaimError as error:
+                _log.warning("service: the lease is not renewed: %s", error)
+
+    def give_back(self) -> None:
+        """Let others have it at once; nothing to do where it is lost or never was."""
+        table = schema.lease
+        mine = (table.c.holder == self._name) & (table.c.term == self._term)
+        try:
+            with self._journal.transaction() as connection:
+                connection.execute(table.update().where(mine).values(holder=""))
+        except ReclaimError as error:
+            _log.warning("service: the lease is not given back: %s", error)
+
+
+def _place(text: str) -> Place:
+    """From the row; one of a newer release may say more, or nothing of use."""
+    try:
+        return msgspec.json.decode(text, type=Place)
+    except msgspec.DecodeError:
+        return Place()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start(pid: int) -> int:
+    """When a process was started, in clock ticks after boot; 0: it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[0] in {"Z", "X"} else int(fields[19])

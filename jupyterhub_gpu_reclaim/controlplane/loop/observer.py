@@ -1,0 +1,160 @@
+"""What agent and Hub say, with "nobody answered" kept apart from "nothing there".
+
+Used by the worker (one session, fresh) and by the controller's tick (all at once). It
+changes nothing, and raises nothing for a part that is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import HubState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+T = TypeVar("T")
+V = TypeVar("V", "Tree", "CheckpointInfo")
+
+_log = logging.getLogger(__name__)
+
+
+class Picture:
+    """All sessions as agent and Hub saw them at one moment."""
+
+    def __init__(
+        self,
+        trees: list[Tree] | None,
+        saved: list[CheckpointInfo] | None,
+        servers: dict[SessionKey, HubState] | None,
+    ) -> None:
+        self._trees = _by_key(trees)
+        self._saved = _by_key(saved)
+        self._servers = servers
+
+    @property
+    def silent(self) -> str:
+        """Who did not answer; empty: everybody did."""
+        parts = {"agent": self._trees, "store": self._saved, "Hub": self._servers}
+        return ", ".join(name for name, answer in parts.items() if answer is None)
+
+    def keys(self) -> set[SessionKey]:
+        """Every session that the agent has heard of."""
+        return (self._trees or {}).keys() | (self._saved or {}).keys()
+
+    def facts(self, key: SessionKey, known: frozenset[str]) -> Facts:
+        """The part of it that is about one session."""
+        servers = self._servers
+        return Facts(
+            trees=None if self._trees is None else self._trees.get(key, ()),
+            saved=None if self._saved is None else self._saved.get(key, ()),
+            hub=None if servers is None else servers.get(key, HubState.STOPPED),
+            known=known,
+        )
+
+
+class Observer:
+    """Asks, and notes who did not answer."""
+
+    def __init__(self, sessions: Sessions, agent: Agent, hub: Hub) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._hub = hub
+        self._silent: set[str] = set()
+        self._saved: list[CheckpointInfo] | None = None
+        self._listed = 0.0
+
+    async def all(self, store_every: float) -> Picture:
+        """Everything, with one question to the Hub and one or two to the agent.
+
+        Args:
+            store_every: seconds for which an answer about the store will do, since
+                reading all manifests takes time. Who acts on it asks again (``one``).
+        """
+        trees, saved, servers = await asyncio.gather(
+            self._ask("agent", self._agent.trees),
+            self._stored(store_every),
+            self._ask("Hub", self._hub.servers),
+        )
+        return Picture(trees, saved, servers)
+
+    @staticmethod
+    def refuse_silence(picture: Picture) -> None:
+        """For who must not act on half of it.
+
+        Raises:
+            Unreachable: somebody did not answer.
+        """
+        if picture.silent:
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=picture.silent)
+
+    async def _stored(self, every: float) -> list[CheckpointInfo] | None:
+        now = self._sessions.clock.monotonic()
+        if self._saved is None or now - self._listed >= every:
+            self._sessions.deleted.clear()
+            self._saved = await self._ask("agent's store", self._agent.checkpoints)
+            self._listed = now
+            if self._saved is not None:
+                self._sessions.store_seen = True
+        return self._saved
+
+    async def one(self, key: SessionKey) -> Facts:
+        """One session, as it is now."""
+        trees, saved, hub = await asyncio.gather(
+            self._ask("agent", lambda: self._agent.trees(key)),
+            self._ask("agent's store", lambda: self._agent.checkpoints(key)),
+            self._ask("Hub", lambda: self._hub.server(key)),
+        )
+        facts = Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
+        return self._sessions.living(key, facts)
+
+    def known(self, key: SessionKey) -> frozenset[str]:
+        """The checkpoints of a session that the journal knows, or knew until now."""
+        rows = self._sessions.journal.checkpoints(key)
+        known = frozenset(row.id for row in rows)
+        deleted = self._sessions.deleted.get(key)
+        return known | deleted if deleted else known
+
+    async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """The answer, or None; the log hears of it once per silence."""
+        try:
+            value = await ask()
+        except ReclaimError as error:
+            if error.reason is Reason.NODE_SILENT:
+                return None  # one of many: who asks them has told the log
+            if whom not in self._silent:
+                self._silent.add(whom)
+                _log.warning("the %s does not answer: %s", whom, error)
+            return None
+        if whom in self._silent:
+            self._silent.discard(whom)
+            _log.info("the %s answers again", whom)
+        return value
+
+
+def _by_key(values: list[V] | None) -> dict[SessionKey, tuple[V, ...]] | None:
+    """Those of each session; checkpoints by generation, trees likewise."""
+    if values is None:
+        return None
+    found: dict[SessionKey, list[V]] = {}
+    for value in values:
+        found.setdefault(value.key, []).append(value)
+    return {
+        key: tuple(sorted(mine, key=lambda value: value.generation))
+        for key, mine in found.items()
+    }
+
+
+def _only(values: list[V] | None, key: SessionKey) -> tuple[V, ...] | None:
+    """Those of one session."""
+    by_key = _by_key(values)
+    return None if by_key is None else by_key.get(key, ())

@@ -1,0 +1,307 @@
+"""What is to be done for a session, from journal, agent and Hub alone.
+
+Asked by ``worker.py`` for a key, again and again, until it answers "nothing". It is
+pure: the same three views always give the same act, so it does not matter which part
+was restarted when, nor what was heard before. A view that is missing settles nothing.
+
+===========  ==========================  ===========  ================================
+journal      tree (agent)                Hub          act
+===========  ==========================  ===========  ================================
+RUNNING      running                     any          ready: policy and intents
+(WARNED)     running, and a second one   running      kill³ the second if what it came
+                                                      from is kept, else report it³
+             captured                    running      thaw
+             captured                    stopped      found captured (→ RELEASING)
+             capturing                   any          cancel
+             gone, another one runs      running      adopt that one
+             gone                        stopped      vanished; lost if its last
+                                                      checkpoint is still kept
+             gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
+             any, unknown checkpoint     any          set it aside
+SUSPENDING   capturing                   any          attach to the capture
+             captured                    any          committed (→ RELEASING)
+             running                     any          rolled back (→ RUNNING)
+             gone, committed             any          committed (→ RELEASING)
+             gone, not committed         any          vanished, or lost; found saved⁵
+RELEASING    captured, gone              running      ask the Hub for a stop
+             captured                    stopping     wait; after the limit release
+             captured                    stopped¹     release
+             gone                        stopped¹     released (→ SUSPENDED)
+             captured, not committed     any          thaw (→ RUNNING)
+             captured                    running, —²  after the limit thaw (→ RUNNING)
+             captured                    unsettled    thaw (→ RUNNING): it is checking
+             running                     any          thawed (→ RUNNING)
+SUSPENDED    running                     running      adopt (→ RUNNING)
+             running or restoring from   stopped      kill³ (its checkpoint is kept)
+             our checkpoint, holding
+             captured                    stopped      release
+             captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
+             gone                        running      ask the Hub for a stop³
+             gone, newer checkpoint⁵     stopped      found saved (it is that one now)
+             gone, unknown checkpoint    stopped      set it aside
+RESUMING     restoring                   any          attach to the restore
+             holding, placed             spawning, —  restore
+             holding, restore failed     any          restore failed (→ SUSPENDED)
+             holding, no GPU memory      spawning, —  restore, when it is its turn⁴
+             running                     running,     restored (→ RUNNING)
+                                         stopped
+             restoring                   stopped      kill³ (→ SUSPENDED)
+             holding                     stopped      kill (→ SUSPENDED)
+             gone                        stopped      restore failed (→ SUSPENDED)
+STOPPED      running                     running      adopt (→ RUNNING)
+(or no row)  captured                    any          found captured (→ RELEASING)
+             the one that was stopped,   stopped      kill³
+             or restored from a
+             checkpoint; holding
+             running, otherwise          stopped      leave it, report it
+             gone, newer checkpoint⁵     stopped,     found saved (→ SUSPENDED)
+                                         spawning
+             gone, unknown checkpoint    stopped,     set it aside
+                                         spawning
+===========  ==========================  ===========  ================================
+
+¹ or spawning: the Hub has stopped it, and its user is back already.
+² no answer. ³ only after this has been so for ``Settings.orphan_grace``.
+⁴ up to ``Settings.gpu_wait``; then restore failed.
+⁵ than all that the journal knows (``lineage.py``): the journal is older than the store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, Tree, TreeState
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    NOTHING,
+    WAIT,
+    Act,
+    Do,
+    Facts,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+
+
+_ENDED = (HubState.STOPPED, HubState.SPAWNING)
+
+
+def settle(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    """The one act that brings the three views of a session closer together.
+
+    Args:
+        row: what the journal says; a fresh row where it says nothing.
+        facts: what agent and Hub say.
+        now: seconds since the epoch.
+        settings: the limits.
+    """
+    if facts.silent:
+        if row.phase is Phase.RELEASING and facts.hub is HubState.RUNNING:
+            return WAIT
+        return NOTHING
+    return _BY_PHASE[row.phase](row, facts, now, settings)
+
+
+def _live(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    """RUNNING and WARNED."""
+    del now, settings
+    tree = facts.tree(row.incarnation)
+    if tree is None:
+        return _without_tree(row, facts)
+    if tree.state is TreeState.CAPTURING:
+        return Act(Do.CANCEL, tree)
+    if tree.state is TreeState.CAPTURED:
+        if facts.hub is HubState.STOPPED and facts.checkpoint(tree.checkpoint):
+            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
+        return Act(Do.THAW, tree) if facts.hub is HubState.RUNNING else NOTHING
+    if tree.state is not TreeState.RUNNING:
+        return NOTHING
+    if facts.unknown():
+        # Before it is suspended: the next generation comes after all that there are.
+        return Act(Do.SET_ASIDE)
+    return _leftover(row, facts) or Act(Do.READY, tree)
+
+
+def _without_tree(row: SessionRow, facts: Facts) -> Act:
+    """A live session whose tree is gone."""
+    other = facts.running()
+    if other is not None and facts.hub is HubState.RUNNING:
+        return Act(Do.ADOPT, other)
+    return _ended(row, facts) if facts.hub is HubState.STOPPED else NOTHING
+
+
+def _ended(row: SessionRow, facts: Facts) -> Act:
+    """The session's programs have ended, and nobody has told why."""
+    missed = _missed(row, facts)
+    if missed is not None:
+        return missed
+    saved = facts.checkpoint(row.checkpoint)
+    return Act(Do.LOST, None, saved) if saved else Act(Do.VANISHED)
+
+
+def _leftover(row: SessionRow, facts: Facts) -> Act | None:
+    """What stands beside the session's own tree, out of its user's reach.
+
+    An init that holds a place for nobody is ended, and so is a second tree whose
+    checkpoint is kept. Any other second tree may hold what is nowhere else: it is
+    reported, and the session is left alone until somebody ends one of them.
+    """
+    if facts.hub is HubState.SPAWNING:
+        return None
+    others = [tree for tree in facts.left() if tree.incarnation != row.incarnation]
+    for tree in others:
+        if tree.state is TreeState.HOLDING:
+            return Act(Do.KILL, tree, patient=True)
+    for tree in others:
+        if tree.state is TreeState.RUNNING and facts.hub is HubState.RUNNING:
+            kept = facts.checkpoint(tree.checkpoint) is not None
+            return Act(Do.KILL if kept else Do.REPORT, tree, patient=True)
+    return None
+
+
+def _suspending(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    del now, settings
+    tree = facts.tree(row.incarnation)
+    committed = facts.checkpoint(tree.checkpoint if tree else row.attempt)
+    if tree is None:
+        if committed is not None:
+            return Act(Do.COMMITTED, None, committed)
+        return _ended(row, facts)
+    if tree.state is TreeState.CAPTURING:
+        return Act(Do.ATTACH, tree)
+    if tree.state is TreeState.CAPTURED:
+        if committed is None:
+            return Act(Do.THAW, tree)
+        return Act(Do.COMMITTED, tree, committed)
+    return Act(Do.ROLLED_BACK, tree)
+
+
+def _releasing(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    tree = facts.tree(row.incarnation)
+    too_long = now - row.since > settings.release_limit
+    if tree is not None and tree.state is TreeState.RUNNING:
+        return Act(Do.ROLLED_BACK, tree)
+    if tree is not None and tree.state in {TreeState.CAPTURING, TreeState.RESTORING}:
+        return WAIT
+    if tree is not None and facts.checkpoint(row.checkpoint) is None:
+        return Act(Do.THAW, tree)
+    if facts.hub in _ENDED:
+        return Act(Do.RELEASED) if tree is None else Act(Do.RELEASE, tree)
+    if facts.hub is HubState.STOPPING:
+        return Act(Do.RELEASE, tree) if tree and too_long else WAIT
+    # A Hub that has been restarted waits for the server's answer before it takes
+    # any order; a frozen tree cannot give it.
+    checking = facts.hub is HubState.UNSETTLED
+    if tree is not None and (too_long or checking):
+        return Act(Do.THAW, tree)
+    return Act(Do.STOP_AT_HUB) if facts.hub is HubState.RUNNING else WAIT
+
+
+def _suspended(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    del now, settings
+    running = facts.running()
+    if facts.hub is HubState.RUNNING:
+        if running is not None:
+            return Act(Do.ADOPT, running)
+        return NOTHING if facts.left() else Act(Do.STOP_AT_HUB, patient=True)
+    if facts.hub is not HubState.STOPPED:
+        return NOTHING
+    return (
+        _suspended_tree(row, facts, running)
+        or _missed(row, facts)
+        or (Act(Do.SET_ASIDE) if facts.unknown() else NOTHING)
+    )
+
+
+def _missed(row: SessionRow, facts: Facts) -> Act | None:
+    """A checkpoint that is newer than all that the journal knows."""
+    found = [] if facts.left() else lineage.found(row, facts)
+    return Act(Do.FOUND_SAVED, None, found[0]) if found else None
+
+
+def _suspended_tree(row: SessionRow, facts: Facts, running: Tree | None) -> Act | None:
+    """Processes of a suspended session whose server the Hub has stopped."""
+    for tree in facts.left():
+        if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
+            return Act(Do.RELEASE, tree)
+        if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
+            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
+        ours = tree.checkpoint == row.checkpoint and facts.checkpoint(row.checkpoint)
+        if tree.state is TreeState.HOLDING or (
+            ours and tree.state in {TreeState.RUNNING, TreeState.RESTORING}
+        ):
+            return Act(Do.KILL, tree, patient=True)
+    return Act(Do.REPORT, running, patient=True) if running is not None else None
+
+
+def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    del now
+    tree = facts.tree(row.incarnation)
+    ended = facts.hub is HubState.STOPPED
+    if tree is None:
+        return Act(Do.GIVE_UP) if ended else WAIT
+    if tree.state is TreeState.HOLDING:
+        failed = tree.failure is not None and tree.checkpoint == row.checkpoint
+        again = settings.gpu_wait > 0 and no_room(tree.failure)
+        if ended or (failed and not again):
+            return Act(Do.GIVE_UP, tree)
+        return Act(Do.RESTORE, tree) if row.placed else WAIT
+    if tree.state is TreeState.RESTORING:
+        return Act(Do.GIVE_UP, tree, patient=True) if ended else Act(Do.RESTORE, tree)
+    return _restored(facts, tree) if tree.state is TreeState.RUNNING else WAIT
+
+
+def _restored(facts: Facts, tree: Tree) -> Act:
+    """The tree is back; it is a session again once the Hub is done with its start.
+
+    A Hub that was killed meanwhile does not know of it: it runs all the same, the next
+    start takes it up, and if nobody comes it is idle and suspended again.
+    """
+    done = facts.hub in {HubState.RUNNING, HubState.STOPPED}
+    return Act(Do.RESTORED if done else Do.WAIT, tree)
+
+
+def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+    """STOPPED, or a session that the journal has never heard of."""
+    del now, settings
+    running = facts.running()
+    if running is not None and facts.hub is HubState.RUNNING:
+        return Act(Do.ADOPT, running)
+    for tree in facts.left():
+        if tree.state is TreeState.CAPTURED and facts.checkpoint(tree.checkpoint):
+            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
+        if facts.hub is HubState.STOPPED and _is_orphan(row, tree, facts):
+            return Act(Do.KILL, tree, patient=True)
+    if running is not None:
+        report = facts.hub is HubState.STOPPED
+        return Act(Do.REPORT, running, patient=True) if report else NOTHING
+    if facts.left() or not facts.unknown() or facts.hub not in _ENDED:
+        return NOTHING
+    # That the journal says "stopped" is somebody's word about what it knew then; what
+    # was saved since is newer than that word.
+    return _missed(row, facts) or Act(Do.SET_ASIDE)
+
+
+def _is_orphan(row: SessionRow, tree: Tree, facts: Facts) -> bool:
+    """Whether nothing is lost with that tree, or its user has stopped it."""
+    if tree.state is TreeState.HOLDING:
+        return True
+    stopped = bool(row.since) and tree.incarnation == row.incarnation
+    restored = facts.checkpoint(tree.checkpoint) is not None
+    return tree.state is TreeState.RUNNING and (stopped or restored)
+
+
+_BY_PHASE: dict[Phase, Callable[[SessionRow, Facts, float, Settings], Act]] = {
+    Phase.RUNNING: _live,
+    Phase.WARNED: _live,
+    Phase.SUSPENDING: _suspending,
+    Phase.RELEASING: _releasing,
+    Phase.SUSPENDED: _suspended,
+    Phase.RESUMING: _resuming,
+    Phase.STOPPED: _stopped,
+}

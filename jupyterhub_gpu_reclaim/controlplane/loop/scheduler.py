@@ -1,0 +1,216 @@
+"""The orchestrator's heartbeat: sampling, and comparing all sessions now and then.
+
+Started and stopped by the controller. A loop only looks and adds keys to the queue; a
+beat that fails, is late or is missed does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry_notice import forewarn
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.retention import retain
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model import accounting
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Do
+from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Pressing
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Watch
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
+    from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer, Picture
+    from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Tally
+
+_log = logging.getLogger(__name__)
+
+
+#: Ticks for which one list of what the store holds will do.
+STORE_TICKS = 6
+#: Sessions that are compared before anybody else gets a turn.
+BREATH = 100
+#: How often audit lines that are too old are looked for, and what will be deleted.
+PRUNE_SECONDS = 600.0
+
+
+class Loops:
+    """Two tasks: samples, and ticks."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        observer: Observer,
+        watch: Watch,
+        courtesy: Courtesy,
+        queue: WorkQueue,
+        tally: Tally,
+        line: WaitingLine,
+        pressing: Pressing | None,
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._observer = observer
+        self._watch = watch
+        self._courtesy = courtesy
+        self._queue = queue
+        self._tally = tally
+        self._line = line
+        self._pressing = pressing
+        self._settings = settings
+        self._prune_at = 0.0
+        self._pods: dict[SessionKey, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin; once."""
+        settings = self._settings
+        self._tasks = [
+            asyncio.create_task(self._every(settings.sample_interval, self._sample)),
+            asyncio.create_task(self._every(settings.tick_interval, self.tick)),
+        ]
+
+    async def stop(self) -> None:
+        """End both at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _every(self, seconds: float, beat: Callable[[], Awaitable[None]]) -> None:
+        """Beat for ever; a beat that fails is in the log, and the next one comes."""
+        while True:
+            try:
+                await beat()
+            except ReclaimError as error:
+                _log.info("%s", error)
+            except Exception:  # noqa: BLE001 the last line of defence: the heart goes on
+                _log.exception("a beat failed")
+            await self._sessions.clock.sleep(seconds)
+
+    async def _sample(self) -> None:
+        """What the sessions do; who was warned and is at work again is told at once."""
+        await self._watch.sample()
+        for key in self._courtesy.spared():
+            self._queue.add(key)
+
+    # --- ticks
+    async def tick(self) -> None:
+        """Compare everything, and have a look at what is not as it should be."""
+        settings = self._settings
+        self._take_up_deletions()
+        picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
+        self._watch.measure()
+        waiting = self._line.look()
+        self._note_waits(waiting, picture)
+        if self._pressing is not None:
+            self._pressing.look(waiting)
+        rows = {row.key for row in self._sessions.journal.sessions()}
+        for count, key in enumerate(sorted(rows | picture.keys())):
+            if count % BREATH == 0:
+                await asyncio.sleep(0)  # others may answer, and readers read
+            self._compare(key, picture)
+        retain(self._sessions, settings.retention)
+        await expiry.collect(self._sessions, self._agent)
+        self._now_and_then(self._sessions.clock.now())
+        self._tally.note()
+
+    def _take_up_deletions(self) -> None:
+        """Orders to delete are the workers' to carry out, as often as it takes."""
+        if self._sessions.deletions is not None:
+            self._sessions.deletions.take_up()
+            for key in self._sessions.deletions.pending_keys():
+                self._queue.add(key)
+
+    def _compare(self, key: SessionKey, picture: Picture) -> None:
+        """Whether one session is as it should be."""
+        row = self._sessions.row(key)
+        facts = picture.facts(key, self._observer.known(key))
+        facts = self._sessions.living(key, facts)
+        if facts.hub is HubState.UNSETTLED:
+            self._sessions.checked_by_hub(key)
+        act = settle(row, facts, self._sessions.clock.now(), self._settings)
+        self._note_compared(row, facts, act.do)
+        if self._wants_a_look(row, act.do):
+            self._queue.add(key)
+
+    def _note_compared(self, row: SessionRow, facts: Facts, do: Do) -> None:
+        """Note whether the world is as the journal says, so that things may expire."""
+        same = do in {Do.NOTHING, Do.READY, Do.REPORT}
+        told = not facts.silent and facts.hub is not None
+        missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
+        if same and told and not missing:
+            self._sessions.compared.add(row.key)
+        else:
+            self._sessions.compared.discard(row.key)
+
+    def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
+        """Count who waited for a node and does not any more (see ``amounts``)."""
+        now = self._sessions.clock.now()
+        here = {each.key for each in waiting}
+        for key, since in self._pods.items():
+            if key not in here:
+                hub = picture.facts(key, frozenset()).hub
+                left = hub in {HubState.STOPPED, HubState.STOPPING}
+                self._sessions.counters.waited(
+                    "left" if left else "served", now - since
+                )
+        rows = self._sessions.journal
+        self._pods = {
+            each.key: each.since
+            for each in waiting
+            if each.key is not None
+            and ((row := rows.session(each.key)) is None or row.waiting_since is None)
+        }
+
+    def _now_and_then(self, now: float) -> None:
+        """What need not be done at every tick."""
+        if now >= self._prune_at:
+            forewarn(self._sessions, self._settings.retention, self._settings.forewarn)
+            before = now - self._settings.audit
+            more = self._sessions.journal.prune_audit(before)
+            self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
+
+    def _wants_a_look(self, row: SessionRow, do: Do) -> bool:
+        if self._queue.busy(row.key):
+            return False
+        if do is Do.READY:
+            reclaim = self._courtesy.judge(row)
+            wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
+            return reclaim or wished or row.stop_asked is not None
+        return do is not Do.NOTHING or row.intent is not Intent.NONE
+
+    def metrics_snapshot(self) -> MetricsSnapshot:
+        """Counts of this moment."""
+        kept = self._sessions.journal.checkpoints()
+        sampled, now = self._watch.sampled, self._sessions.clock.now()
+        return MetricsSnapshot(
+            phases=dict(self._sessions.phases()),
+            counters=self._sessions.counters,
+            checkpoints=len(kept),
+            stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
+            sample_age=None if sampled is None else now - sampled,
+            watched=self._watch.watched,
+            waiting=len(self._sessions.waiting),
+            gpu_seconds=accounting.so_far(
+                self._sessions.journal.sessions(),
+                self._sessions.journal.amount(accounting.GPU_SECONDS),
+                now,
+            ),
+        )

@@ -1,0 +1,316 @@
+"""One look at one session: compare the three views, do the one act, look again.
+
+Called by the work queue with a key. It keeps nothing between two looks but how long an
+odd state has lasted; what happened meanwhile it finds out anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Act, Do, Facts
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Verdict
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+    from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
+    from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+_UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
+#: After this long, a stop that the Hub was asked for and has not done is forgotten.
+STOP_FORGOTTEN = 60.0
+#: Looks at something under way that one look at a free GPU stands for.
+WAITING_PACES = 5
+
+Handler = Callable[[SessionRow, Act], Awaitable[float | None]]
+
+
+class Worker:
+    """Does what the reconciler says; ``work`` is idempotent and may be cancelled."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        observer: Observer,
+        courtesy: Courtesy,
+        suspender: Suspender,
+        resumer: Resumer,
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._observer = observer
+        self._courtesy = courtesy
+        self._suspender = suspender
+        self._resumer = resumer
+        self._settings = settings
+        self._captures = asyncio.Semaphore(settings.captures)
+        self._odd: dict[SessionKey, tuple[str, float]] = {}
+        self._handlers: dict[Do, Handler] = {
+            Do.NOTHING: self._nothing,
+            Do.WAIT: self._wait,
+            Do.READY: self._ready,
+            Do.ATTACH: self._attach,
+            Do.CANCEL: self._cancel,
+            Do.STOP_AT_HUB: self._stop_at_hub,
+            Do.RELEASE: self._release,
+            Do.THAW: self._thaw,
+            Do.RESTORE: self._restore,
+            Do.GIVE_UP: self._give_up,
+            Do.KILL: self._kill,
+            Do.REPORT: self._report,
+        }
+
+    async def work(self, key: SessionKey) -> float | None:
+        """Look once and act once.
+
+        Returns:
+            Seconds until the next look is wanted; None: when something happens.
+
+        Raises:
+            ReclaimError: it could not be done now; again later.
+        """
+        deleting = await self._delete(key)
+        wait = await self._settle(key)
+        return self._settings.pace if deleting and wait is None else wait
+
+    async def _delete(self, key: SessionKey) -> bool:
+        """Carry an order to delete out; whether to look again soon.
+
+        What does not answer now is asked again with the next tick; a new session of
+        the same name does not wait for it.
+        """
+        deletions = self._sessions.deletions
+        if deletions is None or deletions.pending(key) is None:
+            return False
+        try:
+            return await deletions.carry_out(key)
+        except ReclaimError as error:
+            _log.info("%s: what is left of it is deleted later: %s", key, error)
+            return False
+
+    async def _settle(self, key: SessionKey) -> float | None:
+        row = self._sessions.row(key)
+        facts = await self._observer.one(key)
+        if self._sessions.row(key) != row:
+            return 0.0  # it went on while we looked
+        act = settle(row, facts, self._sessions.clock.now(), self._settings)
+        wait = self._patience(key, act)
+        if wait > 0:
+            return min(wait, self._settings.tick_interval)
+        if act.do not in {Do.NOTHING, Do.WAIT, Do.READY}:
+            _log.info("%s: %s: %s", key, row.phase.value, act.do.value)
+        if act.do in self._handlers:
+            if act.do in {Do.READY, Do.NOTHING}:
+                return await self._quiet(row, act, facts)
+            return await self._handlers[act.do](row, act)
+        self._note(row, act, facts)
+        return 0.0
+
+    def _note(self, row: SessionRow, act: Act, facts: Facts) -> None:
+        """Acts that only take into the journal what has happened outside."""
+        sessions, settings = self._sessions, self._settings
+        match act.do:
+            case Do.COMMITTED if act.saved is not None:
+                self._suspender.committed(row, act.saved)
+            case Do.ROLLED_BACK if act.tree is not None:
+                self._suspender.rolled_back(row, act.tree)
+            case Do.RELEASED:
+                self._suspender.released(row)
+            case Do.RESTORED:
+                self._resumer.restored(row)
+            case Do.ADOPT if act.tree is not None:
+                adoption.running(sessions, row, act.tree, settings)
+            case Do.VANISHED:
+                sessions.apply(row.key, Happened.VANISHED, checkpoint="", attempt="")
+            case Do.LOST if act.saved is not None:
+                adoption.lost(sessions, row, act.saved)
+            case Do.FOUND_CAPTURED if act.saved is not None:
+                adoption.captured(sessions, row, act.saved, settings)
+            case _:
+                adoption.saved(sessions, row, facts, settings)
+
+    # --- waiting
+    def _patience(self, key: SessionKey, act: Act) -> float:
+        """Seconds for which an odd state must still last before its act is done."""
+        if not act.patient:
+            self._odd.pop(key, None)
+            return 0.0
+        what = f"{act.do} {act.tree.incarnation if act.tree else ''}"
+        now = self._sessions.clock.monotonic()
+        seen, since = self._odd.get(key, ("", now))
+        if seen != what:
+            since = now
+        self._odd[key] = (what, since)
+        left = since + self._settings.orphan_grace - now
+        if left <= 0:
+            self._odd.pop(key, None)
+        return left
+
+    async def _wait(self, row: SessionRow, act: Act) -> float | None:
+        if act.tree is not None and not self._has_told(row.key):
+            # Whoever waits for this start has not heard its end, which came when no
+            # service was there; the agent repeats it.
+            async for _ in self._resumer.follow(row):
+                pass
+        # Of a place that is being made (a pod may wait for hours) we are told.
+        told = row.phase is Phase.RESUMING and not row.placed
+        return None if told else self._settings.pace
+
+    def _has_told(self, key: SessionKey) -> bool:
+        """Whether this service has told the end of the operation in hand."""
+        operation = self._sessions.operation(key)
+        return operation is not None and operation.ended
+
+    async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
+        """Nothing is out of order: what somebody wishes, and what the policy says."""
+        if act.do is Do.READY and _may_begin(row, facts.hub):
+            return await self._ready(row, act)
+        if row.bring_back and row.phase in bring_back.FROM:
+            if facts.hub is HubState.STOPPED:
+                bring_back.take(self._sessions, row, self._settings)
+            return self._settings.pace
+        if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
+            if facts.hub is HubState.STOPPED:
+                await self._resumer.start(row)
+            return self._settings.pace
+        return await self._nothing(row, act)
+
+    async def _nothing(self, row: SessionRow, act: Act) -> float | None:
+        del act
+        wished = row.phase in LIVE and row.intent is not Intent.NONE
+        return self._settings.pace if wished or row.phase in _UNDER_WAY else None
+
+    # --- suspend
+    async def _ready(self, row: SessionRow, act: Act) -> float | None:
+        """A session that runs as it should: suspend it, warn it, or leave it alone."""
+        del act
+        if row.intent is Intent.SUSPEND:
+            return await self._suspend(row.key, row.intent_by)
+        if row.bring_back:  # it went on after all
+            row = bring_back.call_off(self._sessions, row, self._settings)
+        now = self._sessions.clock.now()
+        if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
+            row = self._sessions.update(row.key, stop_asked=None)
+        if not self._courtesy.judge(row):
+            self._courtesy.spare(row)
+            return None
+        wait = self._courtesy.warn(row)
+        if wait > 0:
+            return wait
+        if not await self._courtesy.confirm(row):
+            return self._settings.pace
+        return await self._suspend(row.key, SERVICE, self._courtesy.why(row.key))
+
+    async def _suspend(
+        self, key: SessionKey, by: str, why: Verdict | None = None
+    ) -> float:
+        if self._captures.locked():
+            return self._settings.pace
+        async with self._captures:
+            async for _ in self._suspender.run(key, by, why):
+                pass
+        return 0.0
+
+    async def _attach(self, row: SessionRow, act: Act) -> float:
+        del act
+        async for _ in self._suspender.follow(row):
+            pass
+        return 0.0
+
+    async def _cancel(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._agent.cancel(row.incarnation)
+        return self._settings.pace
+
+    async def _stop_at_hub(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._suspender.stop_at_hub(row)
+        return self._settings.pace
+
+    async def _release(self, row: SessionRow, act: Act) -> float:
+        del act
+        await self._suspender.release(row)
+        return 0.0
+
+    async def _thaw(self, row: SessionRow, act: Act) -> float:
+        try:
+            await self._suspender.thaw(row)
+        except Refused as error:
+            ending = act.tree is not None and error.reason is Reason.WRONG_PHASE
+            if not ending or row.phase is not Phase.RELEASING:
+                raise
+            # The agent has begun to end it, and only that can be finished.
+            await self._suspender.release(row)
+        return self._settings.pace
+
+    # --- resume
+    async def _restore(self, row: SessionRow, act: Act) -> float:
+        del act
+        async for _ in self._resumer.follow(row):
+            pass
+        waits = self._sessions.row(row.key).waiting_since is not None
+        return self._settings.pace * (WAITING_PACES if waits else 1)
+
+    async def _give_up(self, row: SessionRow, act: Act) -> float:
+        failure = act.tree.failure if act.tree is not None else None
+        failure = failure or failure_of(Reason.CANCELLED)
+        if act.tree is None:
+            self._resumer.failed(row, failure)
+        else:
+            await self._resumer.give_up(row, failure)
+        return 0.0
+
+    # --- leftovers
+    async def _kill(self, row: SessionRow, act: Act) -> float:
+        del row
+        if act.tree is not None:
+            await self._resumer.kill(act.tree.incarnation)
+        return self._settings.pace
+
+    async def _report(self, row: SessionRow, act: Act) -> None:
+        """A tree out of its user's reach, of which nothing is saved: people decide."""
+        if act.tree is None:
+            return
+        second = act.tree.incarnation
+        failure = failure_of(Reason.SECOND_TREE, incarnation=second)
+        failure = msgspec.structs.replace(failure, incarnation=second)
+        if row.failure == failure:
+            return
+        _log.warning("%s: %s", row.key, failure.message)
+        line = self._sessions.audit_line(row.key, SERVICE, "report", failure.message)
+        self._sessions.update(row.key, line, failure=failure)
+
+
+def _may_begin(row: SessionRow, hub: HubState | None) -> bool:
+    """Whether a suspend may begin, as far as the Hub is concerned.
+
+    Not while it does not answer, nor during a start or a stop by a person; but during
+    a stop that we have asked for ourselves and that comes late (``Stops.plan``).
+    """
+    if hub is HubState.STOPPING:
+        return row.stop_asked is not None and row.intent is Intent.SUSPEND
+    return hub in {HubState.RUNNING, HubState.STOPPED}

@@ -1,0 +1,140 @@
+"""What the orchestrator asks of the outside world, as protocols.
+
+Fulfilled by ``service.clients.agent.AgentClient``, ``service.clients.hub.HubClient``,
+``policy`` and ``sampling.window``; wired by ``service/app.py``. Nothing here does
+anything. A fleet of agents, one per node (``service.clients.agent_router.Fleet``), is
+one more ``Agent``: it knows where each incarnation lives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Event,
+        HubState,
+        Identity,
+        Sample,
+        SessionKey,
+        SessionView,
+        Tree,
+        Usage,
+        Verdict,
+        Waiting,
+    )
+    from jupyterhub_gpu_reclaim.policy.pressure import Want
+
+
+class Agent(Protocol):
+    """The hand on the node. Every call may raise ``Unreachable``: nothing is known.
+
+    ``capture``, ``release``, ``restore``, ``thaw``, ``kill``, ``cancel`` and
+    ``discard`` are idempotent and may be repeated after any failure.
+    """
+
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """Every incarnation with an init or a record.
+
+        With a ``key`` at least all of that session, or ``Unreachable`` where one of
+        them cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
+        """
+
+    async def tree(self, incarnation: str) -> Tree:
+        """One incarnation; ``NotFound`` where there is none."""
+
+    def labels(self, key: SessionKey) -> dict[str, str] | None:
+        """Of a session's pod, empty where there are no pods; None: not known."""
+
+    def waiting(self) -> list[Waiting]:
+        """Sessions that wait for a node with a GPU, as far as is known.
+
+        The longest first; places are not given here. Never waits, never raises.
+        """
+
+    async def samples(self) -> list[Sample]:
+        """What every session does now."""
+
+    def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree; the last event has ``checkpoint`` or ``failure``."""
+
+    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring a tree back; the last event has ``tree`` or ``failure``."""
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on; its checkpoint is discarded."""
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree; refused unless that checkpoint is committed."""
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End an orphan; refused while a capture runs."""
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off."""
+
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed ones; with a ``key``, at least all of that session."""
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login inside a checkpoint."""
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint."""
+
+
+class Hub(Protocol):
+    """The Hub. Every call may raise ``Unreachable``."""
+
+    async def servers(self) -> dict[SessionKey, HubState]:
+        """Every server that is not stopped."""
+
+    async def server(self, key: SessionKey) -> HubState:
+        """One server; ``STOPPED`` also where user or server do not exist."""
+
+    async def stop(self, key: SessionKey) -> None:
+        """Ask for a stop; ``Refused`` (retryable) while something else is pending."""
+
+    async def start(self, key: SessionKey) -> None:
+        """Ask for a start; ``Refused`` (retryable) while something is pending."""
+
+
+class Told(Protocol):
+    """What the Hub has told of users and servers with its last answers."""
+
+    def groups(self, user: str) -> list[str] | None:
+        """Their groups; None: not known."""
+
+    def options(self, key: SessionKey) -> dict[str, list[str]] | None:
+        """What a server was started with, as texts; None: not known."""
+
+
+class Window(Protocol):
+    """The recent samples of one session, summed up."""
+
+    def add(self, sample: Sample) -> None:
+        """Take one sample; older ones may come late or twice."""
+
+    def usage(self, now: float, span: float | None = None) -> Usage:
+        """The sum up to now; work is averaged over so many seconds, or all."""
+
+
+class Decide(Protocol):
+    """Whether a session is to be suspended, and why (not)."""
+
+    def __call__(self, view: SessionView, now: float) -> Sequence[Verdict]:
+        """Every reason, the deciding one first; pure."""
+
+
+class Choose(Protocol):
+    """Who goes because somebody waits for a GPU."""
+
+    def __call__(
+        self, views: Iterable[SessionView], wants: Sequence[Want], now: float
+    ) -> Mapping[SessionKey, SessionKey]:
+        """Who goes, and for whom; pure."""

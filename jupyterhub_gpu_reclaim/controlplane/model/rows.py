@@ -1,0 +1,100 @@
+"""What the journal keeps: one row per session, one per checkpoint, one per event.
+
+Plain frozen values, made and read by the orchestrator alone; ``journal.py`` writes
+them. No decisions here, and never a token.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    Failure,
+    Phase,
+    SessionKey,
+    Value,
+)
+
+
+class Intent(StrEnum):
+    """What somebody has asked for and the worker has not yet done."""
+
+    NONE = ""
+    SUSPEND = "suspend"
+    RESUME = "resume"
+
+
+class SessionRow(Value, frozen=True, kw_only=True):
+    """One session, as far as it must survive a crash. Times in seconds since epoch."""
+
+    key: SessionKey
+    phase: Phase = Phase.STOPPED
+    since: float = 0.0
+    incarnation: str = ""
+    generation: int = 0
+    #: committed, and what a start of this session restores; while RUNNING it is the
+    #: one that the session came from, kept for the time of grace
+    checkpoint: str = ""
+    attempt: str = ""  #: id of the capture in hand, not (yet) committed
+    intent: Intent = Intent.NONE
+    intent_by: str = ""
+    failure: Failure | None = None
+    failures: int = 0  #: in a row
+    backoff_until: float | None = None
+    kept_until: float | None = None
+    kept_by: str = ""
+    opted_out_by: str = ""
+    placed: bool = False  #: an init holds the place of the resume in hand
+    node: str = ""  #: where it was placed; "" is the Hub's own machine
+    started_at: float | None = None
+    resumed_at: float | None = None
+    #: when the Hub was last asked for a stop that it has not answered for sure
+    stop_asked: float | None = None
+    gpus: int = 0  #: that it held when its last suspend began; 0 where not known
+    gpu_name: str = ""  #: model of those, as the driver names it
+    #: since when a resume that has its place waits for memory of a GPU
+    waiting_since: float | None = None
+    #: checkpoint to bring back as soon as what runs now is saved and gone
+    bring_back: str = ""
+    #: last checkpoint that was put aside or given up by somebody's word; the Hub's
+    #: pointer may name it still
+    dismissed: str = ""
+
+
+class Keeping(StrEnum):
+    """Why a checkpoint is kept."""
+
+    CURRENT = "current"  #: the session is suspended in it
+    SUPERSEDED = "superseded"  #: the session came back from it; kept for a while
+    ASIDE = "aside"  #: the user started fresh; kept for days
+    FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
+    WANTED = "wanted"  #: to be brought back as soon as what runs is saved
+    DOOMED = "doomed"  #: to be deleted as soon as the agent answers
+
+
+#: Of these a session's user neither hears nor can bring them back.
+HIDDEN = frozenset({Keeping.FORMER, Keeping.DOOMED})
+
+
+class CheckpointRow(Value, frozen=True, kw_only=True):
+    """One committed checkpoint and how long it is kept."""
+
+    id: str
+    key: SessionKey
+    generation: int
+    keeping: Keeping
+    info: CheckpointInfo | None = None
+    changed: float = 0.0
+    expires: float | None = None  #: None: not by itself
+
+
+class AuditRow(Value, frozen=True, kw_only=True):
+    """Who did what to whose session, when and why."""
+
+    at: float
+    key: SessionKey
+    who: str
+    what: str
+    code: str = ""
+    message: str = ""

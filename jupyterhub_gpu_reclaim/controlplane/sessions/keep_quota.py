@@ -1,0 +1,95 @@
+"""How long each user may keep sessions in any 24 hours; what they had is journalled.
+
+Used by ``people.py`` when somebody asks for "keep". Managers are not bound, and what
+they keep is nobody's. It decides by ``policy/keep_quota.py`` and writes nothing itself:
+the statements are written in one transaction with the session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.policy.keep_quota import DAY, Span, possible_at, used
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+
+#: Longest "keep" that anybody can ask for: a year, in seconds.
+LONGEST_KEEP = 366 * 86400.0
+#: Seconds by which a wish may pass the limit: what people read is rounded.
+_SLACK = 1.0
+
+
+class Keeps:
+    """What everybody has had.
+
+    Args:
+        journal: where it is.
+        per_day: seconds for one user in any 24 hours; 0: no limit.
+    """
+
+    def __init__(self, journal: Journal, per_day: float) -> None:
+        self._journal = journal
+        self._per_day = per_day
+
+    def wish(
+        self, key: SessionKey, seconds: float, now: float, *, bound: bool
+    ) -> list[Any]:
+        """Statements that note a wish; the session's former one ends with it.
+
+        Args:
+            key: the session.
+            seconds: for how long from now; 0 takes the former wish back, and what was
+                left of it can be used again.
+            now: seconds since the epoch.
+            bound: whether the limit holds for who asks.
+
+        Raises:
+            Refused: ``keep_spent``, with what is left and when there is more.
+        """
+        if bound and seconds and self._per_day:
+            self._check(self._had(key, now), seconds, now)
+        table = schema.keeps
+        statements = [table.delete().where(table.c.until < now - DAY), *end(key, now)]
+        if bound and seconds:
+            new = {"user": key.user, "server": key.server, "start": now}
+            statements.append(table.insert().values(**new, until=now + seconds))
+        return statements
+
+    def _had(self, key: SessionKey, now: float) -> list[Span]:
+        """What the user has had, if this session's former wish ended now."""
+        table = schema.keeps
+        query = table.select().where(table.c.user == key.user)
+        return [
+            Span(
+                row["start"],
+                min(row["until"], now) if row["server"] == key.server else row["until"],
+            )
+            for row in self._journal.read(query.where(table.c.until > now - DAY))
+        ]
+
+    def _check(self, spans: list[Span], seconds: float, now: float) -> None:
+        left = max(0.0, self._per_day - used(spans, now))
+        if seconds <= left + _SLACK:
+            return
+        at = possible_at(spans, seconds, self._per_day, now)
+        asked = duration(seconds)
+        more = "" if at is None else f"; {asked} can be had in {duration(at - now)}"
+        raise Refused(
+            Reason.KEEP_SPENT,
+            limit=duration(self._per_day),
+            left=duration(left),
+            more=more,
+        )
+
+
+def end(key: SessionKey, now: float) -> list[Any]:
+    """Statements that end a session's wish; what was left of it can be used again."""
+    table = schema.keeps
+    mine = (table.c.user == key.user) & (table.c.server == key.server)
+    return [table.update().where(mine & (table.c.until > now)).values(until=now)]

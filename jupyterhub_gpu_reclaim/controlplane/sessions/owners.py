@@ -1,0 +1,118 @@
+"""Which account of the Hub a session belongs to, so that names inherit nothing.
+
+The Hub knows accounts, everything here knows names. The spawner tells the account with
+each start. A name that comes with another account belongs to somebody else now, or the
+Hub has lost its database and it is the same person; this cannot be told from here. So
+what the former account has saved is neither brought back nor deleted until a person
+says which it is. The user who starts may choose "start fresh": then it is kept, out of
+their sight, for as long as anything that is put aside. Or an administrator, who knows,
+resumes it: then it is the new account's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: What the audit says of a former account's sessions.
+_NEW = "The user's name belongs to another account of the Hub now."
+
+
+class Owners:
+    """Names and accounts.
+
+    Args:
+        sessions: the rows.
+        aside: seconds for which a former account's saved sessions are kept.
+    """
+
+    def __init__(self, sessions: Sessions, aside: float) -> None:
+        self._sessions = sessions
+        self._aside = aside
+
+    def check(self, placement: Placement) -> None:
+        """Before a start: whose session is it?
+
+        Raises:
+            Refused: ``former_account``: somebody has to choose first.
+            StoreError: the journal does not answer.
+        """
+        key, owner = placement.key, placement.owner
+        if not owner:
+            return  # a spawner that does not tell
+        known = self._known(key)
+        if known is None:
+            self._sessions.journal.write(*self._belongs(key, owner))
+        elif known["owner"] != owner:
+            if self._sessions.row(key).phase is Phase.STOPPED:
+                self.hand_over(key, owner, fresh=True)
+                return
+            claim = {**known, "claimed": owner}
+            self._sessions.journal.write(*_replace(key, claim))
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+
+    def claimed(self, key: SessionKey) -> str:
+        """Another account of that name that wants to start it; empty: none does."""
+        known = self._known(key)
+        return "" if known is None else str(known["claimed"])
+
+    def hand_over(self, key: SessionKey, owner: str, *, fresh: bool) -> None:
+        """The server is that account's from now on, with what is saved or with nothing.
+
+        Args:
+            key: the server.
+            owner: the account.
+            fresh: nothing of the former one's is theirs; what is saved is kept for a
+                while, out of their sight, and what still runs is ended.
+
+        Raises:
+            StoreError: it could not be written; nothing is handed over.
+        """
+        sessions, now = self._sessions, self._sessions.clock.now()
+        if fresh:
+            rows = sessions.journal.checkpoints(key)
+            kept = [row for row in rows if row.keeping is not Keeping.DOOMED]
+            sessions.journal.keep([self._former(row, now) for row in kept])
+            if sessions.deletions is not None and sessions.journal.session(key):
+                sessions.deletions.order(key, "new account", _NEW)
+            table = schema.keeps
+            mine = (table.c.user == key.user) & (table.c.server == key.server)
+            sessions.journal.write(table.delete().where(mine))
+        sessions.journal.write(*self._belongs(key, owner))
+
+    def _former(self, row: CheckpointRow, now: float) -> CheckpointRow:
+        expires = (
+            now + self._aside if row.keeping is not Keeping.FORMER else row.expires
+        )
+        return msgspec.structs.replace(
+            row, keeping=Keeping.FORMER, changed=now, expires=expires
+        )
+
+    def _known(self, key: SessionKey) -> dict[Any, Any] | None:
+        table = schema.owners
+        query = table.select().where(columns.of(table, key))
+        found = self._sessions.journal.read(query)
+        return found[0] if found else None
+
+    def _belongs(self, key: SessionKey, owner: str) -> list[Any]:
+        since = self._sessions.clock.now()
+        return _replace(key, {"owner": owner, "since": since, "claimed": ""})
+
+
+def _replace(key: SessionKey, values: dict[Any, Any]) -> list[Any]:
+    table = schema.owners
+    values = {**values, "user": key.user, "server": key.server}
+    old = table.delete().where(columns.of(table, key))
+    return [old, table.insert().values(**values)]

@@ -1,0 +1,293 @@
+"""Every session's present: the one place that changes rows, and what pages see of it.
+
+Used by all of the orchestrator. A change goes through the phase table, is written to
+the journal together with its audit line, and is then told to readers. It never talks
+to the agent or the Hub.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import (
+    Event,
+    Failure,
+    Phase,
+    SessionKey,
+    SessionView,
+    Verdict,
+    Waiting,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model import accounting, lifetimes, phases
+from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    AuditRow,
+    CheckpointRow,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, views
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import History
+from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Known
+from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
+    Broadcast,
+    Operation,
+    Watch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+    from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
+    from jupyterhub_gpu_reclaim.policy.terms import Terms
+
+_log = logging.getLogger(__name__)
+
+#: Who acts when nobody asked.
+SERVICE = OURSELVES
+
+
+class Sessions(Known):
+    """Rows, views, and everybody who waits for a change of them."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        super().__init__(clock)
+        self.journal = journal
+        self.counters = Counters()
+        self.history = History()
+        #: who waits for a GPU, and who was chosen to go for how many of them
+        self.waiting: dict[SessionKey, Waiting] = {}
+        self.wanted: dict[SessionKey, int] = {}
+        #: what was deleted for ever, and is not quite gone yet
+        self.deletions: Deletions | None = None
+        #: whose the users' names are
+        self.owners: Owners | None = None
+        #: what rules set for a session; None: there are no rules
+        self.terms: Callable[[SessionKey], Terms] | None = None
+        self._views: Broadcast[SessionView] = Broadcast()
+        self._watch = Watch()
+        self._operations: dict[SessionKey, Operation] = {}
+
+    # --- rows
+    def row(self, key: SessionKey) -> SessionRow:
+        """The journal's row, or a fresh one (``since`` is 0 then)."""
+        return self.journal.session(key) or SessionRow(key=key)
+
+    def apply(
+        self,
+        key: SessionKey,
+        happened: Happened,
+        *,
+        by: str = SERVICE,
+        failure: Failure | None = None,
+        why: Verdict | None = None,
+        note: str = "",
+        checkpoints: Iterable[CheckpointRow] = (),
+        **changes: Any,
+    ) -> SessionRow:
+        """Let something happen to a session: table, journal, audit, readers.
+
+        Args:
+            key: the session.
+            happened: what.
+            by: who is behind it.
+            failure: why, for the page and the audit; None clears the last one.
+            why: the policy's reason, for the audit; the row keeps no note of it.
+            note: its numbers, for the audit, where there is no reason to be told.
+            checkpoints: rows to be written in the same transaction.
+            **changes: other columns.
+
+        Raises:
+            Refused: the phase table does not allow it; nothing is changed.
+            StoreError: the journal could not be written; nothing is changed.
+        """
+        before = self.row(key)
+        row = msgspec.structs.replace(before, failure=failure, **changes)
+        following = phases.advance(before.phase, happened, saved=bool(row.checkpoint))
+        now = self.clock.now()
+        moved = following.phase is not before.phase or not before.since
+        row = msgspec.structs.replace(
+            row, phase=following.phase, since=now if moved else before.since
+        )
+        over = {
+            k: v for k, v in lifetimes.ended(before, row).items() if k not in changes
+        }
+        row = msgspec.structs.replace(row, **over)
+        reason = why or failure
+        audit = AuditRow(
+            at=now,
+            key=key,
+            who=by,
+            what=happened.name.lower(),
+            code=reason.code if reason else "",
+            message=reason.message if reason else note,
+        )
+        row = accounting.waited(self.counters, before, row, now)
+        more = accounting.leaving(before, now, row.phase)
+        unused = (
+            keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
+        )
+        self.journal.save(row, audit, checkpoints, more, unused)
+        _log.info(
+            "%s: %s -> %s (%s by %s)%s",
+            key,
+            before.phase.value,
+            row.phase.value,
+            happened.name.lower(),
+            by,
+            f": {reason.message}" if reason else "",
+        )
+        if row.phase is not Phase.WARNED:
+            self._suspends_at.pop(key, None)
+        if row.waiting_since is None:
+            self.waiting.pop(key, None)
+        self.touch(key)
+        return row
+
+    def update(
+        self,
+        key: SessionKey,
+        audit: AuditRow | None = None,
+        also: Iterable[Any] = (),
+        checkpoints: Iterable[CheckpointRow] = (),
+        **changes: Any,
+    ) -> SessionRow:
+        """Change columns that are no phase: an intent, a wish, a note."""
+        row = msgspec.structs.replace(self.row(key), **changes)
+        self.journal.save(row, audit, checkpoints, also=also)
+        self.touch(key)
+        return row
+
+    def audit_line(
+        self, key: SessionKey, who: str, what: str, message: str = ""
+    ) -> AuditRow:
+        """A line for something that is no phase change."""
+        return AuditRow(
+            at=self.clock.now(), key=key, who=who, what=what, message=message
+        )
+
+    async def until(
+        self, key: SessionKey, condition: Callable[[SessionRow], bool], limit: float
+    ) -> bool:
+        """Wait until the row is as wanted; False when the limit (s) is over."""
+        return await self._watch.until(lambda: condition(self.row(key)), limit)
+
+    def living(self, key: SessionKey, facts: Facts) -> Facts:
+        """What agent and Hub say, without what was deleted for ever."""
+        return self.deletions.living(key, facts) if self.deletions else facts
+
+    # --- operations
+    def begin(self, key: SessionKey, kind: str) -> Operation:
+        """A new ``suspend`` or ``resume``; its predecessor's readers are let go."""
+        self.end(key, Reason.CANCELLED)
+        operation = self._operations[key] = Operation(kind)
+        return operation
+
+    def operation(self, key: SessionKey) -> Operation | None:
+        """The last capture or restore of this program's life."""
+        return self._operations.get(key)
+
+    def end(self, key: SessionKey, reason: Reason) -> None:
+        """End an operation that nobody goes on with."""
+        self.end_with(key, codec.failure_of(Refused(reason)))
+
+    def end_with(self, key: SessionKey, failure: Failure) -> None:
+        """End an operation whose own end was never heard."""
+        operation = self._operations.get(key)
+        if operation is not None and not operation.ended:
+            operation.add(Event(failure=failure))
+
+    def step(self, key: SessionKey, kind: str, event: Event) -> None:
+        """One event of the operation in hand."""
+        operation = self._operations.get(key)
+        if operation is None or operation.ended or operation.kind != kind:
+            operation = self.begin(key, kind)
+        operation.add(event)
+        self.touch(key)
+
+    def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
+        """The newest verdicts; readers hear of it when the deciding one changes."""
+        if self.decided(key, verdicts):
+            self.touch(key)
+
+    # --- views
+    def view(self, key: SessionKey) -> SessionView:
+        """A session as pages show it.
+
+        Raises:
+            NotFound: nobody has heard of it.
+        """
+        row = self.journal.session(key)
+        if row is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return self.view_of(row, self.journal.checkpoints(key))
+
+    def views(self) -> list[SessionView]:
+        """All that run, are saved, or have something set aside."""
+        kept: dict[SessionKey, list[CheckpointRow]] = {}
+        for checkpoint in self.journal.checkpoints():
+            kept.setdefault(checkpoint.key, []).append(checkpoint)
+        views = [self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()]
+        return [v for v in views if v.phase is not Phase.STOPPED or v.saved]
+
+    def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
+        """A row with its checkpoints, as pages show it."""
+        verdicts = self.verdicts(row.key)
+        return views.view_of(
+            row,
+            kept,
+            verdict=verdicts[0] if verdicts else None,
+            usage=self.usage(row.key),
+            gpus=self.history.cards(row.key, row.incarnation),
+            suspends_at=self.suspends_at(row.key),
+            operation=self._operations.get(row.key),
+            waiting=self.waiting.get(row.key),
+            wanted=self.wanted.get(row.key, 0),
+            terms=self.terms_of(row),
+        )
+
+    def terms_of(self, row: SessionRow) -> Terms | None:
+        """What rules set for a session that runs."""
+        ruled = self.terms is not None and row.phase in phases.LIVE
+        return self.terms(row.key) if ruled and self.terms else None
+
+    def touch(self, key: SessionKey) -> None:
+        """Tell readers and waiters that a session has changed."""
+        self._watch.touch()
+        row = self.journal.session(key)
+        if row is not None:
+            self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
+
+    async def changes(self) -> AsyncIterator[SessionView]:
+        """Every change from now on; ends for a reader that is too slow."""
+        async for view in self._views.read():
+            yield view
+
+    def close(self) -> None:
+        """Let all readers go."""
+        self._views.close()
+        for operation in self._operations.values():
+            operation.abandon()
+
+    def forget(self, key: SessionKey) -> None:
+        """Drop what is only in memory."""
+        super().forget(key)
+        self.end(key, Reason.CANCELLED)
+        self._operations.pop(key, None)
+        self.history.forget(key)
+
+    def phases(self) -> Counter[Phase]:
+        """How many sessions are in each phase."""
+        return Counter(row.phase for row in self.journal.sessions())

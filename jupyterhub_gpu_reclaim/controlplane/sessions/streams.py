@@ -1,0 +1,148 @@
+"""Live news: changes of sessions to many readers, and the steps of one operation.
+
+Fed by ``sessions.py``; read by the service's server-sent events and by the spawner's
+progress. Everything is bounded: a reader who is too slow is dropped, and what was
+published is never needed for a decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import Event, Step
+
+T = TypeVar("T")
+
+#: What a reader may lag behind before it is dropped.
+READER_LIMIT = 256
+#: Steps of one operation that are kept: half an hour at two a second. Its end is
+#: always told.
+EVENT_LIMIT = 4096
+
+
+class Broadcast(Generic[T]):
+    """Values to all current readers."""
+
+    def __init__(self, limit: int = READER_LIMIT) -> None:
+        self._limit = limit
+        self._readers: set[asyncio.Queue[T | None]] = set()
+
+    def publish(self, value: T) -> None:
+        """Hand it to everybody; never waits."""
+        for queue in list(self._readers):
+            if queue.full():
+                self._drop(queue)
+            else:
+                queue.put_nowait(value)
+
+    def close(self) -> None:
+        """End every reader."""
+        for queue in list(self._readers):
+            self._drop(queue)
+
+    async def read(self) -> AsyncIterator[T]:
+        """Everything from now on; ends when this reader is too slow."""
+        queue: asyncio.Queue[T | None] = asyncio.Queue(self._limit)
+        self._readers.add(queue)
+        try:
+            while (value := await queue.get()) is not None:
+                yield value
+        finally:
+            self._readers.discard(queue)
+
+    def _drop(self, queue: asyncio.Queue[T | None]) -> None:
+        self._readers.discard(queue)
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+
+class Operation:
+    """The events of one capture or restore, for readers who come late or again.
+
+    Args:
+        kind: ``suspend`` or ``resume``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self.ended = False
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Let readers go without an end: this program stops, the operation does not."""
+        self._abandoned = True
+        self._news.set()
+
+    def add(self, event: Event) -> None:
+        """Take the next event; the one that is not a step is the last."""
+        full = event.step is not None and len(self._events) >= EVENT_LIMIT
+        if self.ended or full:
+            return
+        self._events.append(event)
+        self.ended = event.step is None
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has ended, and not with a failure."""
+        return self.ended and self._events[-1].failure is None
+
+    def steps(self) -> list[Step]:
+        """The newest state of every step, in the order in which they began."""
+        latest: dict[str, Step] = {}
+        for event in self._events:
+            if event.step is not None:
+                latest[event.step.step] = event.step
+        return list(latest.values())
+
+    async def read(self, after: int) -> AsyncIterator[Event]:
+        """Events from number ``after`` on, until the end; everybody hears the end."""
+        at = min(max(after, 0), len(self._events))
+        if self.ended:
+            at = min(at, len(self._events) - 1)
+        while True:
+            news = self._news
+            while at < len(self._events):
+                yield self._events[at]
+                at += 1
+            if self.ended or self._abandoned:
+                return
+            await news.wait()
+
+
+class Watch:
+    """Lets a call wait until a condition holds, checked after every change."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+
+    def touch(self) -> None:
+        """Something has changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Wait until it holds.
+
+        Args:
+            condition: cheap; looked at now and after every change.
+            limit: seconds to wait at most.
+
+        Returns:
+            Whether it holds.
+        """
+        try:
+            async with asyncio.timeout(limit):
+                while not condition():
+                    await self._news.wait()
+        except TimeoutError:
+            return condition()
+        return True

@@ -1,0 +1,181 @@
+"""All sessions together: GPUs in use, idle and freed, now and over the last weeks.
+
+Noted by the loops' tick, one line in the journal every few minutes; read by the routes
+for managers. The numbers are for looking at: nothing is ever decided by them. A crash
+loses the line of the minutes in which it happened, and no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import select
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.models import Phase, Value
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.model import accounting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: Seconds from one line of the journal to the next.
+STEP = 300
+#: Seconds for which lines are kept: a month.
+KEPT = 31 * 86400
+#: Most points of one answer; the lines between them are left out.
+MOST_POINTS = 300
+#: Percent of a card from which on it is at work (``IdlePolicy.busy_gpu_percent``).
+WORKING_PERCENT = 5.0
+#: A card that was last seen that long ago, in seconds, is not known any more.
+_SEEN = 86400.0
+
+
+class Point(Value, frozen=True, kw_only=True):
+    """One moment. A MIG instance counts as a GPU of its own."""
+
+    at: float
+    gpus_known: int = 0  #: that a session was seen on in the last day
+    gpus_in_use: int = 0  #: held by a session that works, or that nothing is known of
+    gpus_idle: int = 0  #: held by sessions that do nothing with them
+    gpus_freed: int = 0  #: that the sessions which are suspended now had held
+    waiting: int = 0  #: sessions that wait for a GPU
+    sessions: dict[str, int] = msgspec.field(default_factory=dict)  #: by phase
+
+
+class Totals(Value, frozen=True, kw_only=True):
+    """The present and the past."""
+
+    now: Point
+    step: float  #: seconds from one point to the next; a longer way is a gap
+    points: list[Point]  #: the oldest first
+    gpu_seconds_freed: float  #: summed up over the points
+    gpu_seconds_reclaimed: float = 0.0  #: since the service was first started
+
+
+class StoreUse(Value, frozen=True, kw_only=True):
+    """What one user's checkpoints take."""
+
+    user: str
+    checkpoints: int
+    logical_bytes: int  #: what the sessions held
+    stored_bytes: int  #: what was written for them
+
+
+class _Sizes(Value, frozen=True, kw_only=True):
+    logical_bytes: int = 0
+    stored_bytes: int = 0
+
+
+class Tally:
+    """Counts, and writes down.
+
+    Args:
+        sessions: where journal, clock and history are.
+        waiting: how many sessions wait for a GPU.
+    """
+
+    def __init__(self, sessions: Sessions, waiting: Callable[[], int]) -> None:
+        self._sessions = sessions
+        self._waiting = waiting
+        self._written: float | None = None
+        self._seen: dict[tuple[str, int | None], float] = {}
+
+    def now(self) -> Point:
+        """This moment."""
+        at = self._sessions.clock.now()
+        rows = self._sessions.journal.sessions()
+        held = self._held(rows)
+        self._seen.update(dict.fromkeys(held, at))
+        self._seen = {card: s for card, s in self._seen.items() if at - s <= _SEEN}
+        working = sum(held.values())
+        return Point(
+            at=at,
+            gpus_known=len(self._seen),
+            gpus_in_use=working,
+            gpus_idle=len(held) - working,
+            gpus_freed=sum(r.gpus for r in rows if r.phase is Phase.SUSPENDED),
+            waiting=self._waiting(),
+            sessions=dict(Counter(row.phase.value for row in rows)),
+        )
+
+    def _held(self, rows: list[SessionRow]) -> dict[tuple[str, int | None], bool]:
+        """The cards that sessions hold, and whether any of these sessions works."""
+        held: dict[tuple[str, int | None], bool] = {}
+        for row in rows:
+            if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
+                continue
+            usage = self._sessions.usage(row.key)
+            percent = usage.gpu_percent if usage is not None else None
+            works = percent is None or percent >= WORKING_PERCENT
+            for card in self._sessions.history.cards(row.key, row.incarnation):
+                name = (card.uuid, card.instance)
+                held[name] = held.get(name, False) or works
+        return held
+
+    def note(self) -> None:
+        """Write a line when one is due, and drop those that are too old.
+
+        Raises:
+            StoreError: the journal could not be written; it is due at the next call.
+        """
+        now = self._sessions.clock.now()
+        at = int(now // STEP) * STEP
+        if self._written == at:
+            return
+        table = schema.totals
+        values = msgspec.structs.asdict(self.now())
+        values.update(at=at, sessions=codec.encode(values["sessions"]).decode())
+        self._sessions.journal.write(
+            table.delete().where((table.c.at == at) | (table.c.at < at - KEPT)),
+            table.insert().values(**values),
+        )
+        self._written = at
+
+    def since(self, hours: int) -> Totals:
+        """The present, and the last hours in at most ``MOST_POINTS`` points."""
+        now = self.now()
+        step = STEP * -(-hours * 3600 // (STEP * MOST_POINTS))
+        table = schema.totals
+        query = table.select().order_by(table.c.at)
+        query = query.where(table.c.at > now.at - hours * 3600, table.c.at % step == 0)
+        points = [_point(row) for row in self._sessions.journal.read(query)]
+        freed = step * sum(point.gpus_freed for point in points)
+        journal = self._sessions.journal
+        counted = journal.amount(accounting.GPU_SECONDS)
+        return Totals(
+            now=now,
+            step=step,
+            points=points,
+            gpu_seconds_freed=freed,
+            gpu_seconds_reclaimed=accounting.so_far(
+                journal.sessions(), counted, now.at
+            ),
+        )
+
+    def store_use(self) -> list[StoreUse]:
+        """What everybody's checkpoints take, the largest first."""
+        table = schema.checkpoints
+        sums: dict[str, list[int]] = {}
+        for row in self._sessions.journal.read(select(table.c.user, table.c.info)):
+            sizes = codec.decode(row["info"], _Sizes) if row["info"] else _Sizes()
+            mine = sums.setdefault(row["user"], [0, 0, 0])
+            mine[0] += 1
+            mine[1] += sizes.logical_bytes
+            mine[2] += sizes.stored_bytes
+        uses = [
+            StoreUse(user=user, checkpoints=n, logical_bytes=logical, stored_bytes=s)
+            for user, (n, logical, s) in sums.items()
+        ]
+        return sorted(uses, key=lambda use: (-use.stored_bytes, use.user))
+
+
+def _point(row: dict[Any, Any]) -> Point:
+    values = {str(name): value for name, value in row.items()}
+    values["sessions"] = codec.decode(values["sessions"], dict[str, int])
+    return msgspec.convert(values, Point, strict=False)

@@ -1,0 +1,170 @@
+"""The Hub's process asks the service: how to start, how to stop, what is going on.
+
+Called by the spawner's mixin only. It decides nothing. A service that says that it is
+being started is asked again until it has been; nothing else is retried: what does not
+answer within its time limit is ``Unreachable(SERVICE_UNREACHABLE)``, what the service
+refuses is raised in the service's own words.
+
+Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
+``docs/explanation/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
+from jupyterhub_gpu_reclaim.common.models import (
+    Event,
+    Placement,
+    SessionKey,
+    StartPlan,
+    StopPlan,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+T = TypeVar("T")
+
+#: Seconds between two questions to a service that is being started, and all of them.
+STARTING_PAUSE, STARTING_LIMIT = 0.5, 60.0
+#: Longest silence of a progress stream, seconds; then it is asked for again.
+MAX_SILENCE = 3600.0
+
+
+class ServiceClient:
+    """The service's spawner API.
+
+    Args:
+        address: ``http://host:port[/prefix]`` or ``unix:/path/of/socket``; without a
+            prefix the service's usual one is taken.
+        token: the spawner token (``GPU_RECLAIM_SPAWNER_TOKEN``).
+        timeout: seconds for a call that only asks.
+        slow_timeout: seconds for a call that waits for processes to end.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        prefix: str = "/services/gpu-reclaim",
+        timeout: float = 10.0,
+        slow_timeout: float = 60.0,
+    ) -> None:
+        vouching = Vouching(token.encode())
+        self._timeout = timeout
+        self._slow_timeout = slow_timeout
+        self._prefix = prefix.rstrip("/") + "/api/spawner/"
+        self._http = Connection(address, lambda: {"Content-Type": "application/json"})
+        self._far = Vouched(
+            self._http,
+            lambda: vouching,
+            hello=self._prefix + "hello",
+            quick=timeout,
+        )
+
+    def close(self) -> None:
+        """Close connections; calls in flight fail."""
+        self._http.close()
+
+    async def plan_start(self, placement: Placement) -> StartPlan:
+        """How to start. Idempotent.
+
+        The service may call off a running capture first, hence the long limit.
+        """
+        return await self._plan("plan-start", placement, StartPlan)
+
+    async def placed(self, placement: Placement) -> None:
+        """An init holds the place, or (no checkpoint) a cold start runs. Idempotent."""
+        await self._tell("placed", placement)
+
+    async def cancelled(self, placement: Placement) -> None:
+        """The start was called off; the checkpoint is kept. Idempotent."""
+        await self._tell("cancelled", placement)
+
+    async def plan_stop(self, placement: Placement) -> StopPlan:
+        """Whether a stop is real or the release of a saved session. Idempotent.
+
+        The service may finish a running capture first, hence the long limit.
+        """
+        return await self._plan("plan-stop", placement, StopPlan)
+
+    async def release(self, placement: Placement) -> None:
+        """End the saved tree; returns when it is dead. Idempotent."""
+        await self._tell("release", placement, limit=self._slow_timeout)
+
+    async def stopped(self, placement: Placement) -> None:
+        """A real stop has happened. Idempotent."""
+        await self._tell("stopped", placement)
+
+    async def forget(self, key: SessionKey) -> None:
+        """The server was deleted for ever. Idempotent."""
+        await self._tell("forget", key)
+
+    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
+        """Steps of the restore in hand, from event number ``after`` on, until its end.
+
+        Raises:
+            Unreachable: the stream broke; call again with the number of events seen.
+        """
+        path = f"{self._prefix}progress/{key.path}?after={after}"
+        try:
+            async for line in self._far.lines("GET", path, silence=MAX_SILENCE):
+                if isinstance(line, Answer):
+                    raise _refusal(line, path)
+                yield _understood(line, Event, path)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+
+    # --- one call ------------------------------------------------------------------
+
+    async def _plan(self, call: str, placement: Placement, kind: type[T]) -> T:
+        """A question whose answer may take the agent's time."""
+        body = await self._tell(call, placement, limit=self._slow_timeout)
+        return _understood(body, kind, call)
+
+    async def _tell(
+        self, call: str, what: Placement | SessionKey, *, limit: float = 0.0
+    ) -> bytes:
+        limit, body = limit or self._timeout, codec.encode(what)
+        waited = 0.0
+        while True:
+            try:
+                answer = await self._far.ask(
+                    "POST", self._prefix + call, limit=limit, body=body
+                )
+            except Silent as silent:
+                raise _unreachable(str(silent)) from None
+            if answer.status < 300:
+                return answer.body
+            refusal = _refusal(answer, call)
+            starts = refusal.reason is Reason.SERVICE_STARTING
+            if not starts or waited >= STARTING_LIMIT:
+                raise refusal
+            await asyncio.sleep(STARTING_PAUSE)
+            waited += STARTING_PAUSE
+
+
+def _unreachable(detail: str) -> Unreachable:
+    return Unreachable(Reason.SERVICE_UNREACHABLE, detail=detail)
+
+
+def _understood(data: bytes, kind: type[T], path: str) -> T:
+    """A value of ours; anything else is not our service, or one that is too new."""
+    try:
+        return codec.decode(data, kind)
+    except BadRequest as error:
+        raise _unreachable(f"{path}: {error}") from None
+
+
+def _refusal(answer: Answer, path: str) -> ReclaimError:
+    """The service's answer as our error; one without words of ours is no answer."""
+    return answer.refusal() or _unreachable(f"{path}: status {answer.status}")

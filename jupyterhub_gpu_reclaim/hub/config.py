@@ -1,0 +1,378 @@
+"""``configure(c)``: all that a ``jupyterhub_config.py`` needs from us, in one call.
+
+Called by the administrator's configuration, as its last line. It only adds: lists and
+roles that are there already are kept and extended, and a value that is set is never
+changed. It starts nothing and talks to nobody; it makes two secrets (files of mode
+0600) in the service's folder when they are not there yet.
+
+A mistake in what it is given keeps no Hub from starting, attended or not: what is wrong
+is said in the Hub's log and on the service's page, and until it is mended every session
+is left alone. ``strict=True``, or ``jupyterhub-gpu-reclaim config check``, is for who
+wants to know before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traitlets.config import Config
+from traitlets.config.loader import LazyConfigValue
+from traitlets.log import get_logger
+
+from jupyterhub_gpu_reclaim.common.auth.scopes import (
+    ADMIN_SCOPES,
+    CUSTOM_SCOPES,
+    MANAGE,
+    OPTIONS,
+    SERVICE_NAME,
+    SERVICE_SCOPES,
+    USER_SCOPES,
+    names,
+)
+from jupyterhub_gpu_reclaim.hub import config_check
+from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
+TEMPLATES = Path(__file__).parent / "templates"
+#: Seconds that a start may take: a large session is read back from the store.
+START_TIMEOUT = 600
+
+
+def configure(
+    c: Any,
+    *,
+    placement: str = "local",
+    agent: str = "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
+    agent_token_file: str = "/var/lib/jupyterhub-gpu-reclaim/agent.token",  # noqa: S107
+    state_dir: str = STATE_DIR,
+    service_port: int = 10101,
+    service_host: str | None = None,
+    idle_after: float | None = None,
+    sample_interval: float | None = None,
+    min_age: float | None = None,
+    cool_down: float | None = None,
+    admins: Iterable[str] = (),
+    admin_groups: Iterable[str] = (),
+    service_options: Mapping[str, Any] | None = None,
+    service_environment: Mapping[str, str] | None = None,
+    strict: bool = False,
+    **unknown: Any,
+) -> None:
+    """Add the service, its roles, the spawner and the pages to a Hub's configuration.
+
+    Args:
+        c: the configuration object of ``jupyterhub_config.py``.
+        placement: where sessions run: ``local`` (on this machine) or ``kubernetes``
+            (in pods; the agents are found through the API server).
+        agent: address of this machine's agent: ``unix:/path`` or ``http(s)://…``; on
+            Kubernetes unused.
+        agent_token_file: file with the agent's token; the agent makes it.
+        state_dir: folder of the service: journal and secrets, only for root.
+        service_port: port that the service listens on.
+        service_host: address that it listens on, for the proxy and the Hub. None:
+            127.0.0.1, and in a pod the pod's own, since the proxy is another pod.
+        idle_after: seconds without use until a session is suspended; None: the
+            policy's own default; 0: never by itself.
+        sample_interval: seconds between two looks at the sessions.
+        min_age: seconds for which a session is left alone after its start.
+        cool_down: seconds for which it is left alone after a resume.
+        admins: who may see and steer all sessions, besides the ``admin_users`` that
+            are configured above the call.
+        admin_groups: groups of the Hub whose members may, too.
+        service_options: further settings of the service by their full names, for
+            example ``{"ReclaimService.grace": 3600}``.
+        service_environment: added to the service's environment.
+        strict: whether a mistake is an error, which keeps the Hub from starting.
+            False: the Hub starts, its log and the service's page say what is wrong,
+            and every session is left alone until it is mended.
+        unknown: a name that there is not is a mistake like any other.
+
+    Raises:
+        ValueError: with ``strict``: what is wrong, in sentences.
+    """
+    given = {
+        name: value for name, value in locals().items() if name not in {"c", "unknown"}
+    }
+    asked, problems = config_check.arguments({**given, **unknown}, _DEFAULTS)
+    if asked["placement"] != placement and "KUBERNETES_SERVICE_HOST" in os.environ:
+        asked["placement"] = "kubernetes"  # never sessions in the Hub's own pod
+    problems += config_check.spawners(c, mend=True)
+    folder = Path(asked["state_dir"])
+    # Where the one that is meant is not known, nothing is made in another.
+    usable = asked["state_dir"] == state_dir and _made(folder, problems)
+    host = asked["service_host"] or _own_address(asked["placement"], problems)
+    url = f"http://{host}:{asked['service_port']}"
+    options = _options(asked)
+    problems += config_check.together(c, asked, options)
+    made_before = _service(c)
+    if made_before is not None:
+        what = f"There is a service {SERVICE_NAME!r} already; configure(c) runs once."
+        problems.append(what)
+        _say(problems, made_before, strict=strict)
+        return
+    spec = {
+        "name": SERVICE_NAME,
+        "display": True,
+        "url": url,
+        "command": _program(),
+        "api_token": _secret(folder / "service.token", problems, usable),
+        "environment": {
+            "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
+                folder / "spawner.token", problems, usable
+            ),
+            # A Hub that ends before its service has begun leaves no orphan.
+            "GPU_RECLAIM_HUB_PID": str(os.getpid()),
+            # everybody on the machine can read a command line
+            OPTIONS: json.dumps([] if problems else _arguments(options)),
+            **_api_server(),
+            **(asked["service_environment"] or {}),
+        },
+        "oauth_client_allowed_scopes": [MANAGE],
+        "oauth_no_confirm": True,
+    }
+    _say(problems, spec, strict=strict)
+    _extend(c.JupyterHub, "services", [spec])
+    _roles(c, {*asked["admins"], *_configured_admins(c)}, asked["admin_groups"])
+    _spawner(c, url, folder / "spawner.token", options)
+    if str(TEMPLATES) not in _current(c.JupyterHub, "template_paths"):
+        _extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(configure).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+#: Whether nothing may be made on this machine (``config check``).
+_only_judging = False
+
+
+@contextlib.contextmanager
+def only_judging() -> Iterator[None]:
+    """Have ``configure`` make no folder and no secret."""
+    global _only_judging  # noqa: PLW0603 - a configuration file gives no way to ask
+    _only_judging = True
+    try:
+        yield
+    finally:
+        _only_judging = False
+
+
+def found_wrong(c: Any) -> list[str] | None:
+    """What ``configure`` found wrong, as it stands in ``c``; None: no call."""
+    service = _service(c)
+    if service is None or "environment" not in service:
+        return None
+    return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
+
+
+# --- parts ---------------------------------------------------------------------------
+
+
+def _service(c: Any) -> dict[str, Any] | None:
+    """The service of our name, as it stands in the configuration so far."""
+    services = _current(c.JupyterHub, "services")
+    return next((s for s in services if s.get("name") == SERVICE_NAME), None)
+
+
+def _say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
+    """Hand the problems to who must know.
+
+    Raises:
+        ValueError: there are some, and ``strict``.
+    """
+    if not problems:
+        return
+    if strict is True:
+        raise ValueError(" ".join(problems))
+    for each in problems:
+        get_logger().critical("gpu-reclaim: every session is left alone: %s", each)
+    environment = spec.setdefault("environment", {})
+    said = json.loads(environment.get(PROBLEMS, "[]"))
+    environment[PROBLEMS] = json.dumps([*said, *problems])
+
+
+def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The service's settings by their full names; None: its default."""
+    local = asked["placement"] == "local"
+    return {
+        "ReclaimService.placement": None if local else asked["placement"],
+        "ReclaimService.agent": asked["agent"] if local else None,
+        "ReclaimService.agent_token_file": asked["agent_token_file"],
+        "ReclaimService.state_dir": str(asked["state_dir"]),
+        **{full: asked[name] for name, full in config_check.SHORT.items()},
+        **(asked["service_options"] or {}),
+    }
+
+
+def _made(path: Path, problems: list[str]) -> bool:
+    """Make the service's folder; whether secrets can be kept in it."""
+    if _only_judging:
+        return False
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        what = f"state_dir: the folder {path} cannot be made: {error.strerror}."
+        problems.append(what)
+        return False
+    return True
+
+
+def _own_address(placement: str, problems: list[str]) -> str:
+    """Where the proxy finds a program beside the Hub, as it stands in a URL."""
+    if placement == "local" or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return "127.0.0.1"
+    try:
+        # The kubelet has written the pod's name and address into its /etc/hosts.
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        problems.append(f"The pod's own address is not known: {error.strerror}.")
+        return "127.0.0.1"
+    address = str(found[0][4][0])
+    return f"[{address}]" if ":" in address else address
+
+
+def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
+    """The least scopes for the service, for users and for administrators."""
+    hub = c.JupyterHub
+    major = int(version("jupyterhub").partition(".")[0])
+    scopes = dict(_current(hub, "custom_scopes", {}))
+    hub["custom_scopes"] = {**CUSTOM_SCOPES, **scopes}
+    roles = list(_current(hub, "load_roles"))
+    user = next((role for role in roles if role.get("name") == "user"), None)
+    if user is None:
+        user = {"name": "user", "scopes": ["self"]}
+        roles.append(user)
+    user["scopes"] = [
+        *user.get("scopes", ["self"]),
+        *[s for s in names(USER_SCOPES, major) if s not in user.get("scopes", [])],
+    ]
+    roles.append(
+        {
+            "name": f"{SERVICE_NAME}-service",
+            "description": "What the service that suspends sessions does at the Hub",
+            "services": [SERVICE_NAME],
+            "scopes": names(SERVICE_SCOPES, major),
+        }
+    )
+    roles.append(
+        {
+            "name": f"{SERVICE_NAME}-admin",
+            "description": "See and steer everybody's sessions",
+            "users": sorted(admins),
+            "groups": sorted(admin_groups),
+            "scopes": [*names(USER_SCOPES, major), *names(ADMIN_SCOPES, major)],
+        }
+    )
+    hub["load_roles"] = roles
+
+
+def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> None:
+    """The spawner, how it reaches the service, and what a resume needs of the Hub."""
+    local = options["ReclaimService.placement"] is None
+    spawner = "gpu-reclaim-local" if local else "gpu-reclaim"
+    _default(c.JupyterHub, "spawner_class", spawner)
+    # At its end the Hub would stop every server, and nothing would be saved.
+    _default(c.JupyterHub, "cleanup_servers", False)
+    _default(c.Spawner, "start_timeout", START_TIMEOUT)
+    _default(c.ReclaimMixin, "reclaim_service", url)
+    _default(c.ReclaimMixin, "reclaim_token_file", str(token_file))
+    days = options.get("ReclaimService.set_aside_days")
+    if days is not None:
+        _default(c.ReclaimMixin, "reclaim_kept_days", float(days))
+
+
+def _api_server() -> dict[str, str]:
+    """Where the kubelet says that the API server is: the Hub hands on little else."""
+    told = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    return {name: os.environ[name] for name in told if name in os.environ}
+
+
+def _program() -> list[str]:
+    """The service's program, beside the interpreter that runs the Hub."""
+    near = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service")
+    if near.is_file():
+        return [str(near)]
+    # Debian's Python is in /usr/bin, what its pip installs in /usr/local/bin.
+    found = shutil.which(near.name)
+    if found:
+        return [found]
+    # The Hub ends itself where a service's program is not there.
+    return [sys.executable, "-m", "jupyterhub_gpu_reclaim.service.process.supervisor"]
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line; what is None is left to its default."""
+    words = []
+    for name, value in options.items():
+        if value is not None:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _secret(path: Path, problems: list[str], usable: bool) -> str:
+    """The secret in that file; where it cannot be used, one that nobody else knows."""
+    if usable:
+        try:
+            return _kept_secret(path)
+        except (OSError, ValueError) as error:
+            problems.append(f"The file {path} cannot be used: {error}.")
+    return secrets.token_hex(32)
+
+
+def _kept_secret(path: Path) -> str:
+    """A secret in a file that only its owner can read; made when it is not there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, flags, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    text = path.read_text().strip()
+    if len(text) < 32:
+        raise ValueError(f"{path} holds no secret; remove it, and it is made anew")
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+    return text
+
+
+def _configured_admins(c: Any) -> set[str]:
+    """``admin_users`` of whatever authenticator is configured above the call."""
+    found: set[str] = set()
+    for section in list(c.values()):
+        if isinstance(section, Config):
+            found.update(_current(section, "admin_users", set()))
+    return found
+
+
+# --- merging -------------------------------------------------------------------------
+
+
+def _current(section: Any, name: str, empty: Any = ()) -> Any:
+    """What is set so far, also where it was only extended (``.append``)."""
+    value = section.get(name) if name in section else None
+    if isinstance(value, LazyConfigValue):
+        value = value.get_value(type(empty)() if empty != () else [])
+    return empty if value is None else value
+
+
+def _extend(section: Any, name: str, items: list[Any]) -> None:
+    section[name] = [*_current(section, name), *items]
+
+
+def _default(section: Any, name: str, value: Any) -> None:
+    """Set what the administrator has not set."""
+    if name not in section:
+        section[name] = value

@@ -1,0 +1,285 @@
+"""Judges what a ``jupyterhub_config.py`` says to us, before the Hub acts on it.
+
+A mistake there must never keep a Hub from starting: an unattended restart would leave
+everybody without their servers. So each function returns what can be used and, apart
+from it, sentences about the rest; ``configure(c)`` hands those to the service, which
+shows them and leaves every session alone. Nothing is started, read or written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from jupyterhub.spawner import Spawner
+from traitlets.config import Config
+from traitlets.config.loader import DeferredConfigString
+
+from jupyterhub_gpu_reclaim.service.settings import validation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from traitlets import HasTraits
+
+PLACEMENTS = ("local", "kubernetes")
+#: Our spawners' sections in a Hub's configuration, and the classes behind them.
+_OURS = "jupyterhub_gpu_reclaim.hub"
+_SPAWNERS = {
+    "ReclaimMixin": f"{_OURS}.spawner.mixin",
+    "SessionProcessSpawner": f"{_OURS}.local.spawner",
+    "ReclaimLocalSpawner": f"{_OURS}.local.spawner",
+    "SessionPodSpawner": f"{_OURS}.kube.spawner",
+    "ReclaimKubeSpawner": f"{_OURS}.kube.spawner",
+}
+#: Arguments of ``configure`` that are settings of the service by a shorter name.
+SHORT = {
+    "sample_interval": "ReclaimService.sample_interval",
+    "idle_after": "IdlePolicy.idle_after",
+    "min_age": "Guards.min_age",
+    "cool_down": "Guards.cool_down",
+}
+
+
+def arguments(
+    given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of ``configure``, each sound or its default, and what is wrong.
+
+    Args:
+        given: by name; also such as there are not.
+        defaults: of those that there are.
+    """
+    sound, found = dict(defaults), []
+    for name, said in given.items():
+        if name not in defaults:
+            found.append(
+                f"configure() takes no {name}{validation.meant(name, defaults)}"
+            )
+            continue
+        value = list(said) if isinstance(said, Iterator) else said  # it is read once
+        wrong = _JUDGES[name](name, value)
+        if wrong:
+            found.append(wrong)
+        else:
+            sound[name] = value
+    return sound, found
+
+
+def options(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with settings of the service by their full names."""
+    found, config = [], Config()
+    for name, value in given.items():
+        section, dot, trait = str(name).partition(".")
+        if not dot or not section.isidentifier() or not trait.isidentifier():
+            found.append(f"{name!r} is not of the form 'ReclaimService.setting'.")
+        elif "\0" in str(value):
+            found.append(f"{name} holds a NUL.")
+        elif value is not None:
+            config[section][trait] = DeferredConfigString(str(value))
+    return found + validation.problems(config)
+
+
+def spawners(c: Any, *, mend: bool = False) -> list[str]:
+    """What is wrong with the settings of our spawners.
+
+    Args:
+        c: the Hub's configuration.
+        mend: take the wrong ones out: the Hub would fail at each spawner that it
+            makes, also while it starts.
+    """
+    found = []
+    for section, module in _SPAWNERS.items():
+        if section not in c:
+            continue
+        try:
+            owner = getattr(importlib.import_module(module), section)
+        except ImportError:
+            continue  # its packages are not there: nobody uses it
+        for name, value in list(c[section].items()):
+            wrong = _spawners_value(owner, section, name, value)
+            if wrong:
+                found.append(wrong)
+                if mend:
+                    del c[section][name]
+    return found
+
+
+def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """What is sound by itself and does not go together with the Hub's settings.
+
+    Args:
+        c: the Hub's configuration.
+        sound: the arguments of ``configure``.
+        own: the service's settings that are set, by their full names.
+    """
+    found = []
+    port = sound["service_port"]
+    if sound["placement"] == "local" and (whose := _hub_ports(c).get(port)):
+        found.append(f"service_port: {port} is the port of {whose}.")
+    for name, section, theirs in (
+        ("gpu_wait", "Spawner", "start_timeout"),
+        ("settle_limit", "ReclaimMixin", "reclaim_slow_timeout"),
+    ):
+        wait = own.get(f"ReclaimService.{name}")
+        longest = c.get(section, {}).get(theirs)
+        if _is_number(wait) and _is_number(longest) and 0 < longest <= wait:
+            found.append(
+                f"ReclaimService.{name} ({wait:g}) must be shorter than"
+                f" {section}.{theirs} ({longest:g})."
+            )
+    full = sound["service_options"] or {}
+    for short, name in SHORT.items():
+        if sound[short] is not None and full.get(name, sound[short]) != sound[short]:
+            found.append(f"{short} and {name} say different things.")
+    return found
+
+
+# --- one argument --------------------------------------------------------------------
+
+
+def _placement(name: str, value: Any) -> str:
+    if value in PLACEMENTS:
+        return ""
+    near = validation.meant(str(value), PLACEMENTS)
+    return f"{name} is 'local' or 'kubernetes', not {str(value)[:40]!r}{near}"
+
+
+def _agent(name: str, value: Any) -> str:
+    good = isinstance(value, str) and value.isprintable()
+    if good and value.startswith("unix:/"):
+        return ""
+    try:
+        parts = urlsplit(value) if good else urlsplit("")
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        good = good and parts.port != 0
+    except ValueError:
+        good = False
+    return "" if good else f"{name} must be like unix:/path or http://127.0.0.1:8099."
+
+
+def _path(name: str, value: Any) -> str:
+    text = str(value) if isinstance(value, str | Path) else ""
+    if text.startswith("/") and "\0" not in text:
+        return ""
+    return f"{name} must be an absolute path, not {str(value)[:80]!r}."
+
+
+def _port(name: str, value: Any) -> str:
+    if _is_number(value) and isinstance(value, int) and 0 < value < 65536:
+        return ""
+    return f"{name} must be a whole number from 1 to 65535, not {str(value)[:40]!r}."
+
+
+def _host(name: str, value: Any) -> str:
+    fine = isinstance(value, str) and re.fullmatch(
+        r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", value
+    )
+    if value is None or fine:
+        return ""
+    return f"{name} must be an address or a host name, not {str(value)[:80]!r}."
+
+
+def _seconds(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    section, _, trait = SHORT[name].partition(".")
+    owner = next(o for o in validation.SECTIONS[section] if o.class_traits().get(trait))
+    return validation.judged_value(owner, trait, DeferredConfigString(str(value)), name)
+
+
+def _names(name: str, value: Any) -> str:
+    wrong = f"{name} must be a list of names, for example ['ada', 'grace']."
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return wrong  # the letters of one name would become people
+    each = list(value)
+    good = all(isinstance(n, str) and n.strip() and "/" not in n for n in each)
+    return "" if good else wrong
+
+
+def _options(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, Mapping):
+        return (
+            f"{name} must be a dictionary, for example {{'ReclaimService.grace': 600}}."
+        )
+    return " ".join(options(value))
+
+
+def _environment(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    good = isinstance(value, Mapping) and all(
+        isinstance(k, str) and k and "=" not in k and isinstance(v, str)
+        for k, v in value.items()
+    )
+    good = good and not any("\0" in k + v for k, v in value.items())
+    return "" if good else f"{name} must be a dictionary of texts."
+
+
+def _flag(name: str, value: Any) -> str:
+    return "" if isinstance(value, bool) else f"{name} must be True or False."
+
+
+_JUDGES: dict[str, Callable[[str, Any], str]] = {
+    "placement": _placement,
+    "agent": _agent,
+    "agent_token_file": _path,
+    "state_dir": _path,
+    "service_port": _port,
+    "service_host": _host,
+    **dict.fromkeys(SHORT, _seconds),
+    "admins": _names,
+    "admin_groups": _names,
+    "service_options": _options,
+    "service_environment": _environment,
+    "strict": _flag,
+}
+
+
+# --- the Hub's own -------------------------------------------------------------------
+
+
+def _spawners_value(owner: type[HasTraits], section: str, name: str, value: Any) -> str:
+    traits = owner.class_traits(config=True)
+    called = f"{section}.{name}"
+    if name not in traits:
+        # What its base has may stand here, too, and which that is we do not know.
+        near = validation.meant(name, traits)
+        strange = near != "." and name not in Spawner.class_traits()
+        return f"{called} is no setting{near}" if strange else ""
+    if not str(getattr(traits[name].this_class, "__module__", "")).startswith(_OURS):
+        return ""  # JupyterHub's own
+    return validation.judged_value(owner, name, value, called)
+
+
+def _hub_ports(c: Any) -> dict[int, str]:
+    """Ports of this machine that the Hub and its proxy take, and whose they are."""
+    hub, proxy = c.get("JupyterHub", {}), c.get("ConfigurableHTTPProxy", {})
+    found: dict[int, str] = {}
+    for section, url, name, default in (
+        (hub, "bind_url", "port", 8000),
+        (hub, "hub_bind_url", "hub_port", 8081),
+        (proxy, "api_url", "", 8001),
+    ):
+        port = _port_of(section[url]) if url in section else section.get(name, default)
+        if isinstance(port, int):
+            found[port] = {"api_url": "the proxy's API"}.get(url, f"JupyterHub.{url}")
+    return found
+
+
+def _port_of(url: Any) -> int:
+    """The port in a URL; 0: none."""
+    try:
+        return int(urlsplit(url).port or 0)
+    except (TypeError, ValueError, AttributeError):
+        return 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

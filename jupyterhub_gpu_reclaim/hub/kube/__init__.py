@@ -1,0 +1,1 @@
+"""Sessions in pods: KubeSpawner's, with the session's init in them."""

@@ -1,0 +1,227 @@
+"""What is changed in the pod of a session so that it can be saved and brought back.
+
+Called by ``kube.py`` with the pod that KubeSpawner has made, and with objects of
+whatever Kubernetes client that is: only their attributes are used. Pure: the pod that
+is given stays as it is. Nothing here asks or starts anything.
+
+*Start*: the session's init runs before the server's command, behind the image's own
+ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
+tree that is brought back becomes its child; the image by digest, and the node of the
+same kind. The init comes as text in the pod (``python3 -c``): images need ``python3``
+in their PATH and nothing else. An image without it does not start; its pod says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.session_init import session_init
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+#: KubeSpawner's name for the container that users work in.
+CONTAINER = "notebook"
+#: Labels and annotations of ours begin with this.
+PREFIX = "gpu-reclaim"
+INCARNATION = f"{PREFIX}/incarnation"
+GENERATION = f"{PREFIX}/generation"
+USER = f"{PREFIX}/user"
+SERVER = f"{PREFIX}/server"
+#: What the init of a hold is told instead of a fresh token: who looks into the pod's
+#: environment sees what is true of the session.
+TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the pod is for.
+
+    Attributes:
+        mode: ``start`` or ``hold``.
+        key: user and server.
+        incarnation: of this start.
+        realm: tells the sessions of two Hubs on one node apart.
+        generation: of the checkpoint that is brought back; 0 for a start.
+        image: of the saved session, by digest where that is known (``hold``).
+        node_labels: that the node must have (``hold``).
+        token: of the saved session (``hold``).
+        python: the interpreter in the image.
+    """
+
+    mode: str
+    key: SessionKey
+    incarnation: str
+    realm: str = ""
+    generation: int = 0
+    image: str = ""
+    node_labels: dict[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    python: str = "python3"
+
+
+def prepared(pod: Any, wish: Wish) -> Any:
+    """The pod with the session's init in it.
+
+    Args:
+        pod: a ``V1Pod``; it is not changed.
+        wish: what it is for.
+
+    Raises:
+        Refused: a session in such a pod could not be saved; the sentence says why.
+    """
+    pod = copy.copy(pod)
+    pod.metadata, pod.spec = copy.copy(pod.metadata), copy.copy(pod.spec)
+    if pod.spec.share_process_namespace:
+        raise _refused("shareProcessNamespace leaves it no process number 1 of its own")
+    at = _position(pod)
+    container = copy.copy(pod.spec.containers[at])
+    pod.spec.containers = [*pod.spec.containers]
+    pod.spec.containers[at] = container
+    _mark(pod.metadata, wish)
+    # A container that was ended on purpose must not come up again by itself.
+    pod.spec.restart_policy = "Never"
+    # A stopped tree answers no probe, and the kubelet would kill it for that.
+    container.liveness_probe = None
+    if wish.mode == "hold":
+        _hold(container, wish)
+        pod.spec.node_selector = _selector(pod.spec.node_selector, wish.node_labels)
+    else:
+        _start(container, wish)
+    return pod
+
+
+def holds(pod: Any, wish: Wish) -> bool:
+    """Whether that pod would do what is wished, after everybody has changed it."""
+    container = pod.spec.containers[_position(pod)]
+    words = [*(container.command or ()), *(container.args or ())]
+    prefix = _prefix(wish)
+    if (pod.metadata.labels or {}).get(INCARNATION) != wish.incarnation:
+        return False
+    if wish.mode == "hold":
+        return bool(container.command) and words == prefix
+    return any(words[at : at + len(prefix)] == prefix for at in range(len(words)))
+
+
+def _position(pod: Any) -> int:
+    for at, container in enumerate(pod.spec.containers):
+        if container.name == CONTAINER:
+            return at
+    raise _refused(f"it has no container named {CONTAINER!r}")
+
+
+def _mark(metadata: Any, wish: Wish) -> None:
+    """Labels to be found by; annotations for names, which labels cannot hold."""
+    metadata.labels = {
+        **(metadata.labels or {}),
+        INCARNATION: wish.incarnation,
+        GENERATION: str(wish.generation),
+    }
+    metadata.annotations = {
+        **(metadata.annotations or {}),
+        USER: wish.key.user,
+        SERVER: wish.key.server,
+    }
+
+
+def _start(container: Any, wish: Wish) -> None:
+    """The init before the server's command, wherever that stands."""
+    prefix = [*_prefix(wish), "--"]
+    if container.command:
+        container.command = [*prefix, *container.command]
+    elif container.args:
+        container.args = [*prefix, *container.args]
+    else:
+        raise _refused(
+            "the command of its image is not known here; set c.KubeSpawner.cmd, for"
+            " example to 'jupyterhub-singleuser'"
+        )
+
+
+def _hold(container: Any, wish: Wish) -> None:
+    """Nothing but the init, and nothing that waits for a server to answer."""
+    container.command, container.args = _prefix(wish), None
+    container.readiness_probe = container.startup_probe = None
+    # What runs after a start ran when the session was started.
+    container.lifecycle = _changed(container.lifecycle, post_start=None, postStart=None)
+    if "@sha256:" in wish.image:
+        container.image = wish.image
+        container.image_pull_policy = "IfNotPresent"
+    container.env = [_with_token(variable, wish) for variable in container.env or ()]
+
+
+def _with_token(variable: Any, wish: Wish) -> Any:
+    given = variable if isinstance(variable, dict) else vars(variable)
+    if given.get("name", given.get("_name")) not in TOKENS:
+        return variable
+    value = _literal(wish.token)
+    return _changed(variable, value=value, value_from=None, valueFrom=None)
+
+
+def _changed(thing: Any, **changes: Any) -> Any:
+    """A copy with other values; None takes one out.
+
+    KubeSpawner leaves what an administrator has written as it is: an object of the
+    client, or plain JSON with the names of Kubernetes.
+    """
+    if not thing:
+        return thing
+    if isinstance(thing, dict):
+        rest = {name: v for name, v in thing.items() if name not in changes}
+        new = {name: v for name, v in changes.items() if v is not None}
+        return {**rest, **new}
+    thing = copy.copy(thing)
+    for name, value in changes.items():
+        if hasattr(thing, name):
+            setattr(thing, name, value)
+    return thing
+
+
+def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
+    """The administrator's selector and the saved session's, if they agree.
+
+    Raises:
+        Refused: the session needs another kind of node than its profile asks for.
+    """
+    selector = dict(given or {})
+    for name, value in labels.items():
+        if selector.setdefault(name, value) != value:
+            raise Refused(
+                Reason.NODE_MISMATCH, wanted=value, given=selector[name], label=name
+            )
+    return selector or None
+
+
+def _prefix(wish: Wish) -> list[str]:
+    words = [
+        *_source(wish.python),
+        wish.mode,
+        "--incarnation",
+        wish.incarnation,
+        # In one word each: a name may look like an option.
+        f"--user={wish.key.user}",
+        f"--server={wish.key.server}",
+        f"--realm={wish.realm}",
+    ]
+    return [*(_literal(word) for word in words), "--relay"]
+
+
+def _literal(word: str) -> str:
+    """A word as Kubernetes hands it on unchanged: it replaces ``$(NAME)`` otherwise."""
+    return word.replace("$", "$$")
+
+
+@cache
+def _source(python: str) -> tuple[str, str, str]:
+    return (python, "-c", Path(session_init.__file__).read_text())
+
+
+def _refused(why: str) -> Refused:
+    what = f"A session in this pod could not be saved: {why}."
+    return Refused(Reason.INVALID, what=what)

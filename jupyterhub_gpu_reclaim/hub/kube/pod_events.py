@@ -1,0 +1,121 @@
+"""What the API server tells of pods: whether one lives, and what one waits for.
+
+Asked by ``kube.py`` with the pods that KubeSpawner watches anyway (JSON). Pure. The
+place in the queue counts the sessions that ask for a GPU and were there earlier; the
+scheduler may take them in another order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.hub.kube.pod import CONTAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Why a container does not start, where waiting alone does not help.
+_STUCK = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+}
+
+
+def sentence(
+    pod: Mapping[str, Any] | None, all_pods: Iterable[Mapping[str, Any]]
+) -> str:
+    """What it waits for; empty when for nothing that is worth a word."""
+    if pod is None:
+        return ""
+    if _ending(pod):
+        return f"Waiting: {obstacle(pod)}"
+    if _status(pod).get("phase") not in {"Pending", "Failed"}:
+        return ""
+    if unscheduled(pod) is not None:
+        return _queue(pod, all_pods)
+    return obstacle(pod)
+
+
+def obstacle(pod: Mapping[str, Any] | None) -> str:
+    """Why it does not run, as Kubernetes says it; empty: it says nothing."""
+    if pod is None:
+        return "its pod does not exist"
+    if _ending(pod):
+        node = pod["spec"].get("nodeName") or "its node"
+        return f"its former pod on {node} has not ended yet"
+    for container in _status(pod).get("containerStatuses") or ():
+        state = container.get("state") or {}
+        for kind in ("waiting", "terminated"):
+            told = state.get(kind) or {}
+            if kind == "terminated" or told.get("reason") in _STUCK:
+                words = [told.get("reason") or "", told.get("message") or ""]
+                return ": ".join(filter(None, words))
+    return unscheduled(pod) or ""
+
+
+def unscheduled(pod: Mapping[str, Any]) -> str | None:
+    """The scheduler's words while no node takes it; None: it has one, or may have."""
+    for condition in _status(pod).get("conditions") or ():
+        if condition.get("type") == "PodScheduled":
+            if condition.get("reason") != "Unschedulable":
+                return None
+            return condition.get("message") or "no node takes it"
+    return None
+
+
+def _queue(pod: Mapping[str, Any], all_pods: Iterable[Mapping[str, Any]]) -> str:
+    why = unscheduled(pod)
+    if not gpus(pod):
+        return f"Waiting for a free machine ({why})"
+    others = sorted(
+        _turn(each) for each in all_pods if gpus(each) and unscheduled(each) is not None
+    )
+    place = sum(turn < _turn(pod) for turn in others) + 1
+    total = max(len(others), place)
+    return f"Waiting for a free GPU: place {place} of {total} in the queue ({why})"
+
+
+def _turn(pod: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = pod["metadata"]
+    return metadata.get("creationTimestamp") or "", metadata.get("uid") or ""
+
+
+def gpus(pod: Mapping[str, Any]) -> bool:
+    """Whether it asks for a GPU of any make (``nvidia.com/gpu``, MIG slices, …)."""
+    return any(
+        "/gpu" in name or "/mig-" in name
+        for container in pod["spec"]["containers"]
+        for name in (container.get("resources") or {}).get("limits") or {}
+    )
+
+
+def _ending(pod: Mapping[str, Any]) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    return pod.get("status") or {}
+
+
+def notebook(pod: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The container that users work in."""
+    for container in pod["spec"]["containers"] if pod else ():
+        if container["name"] == CONTAINER:
+            return dict(container)
+    return {}
+
+
+def lives(pod: Mapping[str, Any] | None, uid: str) -> bool:
+    """Whether it is that pod (empty: any) and its container has not ended."""
+    if pod is None or (uid and pod["metadata"]["uid"] != uid):
+        return False
+    if pod["status"].get("phase") in {"Succeeded", "Failed"}:
+        return False
+    for status in pod["status"].get("containerStatuses") or ():
+        if status["name"] == CONTAINER:
+            return "terminated" not in (status.get("state") or {})
+    return True

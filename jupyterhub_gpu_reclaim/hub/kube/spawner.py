@@ -1,0 +1,320 @@
+"""Sessions in pods: KubeSpawner's, with the session's init in them.
+
+``ReclaimKubeSpawner`` is what a ``jupyterhub_config.py`` names (``gpu-reclaim``). Its
+pods are those that KubeSpawner would make, with all its settings, profiles and the
+administrator's ``modify_pod_hook``; ``pod.py`` adds the init. When to start, restore or
+release is the mixin's; this module only makes pods and ends them, and never so that two
+are on one volume: a pod counts as ended when the kubelet has reported its containers
+dead, and none is ever deleted by force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub.traitlets import Command
+from jupyterhub.utils import exponential_backoff
+from kubernetes_asyncio.client import ApiException, V1Preconditions
+from kubespawner import KubeSpawner
+from traitlets import Unicode
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.kube import pod as pods
+from jupyterhub_gpu_reclaim.hub.kube import pod_events
+from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
+from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+#: Seconds between two looks at what a pod waits for.
+LOOK_SECONDS = 1.0
+#: Seconds for the kubelet to report the death of a container that was just ended.
+REPORT_SECONDS = 15.0
+#: What an API server says that is too busy or being restarted.
+_BUSY = {429, 500, 502, 503, 504}
+#: Set while KubeSpawner's own code runs, which calls ``self.stop`` to tidy up.
+_inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
+
+
+class SessionPodSpawner(KubeSpawner):
+    """Makes, watches and ends one session's pod; knows nothing of suspending."""
+
+    cmd = Command(
+        ["jupyterhub-singleuser"],
+        allow_none=True,
+        minlen=0,
+        help="""The server's command, run by the session's init.
+
+        KubeSpawner's own default, the command of the image, cannot be used: it is
+        known on the node only. Default: ``jupyterhub-singleuser``.
+        """,
+    ).tag(config=True)
+
+    session_python = Unicode(
+        "python3",
+        help="""The Python (3.7 or later) in the image that runs the session's init.
+
+        A name in the image's PATH, or a path. An image without any Python cannot be
+        used with this spawner.
+        """,
+    ).tag(config=True)
+
+    realm = Unicode(
+        "",
+        help="""Name that tells this Hub's sessions from another's on the same nodes.
+
+        The agents of these sessions must have the same `AgentApp.realm`. Empty (the
+        default) is right where the cluster has one Hub. Example: ``teaching``.
+        """,
+    ).tag(config=True)
+
+    # --- what the mixin sets before start() ---
+
+    reclaim_mode = "start"
+    reclaim_incarnation = ""
+    reclaim_identity: Any = None
+    reclaim_generation = 0
+
+    # --- the pod ---
+
+    async def get_pod_manifest(self) -> Any:
+        """KubeSpawner's pod with the session's init in it."""
+        return pods.prepared(await super().get_pod_manifest(), self._wish())
+
+    def _wish(self) -> pods.Wish:
+        saved = self.reclaim_identity if self.reclaim_mode == "hold" else None
+        return pods.Wish(
+            mode=self.reclaim_mode,
+            key=SessionKey(self.user.name, self.name),
+            incarnation=self.reclaim_incarnation,
+            realm=self.realm,
+            generation=self.reclaim_generation if saved else 0,
+            image=saved.image if saved else "",
+            node_labels=dict(saved.node_labels) if saved else {},
+            token=saved.api_token if saved else "",
+            python=self.session_python,
+        )
+
+    def _pod(self) -> dict[str, Any] | None:
+        """This server's pod as it was last heard of."""
+        reflector = self.pod_reflector
+        if reflector is None:
+            return None
+        found: dict[str, Any] | None = reflector.pods.get(self._reference)
+        return found
+
+    @property
+    def _reference(self) -> str:
+        return f"{self.namespace}/{self.pod_name}"
+
+    # --- start ---
+
+    async def start(self) -> Any:
+        """Start the pod; returns its address when it runs.
+
+        Raises:
+            Refused: it ended at once, or was to hold a place and did not run in time.
+        """
+        # The Hub's own limit would end this without a word of why.
+        limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
+        hold = self.reclaim_mode == "hold"
+        try:
+            async with asyncio.timeout(limit if hold else None):
+                return await self._start_while_it_lives()
+        except TimeoutError:
+            if not hold:
+                raise
+            why = pod_events.obstacle(self._pod()) or "its pod did not start"
+            raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
+
+    async def _start_while_it_lives(self) -> Any:
+        """KubeSpawner's start, which would wait for a dead pod until its limit."""
+        starting = super().start()
+        try:
+            while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
+                pod = self._pod()
+                labels = pod["metadata"].get("labels") or {} if pod else {}
+                ours = labels.get(pods.INCARNATION) == self.reclaim_incarnation
+                if ours and not pod_events.lives(pod, ""):
+                    raise Refused(Reason.POD_ENDED, why=pod_events.obstacle(pod))
+            return starting.result()
+        finally:
+            starting.cancel()
+
+    async def _start(self) -> Any:
+        _inside.set(True)  # in a task of its own
+        return await super()._start()
+
+    async def _make_create_pod_request(self, pod: Any, request_timeout: int) -> Any:
+        """Ask for the pod, unless somebody has taken the init out of it.
+
+        Raises:
+            Refused: a place was to be held, and this pod would start a new session.
+        """
+        if not pods.holds(pod, self._wish()):
+            if self.reclaim_mode == "hold":
+                raise Refused(Reason.POD_CHANGED)
+            self.log.warning("%s: a hook has removed its init", self._reference)
+        try:
+            return await super()._make_create_pod_request(pod, request_timeout)
+        except ApiException as error:
+            if error.status in _BUSY:
+                return False  # KubeSpawner asks again, more and more rarely
+            raise
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """KubeSpawner's own events, and the place in the queue."""
+        events = interleaved(super().progress(), self._waits_for, LOOK_SECONDS)
+        async for event in events:
+            yield event
+
+    def _waits_for(self) -> str:
+        everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
+        return pod_events.sentence(self._pod(), everybody)
+
+    # --- watch and end ---
+
+    async def poll(self) -> int | None:
+        """None while the pod runs or is being made; an exit code otherwise."""
+        token = _inside.set(True)
+        try:
+            status: int | None = await super().poll()
+        finally:
+            _inside.reset(token)
+        return status
+
+    async def _make_delete_pod_request(
+        self, pod_name: str, delete_options: Any, grace_seconds: int, *more: Any
+    ) -> Any:
+        """Delete that very pod, never by force.
+
+        A grace of 0 takes the pod out of the API at once, while its containers may live
+        on for seconds: the next pod would be on the same volume.
+        """
+        grace = max(1, grace_seconds or 0)
+        delete_options.grace_period_seconds = grace
+        pod = self._pod()
+        if pod is not None and pod_name == self.pod_name:
+            uid = pod["metadata"]["uid"]
+            delete_options.preconditions = V1Preconditions(uid=uid)
+        try:
+            return await super()._make_delete_pod_request(
+                pod_name, delete_options, grace, *more
+            )
+        except ApiException as error:
+            if error.status == 409 or error.status in _BUSY:
+                return False  # another one of that name by now, or too busy: again
+            raise
+
+
+class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
+    """Sessions in pods that can be suspended and resumed."""
+
+    async def stop(self, now: bool = False) -> None:
+        """Really, or because it is saved; KubeSpawner's own tidying is no stop."""
+        if _inside.get():
+            await SessionPodSpawner.stop(self, now)
+        else:
+            await super().stop(now)
+
+    def reclaim_place(self) -> Place:
+        """The pod."""
+        pod = self._pod()
+        uid = pod["metadata"]["uid"] if pod else ""
+        return Place(pod=uid, name=self.pod_name)
+
+    def reclaim_take(self, place: Place) -> None:
+        """Take up a pod that is there already, whatever its name would be now."""
+        if place.name:
+            self.pod_name = place.name
+            self.dns_name = self.dns_name_template.format(
+                namespace=self.namespace, name=place.name
+            )
+
+    def reclaim_alive(self) -> bool:
+        """Whether its container lives; before anything was heard: whether there is one.
+
+        A pod that is not known yet (a Hub that was just restarted) counts as alive,
+        since nothing may be ended or replaced on the word of nobody.
+        """
+        if self.pod_reflector is None:
+            return bool(self._pointer.place.pod)
+        return pod_events.lives(self._pod(), self._pointer.place.pod)
+
+    async def reclaim_died(self) -> bool:
+        """Wait until the kubelet says that the container is dead."""
+        with suppress(TimeoutError):
+            await exponential_backoff(
+                lambda: not self.reclaim_alive(),
+                f"pod {self._reference} did not end",
+                timeout=REPORT_SECONDS,
+            )
+        return not self.reclaim_alive()
+
+    def reclaim_frozen(self) -> bool | None:
+        """Only the node knows."""
+        return None
+
+    async def reclaim_find(self, incarnation: str) -> Place | None:
+        """Look for the pod of an incarnation that the Hub has lost sight of."""
+        await self._start_watching_pods()
+        for pod in self.pod_reflector.pods.values():
+            metadata = pod["metadata"]
+            labels = metadata.get("labels") or {}
+            if labels.get(pods.INCARNATION) == incarnation and pod_events.lives(
+                pod, ""
+            ):
+                return Place(pod=metadata["uid"], name=metadata["name"])
+        return None
+
+    async def reclaim_token(self) -> str:
+        """The API token that stands in the pod; empty if it is gone."""
+        await self._start_watching_pods()
+        for variable in pod_events.notebook(self._pod()).get("env") or ():
+            if variable["name"] == "JUPYTERHUB_API_TOKEN":
+                return str(variable.get("value") or "")
+        return ""
+
+    async def reclaim_port(self) -> int:
+        """The port of the pod's server; 0 if it is gone."""
+        for port in pod_events.notebook(self._pod()).get("ports") or ():
+            if port.get("name") == "notebook-port":
+                return int(port["containerPort"])
+        return 0
+
+    async def reclaim_where(self, port: int) -> Any:
+        """The pod's address."""
+        del port  # it stands in the pod
+        await self._start_watching_pods()
+        return self._get_pod_url(self._pod())
+
+    async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
+        """What Kubernetes does for the pod, and the place in the queue."""
+        async for event in SessionPodSpawner.progress(self):
+            tell(event["message"])
+        # KubeSpawner's events may be turned off; the queue is told all the same.
+        told = ""
+        while True:
+            words = self._waits_for()
+            if words and words != told:
+                tell(words)
+            told = words
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def reclaim_end(self) -> None:
+        """Delete the pod, whatever it holds, and wait a moment until it is gone.
+
+        Who makes the next one waits for that, too: it has the same name.
+        """
+        try:
+            async with asyncio.timeout(REPORT_SECONDS):
+                await SessionPodSpawner.stop(self, now=True)
+        except TimeoutError:
+            self.log.warning("%s: the pod has not ended yet", self._reference)

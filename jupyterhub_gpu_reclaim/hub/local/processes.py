@@ -1,0 +1,143 @@
+"""One local session's processes, named by (pid, start time, boot), seen from the Hub.
+
+Used by the local spawner. It reads ``/proc`` and signals through pidfds, so a pid that
+was given to another process is never touched. It starts nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.linux import process_environment
+from jupyterhub_gpu_reclaim.session_init import launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Session:
+    """The processes under one init."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def alive(self) -> bool:
+        """Whether that very init lives (a zombie does not)."""
+        place = self.place
+        return bool(
+            place.pid
+            and launcher.start_time(place.pid) == place.start
+            and (not place.boot or place.boot == launcher.boot_id())
+        )
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Signal the init; False when it is gone."""
+        fd = self._pidfd()
+        if fd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the init is dead; False when it is not after that time."""
+        fd = self._pidfd()
+        if fd is None:
+            return True
+        try:
+            dead = select.poll()
+            dead.register(fd, select.POLLIN)
+            return bool(await asyncio.to_thread(dead.poll, seconds * 1000))
+        finally:
+            os.close(fd)
+
+    def frozen(self) -> bool:
+        """Whether the session's root is stopped, as a captured tree is."""
+        states = [_state(pid) for pid in self._children()]
+        return bool(states) and all(state in "Tt" for state in states)
+
+    async def variable(self, name: str) -> str:
+        """A variable of the environment that the session's root was started with."""
+        return await asyncio.to_thread(self._variable, f"{name}=".encode())
+
+    def _variable(self, wanted: bytes) -> str:
+        for pid in self._children():
+            with contextlib.suppress(OSError):
+                for word in process_environment.words(pid, "environ"):
+                    if word.startswith(wanted):
+                        return word[len(wanted) :].decode(errors="replace")
+        return ""
+
+    def _children(self) -> Iterator[int]:
+        """The init's own children: the session's root."""
+        if not self.alive():
+            return
+        # The init may end at any moment, and its threads with it.
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{self.place.pid}/task").iterdir():
+                children = (task / "children").read_text().split()
+                yield from map(int, children)
+
+    def _pidfd(self) -> int | None:
+        """A handle on that very process, or None."""
+        if not self.alive():
+            return None
+        try:
+            fd = os.pidfd_open(self.place.pid)
+        except ProcessLookupError:
+            return None
+        if self.alive():  # the handle is of the process that we looked at
+            return fd
+        os.close(fd)
+        return None
+
+
+def find_session(incarnation: str) -> Place | None:
+    """The init of an incarnation on this machine: root's, pid 1 of its namespace."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The command line last: that of a user's process may block its reader.
+            if entry.stat().st_uid != 0 or not _is_first(
+                (entry / "status").read_text()
+            ):
+                continue
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ours = any(word.endswith(b"session_init.py") for word in words[:6])
+        if ours and incarnation.encode() in words[:10]:
+            pid = int(entry.name)
+            start = launcher.start_time(pid)
+            if start:
+                return Place(pid=pid, start=start, boot=launcher.boot_id())
+    return None
+
+
+def _is_first(status: str) -> bool:
+    """Whether it is pid 1 of a namespace below ours."""
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            pids = line.split()[1:]
+            return len(pids) > 1 and pids[-1] == "1"
+    return False
+
+
+def _state(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return "X"
+    return stat.rpartition(b")")[2].split()[0].decode()

@@ -1,0 +1,302 @@
+"""Sessions on the Hub's own machine: processes in namespaces of their own.
+
+``ReclaimLocalSpawner`` is what a ``jupyterhub_config.py`` names. It starts what
+JupyterHub's own ``LocalProcessSpawner`` would start, with the same home, environment,
+``cmd``, ``shell_cmd``, ``popen_kwargs`` and log lines, but through ``launcher.py``, so
+that the session can be saved and outlives a restart of the Hub. When to start, restore
+or release is the mixin's; this module only places processes and ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jupyterhub.spawner import LocalProcessSpawner
+from jupyterhub.utils import random_port
+from traitlets import Bool, Float, Unicode
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.local import launch
+from jupyterhub_gpu_reclaim.hub.local.processes import Session, find_session
+from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.session_init import launcher, session_init
+
+#: What steers root's own interpreters; the session gets these through env(1) instead.
+_LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
+_SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+
+
+class SessionProcessSpawner(LocalProcessSpawner):
+    """Starts, watches and ends one session's processes; knows nothing of suspending."""
+
+    run_as_hub_user = Bool(
+        False,
+        help="""Run sessions as the user that runs the Hub instead of as system users.
+
+        Then no system users are needed, and there is no protection of users against
+        each other: for demonstrations and tests only. Homes: ``home_dir_template``.
+        """,
+    ).tag(config=True)
+
+    home_dir_template = Unicode(
+        "",
+        help="""Home directory with ``run_as_hub_user``; ``{username}`` is filled in.
+
+        It is made if it is not there. Example: ``/srv/homes/{username}``. Empty: a
+        folder of the user's name under ``/tmp``.
+        """,
+    ).tag(config=True)
+
+    private_tmp = Bool(
+        False,
+        help="""Give each session a ``/tmp`` of its own, in memory, saved with it.
+
+        Off (the default): sessions share the machine's ``/tmp``, as they do with
+        JupyterHub's own spawner; files that a saved session has open there must still
+        be there when it comes back.
+        """,
+    ).tag(config=True)
+
+    realm = Unicode(
+        "",
+        help="""Name that tells this Hub's sessions from another Hub's on this machine.
+
+        The agent of these sessions must have the same `AgentApp.realm`. Empty (the
+        default) is right where the machine has one Hub. Example: ``teaching``.
+        """,
+    ).tag(config=True)
+
+    cgroup_parent = Unicode(
+        "jupyterhub-gpu-reclaim",
+        help="""Control group under which each session gets its own.
+
+        It keeps sessions alive when the Hub's systemd unit is restarted, counts their
+        memory and CPU, and holds ``mem_limit`` and ``cpu_limit``. Empty: none.
+        """,
+    ).tag(config=True)
+
+    launch_timeout = Float(
+        30.0,
+        help="""Seconds that making a session's namespaces may take (normally 0.1).""",
+    ).tag(config=True)
+
+    place = Place()
+    port: Any
+
+    # --- what the mixin sets before start() ---
+
+    reclaim_mode = "start"
+    reclaim_incarnation = ""
+
+    # --- start ---
+
+    async def start(self) -> tuple[str, int]:
+        """Start the session's init with its programs, or (``hold``) without any.
+
+        Raises:
+            Refused: the namespaces, the cgroup or the user are not to be had.
+        """
+        if self.port == 0:
+            self.port = random_port()
+        env = self.get_env()
+        loader = {k: env.pop(k) for k in list(env) if k.startswith(_LOADER_VARIABLES)}
+        command: list[str] = []
+        if self.reclaim_mode == "start":
+            command = self._command()
+            self.log.info("%s: starting %s", self._log_name, shlex.join(command))
+            command = [
+                "/usr/bin/env",
+                *[f"{k}={v}" for k, v in loader.items()],
+                *command,
+            ]
+        else:
+            for secret in _SECRETS:
+                env.pop(secret, None)
+        launcher.sweep_cgroups(self.cgroup_parent)
+        self.place = await self._launch(self._init(command), env)
+        self.pid = self.place.pid
+        return (self.ip or "127.0.0.1", self.port)
+
+    def _command(self) -> list[str]:
+        command = [*self.cmd, *self.get_args()]
+        if self.shell_cmd:
+            return [*self.shell_cmd, shlex.join(command)]
+        return command
+
+    def get_args(self) -> list[str]:
+        """The server's arguments; Jupyter refuses to run as root without being told."""
+        args = list(super().get_args())
+        if self.run_as_hub_user and os.geteuid() == 0 and "--allow-root" not in args:
+            args.append("--allow-root")
+        return args
+
+    def _init(self, command: list[str]) -> list[str]:
+        """The command line of the session's init."""
+        words = [*launch.PYTHON, session_init.__file__, self.reclaim_mode]
+        words += ["--incarnation", self.reclaim_incarnation]
+        # In one word each: a name may look like an option.
+        words += [f"--user={self.user.name}", f"--server={self.name}"]
+        words += [f"--realm={self.realm}", "--relay"]
+        if self.reclaim_mode != "start":
+            return words
+        words += ["--chdir", self._home()]
+        if not self.run_as_hub_user:
+            entry = self._system_user()
+            groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+            words += ["--uid", str(entry.pw_uid), "--gid", str(entry.pw_gid)]
+            words += ["--groups", ",".join(str(g) for g in groups)]
+        return [*words, "--", *command]
+
+    def _system_user(self) -> pwd.struct_passwd:
+        try:
+            return pwd.getpwnam(self.user.name)
+        except KeyError:
+            what = f"There is no system user {self.user.name} on this machine."
+            raise Refused(Reason.INVALID, what=what) from None
+
+    def _home(self) -> str:
+        """Where the session starts; or the nearest parent that exists."""
+        if not self.run_as_hub_user:
+            home = Path(self._system_user().pw_dir)
+        else:
+            home = Path(self._hub_user_home())
+            home.mkdir(parents=True, exist_ok=True)
+        while not home.is_dir():
+            home = home.parent
+        return str(home)
+
+    def _hub_user_home(self) -> str:
+        template = self.home_dir_template or "/tmp/{username}"  # noqa: S108 - upstream's
+        return template.format(username=self.user.name)
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """HOME, USER and SHELL."""
+        if not self.run_as_hub_user:
+            self._system_user()
+            return dict(super().user_env(env))
+        env.update(USER=self.user.name, HOME=self._hub_user_home(), SHELL="/bin/bash")
+        return env
+
+    async def _launch(self, init: list[str], env: dict[str, str]) -> Place:
+        """Run the launcher with the limits and options of this spawner."""
+        options = ["--cgroup-parent", self.cgroup_parent]
+        options += ["--cgroup", self.reclaim_incarnation]
+        if self.mem_limit:
+            options += ["--memory", str(int(self.mem_limit))]
+        if self.cpu_limit:
+            options += ["--cpu", str(self.cpu_limit)]
+        if self.private_tmp:
+            options.append("--private-tmp")
+        ignored = launch.IGNORED.intersection(self.popen_kwargs)
+        if ignored:
+            names = ", ".join(sorted(ignored))
+            self.log.warning("%s: popen_kwargs ignored: %s", self._log_name, names)
+        return await launch.run(
+            options, init, env, self.popen_kwargs, seconds=self.launch_timeout
+        )
+
+    # --- watch ---
+
+    async def poll(self) -> int | None:
+        """None while the session's init lives; 0 when it is gone."""
+        return None if Session(self.place).alive() else 0
+
+    async def _signal(self, sig: int) -> bool:
+        """Signal the init; a process that got its pid later is never touched."""
+        return (
+            Session(self.place).signal(signal.Signals(sig))
+            if sig
+            else (Session(self.place).alive())
+        )
+
+    def clear_state(self) -> None:
+        """Forget the processes."""
+        super().clear_state()
+        self.place = Place()
+
+    # --- end ---
+
+    async def stop(self, now: bool = False) -> None:
+        """End it: SIGINT, SIGTERM, SIGKILL, with the time limits of upstream."""
+        await super().stop(now=now)
+        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_incarnation)
+
+    async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
+        """Internal TLS: certificates into the user's home, as upstream does."""
+        if self.run_as_hub_user:
+            return paths
+        return dict(await super().move_certs(paths))
+
+
+class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
+    """Local sessions that can be suspended and resumed."""
+
+    def reclaim_place(self) -> Place:
+        """Where the session runs now."""
+        return self.place
+
+    def reclaim_take(self, place: Place) -> None:
+        """Take up a session that runs already."""
+        self.place = place
+        self.pid = place.pid
+
+    def reclaim_alive(self) -> bool:
+        """Whether its init lives."""
+        return Session(self.place).alive()
+
+    def reclaim_frozen(self) -> bool:
+        """Whether its programs are stopped, as a captured tree is."""
+        return Session(self.place).frozen()
+
+    async def reclaim_find(self, incarnation: str) -> Place | None:
+        """Look for the init of an incarnation that the Hub has lost sight of."""
+        return find_session(incarnation)
+
+    async def reclaim_where(self, port: int) -> tuple[str, int]:
+        """Where it listens."""
+        return (self.ip or "127.0.0.1", port)
+
+    async def reclaim_token(self) -> str:
+        """The API token that the session was started with; empty if it is gone."""
+        return await Session(self.place).variable("JUPYTERHUB_API_TOKEN")
+
+    async def reclaim_port(self) -> int:
+        """The port that the session was started on; 0 if it is gone."""
+        url = await Session(self.place).variable("JUPYTERHUB_SERVICE_URL")
+        with contextlib.suppress(ValueError):
+            return int(url.rpartition(":")[2].partition("/")[0])
+        return 0
+
+    async def get_url(self) -> str:
+        """Where it listens: a Hub killed in a start has not written that down."""
+        known = str(self.server.url)
+        port, url = self._pointer.port, urlsplit(known)
+        if not port or url.port == port:
+            return known
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip or "127.0.0.1"
+        return url._replace(netloc=f"{host}:{port}").geturl()
+
+    async def reclaim_end(self) -> None:
+        """End the place at once, whatever it holds."""
+        session = Session(self.place)
+        if session.signal(signal.SIGKILL):
+            await session.wait(self.kill_timeout)
+        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_incarnation)
+        self.reclaim_take(Place())
+
+
+class SimpleReclaimLocalSpawner(ReclaimLocalSpawner):
+    """Sessions of the Hub's own user: for demonstrations, without system users."""
+
+    run_as_hub_user = Bool(True, help=SessionProcessSpawner.run_as_hub_user.help).tag(
+        config=True
+    )

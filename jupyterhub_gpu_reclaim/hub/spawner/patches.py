@@ -1,0 +1,142 @@
+"""Two repairs of JupyterHub itself, applied once, when the mixin is imported in a Hub.
+
+A restart must not log suspended sessions out. ``JupyterHub.cleanup_oauth_clients``
+deletes, at every start, the OAuth client of each server that does not run, and with it
+all browser logins of that server: it only keeps clients of spawners that are in memory,
+and only running ones are loaded (trap T2 in ``docs/reference/jupyterhub-traps.md``).
+The wrapper loads the spawners of suspended servers first; the Hub's own code does the
+rest.
+
+A service of ours that does not come up must not end the Hub. Where a managed service
+exits or does not answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our
+service's supervisor answers at once and stays; what it cannot help (its address is
+taken, say) is what the second wrapper is for: the Hub goes on without the service, and
+starts it again as it does with one that ends later. It also holds the service's address
+for as long as the Hub lives (``service/process/held_socket.py``).
+
+Nothing else of JupyterHub is ever changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from jupyterhub import orm
+from jupyterhub.app import JupyterHub
+
+from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
+from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer
+from jupyterhub_gpu_reclaim.service.process import held_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MARK = "_gpu_reclaim_wrapped"
+#: Seconds that JupyterHub 5 waits for a service.
+_TIMEOUT = 10
+#: Seconds that the service of a Hub that has just ended has to leave its address.
+_PREDECESSOR = 5.0
+
+
+def apply(hub: type[Any] = JupyterHub) -> bool:
+    """Wrap both methods; returns whether both are in place afterwards.
+
+    A Hub whose method is not the one we know (no such method, other arguments) is
+    left alone, with a warning that says what is not repaired then.
+    """
+    kept = _wrap(
+        hub,
+        "cleanup_oauth_clients",
+        ["self"],
+        _keeping_suspended,
+        "cleans up OAuth clients in a way we do not know; a restart of the Hub logs"
+        " browsers out of suspended sessions",
+    )
+    spared = _wrap(
+        hub,
+        "start_service",
+        ["self", "service_name", "service", "ssl_context"],
+        _sparing_the_hub,
+        "starts services in a way we do not know; where ours cannot listen, it ends",
+    )
+    return kept and spared
+
+
+def _wrap(
+    hub: type[Any],
+    name: str,
+    parameters: list[str],
+    wrapper: Callable[[Any], Any],
+    otherwise: str,
+) -> bool:
+    original = getattr(hub, name, None)
+    if getattr(original, _MARK, False):
+        return True
+    if original is None or list(inspect.signature(original).parameters) != parameters:
+        log = logging.getLogger("JupyterHub")
+        log.warning("gpu-reclaim: this JupyterHub %s", otherwise)
+        return False
+    wrapped = functools.wraps(original)(wrapper(original))
+    setattr(wrapped, _MARK, True)
+    setattr(hub, name, wrapped)
+    return True
+
+
+def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def start_service(
+        self: Any, service_name: str, service: Any, ssl_context: Any = None
+    ) -> Any:
+        if service_name != SERVICE_NAME:
+            return await original(self, service_name, service, ssl_context)
+        await _hold_address(service)
+        starting = original(self, service_name, service, ssl_context)
+        # Who has our address and says nothing holds the Hub up beyond its own limit.
+        limit = getattr(service, "timeout", _TIMEOUT) + _TIMEOUT
+        with contextlib.suppress(TimeoutError):
+            if await asyncio.wait_for(starting, limit):
+                return True
+        held_socket.let_go()  # it opens it itself where it may not take it over
+        self.log.critical(
+            "gpu-reclaim: the service did not come up; every session is left alone,"
+            " and the Hub goes on without it"
+        )
+        return True
+
+    return start_service
+
+
+async def _hold_address(service: Any) -> None:
+    """Keep others from its address, also while it is not there itself."""
+    with contextlib.suppress(ValueError):
+        url = urlsplit(service.url)
+        if service.managed and url.hostname and url.port:
+            held_at = await held_socket.hold(url.hostname, url.port, _PREDECESSOR)
+            service.environment = {**service.environment, held_socket.HELD: held_at}
+
+
+def _keeping_suspended(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def cleanup_oauth_clients(self: Any) -> None:
+        load_suspended(self)
+        original(self)
+
+    return cleanup_oauth_clients
+
+
+def load_suspended(hub: Any) -> int:
+    """Bring the spawners of suspended servers into memory; returns how many."""
+    loaded = 0
+    stopped = hub.db.query(orm.Spawner).filter(
+        orm.Spawner.server == None,  # noqa: E711 - SQL
+        orm.Spawner.oauth_client != None,  # noqa: E711 - SQL
+    )
+    for spawner in stopped:
+        if Pointer.from_state((spawner.state or {}).get(KEY)).precious:
+            hub.users[spawner.user].spawners[spawner.name]
+            loaded += 1
+    return loaded

@@ -1,0 +1,148 @@
+"""The steps of a resume as the Hub's progress page shows them.
+
+Filled by the mixin from the service's events, read by ``Spawner.progress()`` and, for
+a page that is loaded in the middle of it, by the template. It formats; it decides
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.text import size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import Step
+
+#: Percent that all steps together may reach; the rest is the server's first answer.
+CEILING = 92.0
+#: Share of the way left that one finished step takes.
+STRIDE = 0.25
+
+
+class Narrator:
+    """Events of one start, for any number of readers, from the beginning."""
+
+    def __init__(self) -> None:
+        self._told: list[dict[str, Any]] = []
+        self._steps: dict[str, dict[str, str]] = {}  #: the newest state of each
+        self._status = ""  #: newest words that are no step's
+        self._ended = False
+        self.handed_over = False  #: the spawner itself says the rest
+        self._news = asyncio.Event()
+        self._percent = 2.0
+
+    def tell(self, message: str, percent: float | None = None) -> None:
+        """Add one line."""
+        if percent is not None:
+            self._percent = max(self._percent, min(percent, CEILING))
+        self._status = message
+        self._add({"progress": int(self._percent), "message": message})
+
+    def step(self, step: Step) -> None:
+        """Add one step of the service's, with bytes and seconds."""
+        left, shown = CEILING - self._percent, self._percent
+        if step.state == "done":
+            self._percent = shown = shown + left * STRIDE
+        elif step.total_bytes:
+            shown += left * STRIDE * min(1.0, step.bytes / step.total_bytes)
+        fields = {
+            "step": step.step,
+            "title": step.title,
+            "state": step.state,
+            "facts": facts(step),
+        }
+        self._steps[step.step] = fields
+        self._status = ""
+        message = sentence(step)
+        line = {"progress": int(shown), "message": message, "gpu_reclaim": fields}
+        self._add(line)
+
+    @property
+    def story(self) -> dict[str, Any]:
+        """All of it so far, as a page shows it that is loaded now."""
+        percent = self._told[-1]["progress"] if self._told else 0
+        steps = list(self._steps.values())
+        return {"percent": percent, "status": self._status, "steps": steps}
+
+    def end(self) -> None:
+        """No more lines will come."""
+        self._ended = True
+        self._wake()
+
+    def hand_over(self) -> None:
+        """No more lines of ours: it is a cold start."""
+        self.handed_over = True
+        self.end()
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """All lines, from the first on, until the end."""
+        shown = 0
+        while True:
+            news = self._news
+            while shown < len(self._told):
+                yield self._told[shown]
+                shown += 1
+            if self._ended:
+                return
+            await news.wait()
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self._told.append(line)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+async def interleaved(
+    events: AsyncGenerator[dict[str, Any]], look: Callable[[], str], seconds: float
+) -> AsyncGenerator[dict[str, Any]]:
+    """Events of somebody else's, with a sentence of ours whenever that has changed.
+
+    Args:
+        events: until their end.
+        look: our sentence; empty: nothing to say.
+        seconds: between two looks.
+    """
+    told = ""
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            come, _ = await asyncio.wait({coming}, timeout=seconds)
+            words = look()
+            if words and words != told:
+                yield {"message": words}
+            told = words
+            if come:
+                event = coming.result()
+                if event is None:
+                    return
+                yield event
+                coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        coming.cancel()
+
+
+def facts(step: Step) -> str:
+    """What a step has moved and taken: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
+    words = []
+    if step.total_bytes:
+        words.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
+    elif step.bytes:
+        words.append(size(step.bytes))
+    if step.seconds >= 0.05:
+        words.append(f"{step.seconds:.1f} s")
+    return ", ".join(words)
+
+
+def sentence(step: Step) -> str:
+    """One step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
+    words = ": ".join(filter(None, [step.title, facts(step)]))
+    if step.state == "done":
+        return f"{words} ✓"
+    return f"{words} (failed)" if step.state == "failed" else f"{words} …"

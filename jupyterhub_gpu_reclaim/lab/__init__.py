@@ -1,0 +1,1 @@
+"""What runs in a user's browser tab: the extension of JupyterLab and Notebook."""

@@ -1,0 +1,43 @@
+"""An extension of a session's own Jupyter server: it hands a tab its pass.
+
+Loaded by Jupyter Server where the package is installed in the session's environment
+(``etc/jupyter/jupyter_server_config.d``). It answers one call, to whoever may use that
+server and sends its XSRF token, and does nothing else. Next:
+``common/auth/tab_tokens.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import url_path_join
+from tornado.web import authenticated
+
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+
+
+class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
+    """``POST gpu-reclaim/pass``."""
+
+    #: An open tab is no use of the session.
+    _track_activity = False
+
+    @authenticated
+    def post(self) -> None:
+        """Hand it out. A POST, which needs the XSRF token however it is sent."""
+        text = tab_tokens.made(os.environ, time.time())
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps({"pass": text}))
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": __name__}]
+
+
+def _load_jupyter_server_extension(server: Any) -> None:
+    path = url_path_join(server.web_app.settings["base_url"], "gpu-reclaim/pass")
+    server.web_app.add_handlers(".*$", [(path, PassHandler)])

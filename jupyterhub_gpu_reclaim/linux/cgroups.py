@@ -1,0 +1,375 @@
+"""Read, join and limit the control groups of a session, v1, v2 and both at once.
+
+Called by the agent: to account a restored tree where its new init lives, and to lift
+the memory limit while GPU memory is moved into the host's. It never moves a process
+between sessions and never deletes a group that holds one.
+
+An agent in a container has perhaps no groups but its own mounted: where our mounts do
+not show a group, the host's do (``host``).
+
+On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
+controllers stands beside them; :func:`groups_of` lists all of them, and whoever asks
+for a controller gets the hierarchy that has it.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import host, procfs
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+
+#: v1 says "no limit" with a number near 2^63, rounded down to a page.
+_NO_LIMIT: Final = 1 << 62
+_CPU_PERIOD_MICROSECONDS: Final = 100_000
+
+
+class Group(NamedTuple):
+    """One process' place in one hierarchy."""
+
+    controllers: frozenset[str]  #: empty for a v2 tree without controllers, "name=…"
+    version: int
+    folder: Path
+
+
+class _Root(NamedTuple):
+    """A mounted hierarchy, and the group that its top folder shows."""
+
+    target: Path
+    group: str
+
+
+class _UsageNames(NamedTuple):
+    """What the kernel calls a group's usage, and the files' part of it."""
+
+    used: str
+    files: tuple[str, str]
+
+
+_USAGE_NAMES: Final = {
+    1: _UsageNames(
+        "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+    ),
+    2: _UsageNames("memory.current", ("inactive_file", "active_file")),
+}
+
+
+class LimitRecord(Value, frozen=True, kw_only=True):
+    """What it takes to put a memory limit back, also after a crash."""
+
+    file: str = ""  #: empty when there was no limit to lift
+    bytes: int = 0
+    above: LimitRecord | None = None  #: of the pod that the group is in
+
+
+def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
+    """The control groups of a process, as folders that we can reach.
+
+    A hierarchy that is mounted neither here nor at the host, or a group outside of what
+    is mounted, is left out.
+
+    Args:
+        pid: whose.
+        at_host: among the host's mounts only. Ours, in a container, show its groups as
+            if nothing were above them, and nothing can be written there.
+    """
+    roots = {} if at_host else _roots(read_mounts("self"), Path("/"))
+    outer: dict[str, list[_Root]] = {}
+    groups = []
+    for line in procfs.text(pid, "cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        controllers = frozenset(names.split(",")) - {""}
+        name = min(controllers) if controllers else ""
+        folder = _reach(roots.get(name, []), path)
+        if folder is None:
+            outer = outer or _roots(host.mounts(), host.root())
+            folder = _reach(outer.get(name, []), path)
+        if folder is not None:
+            version = 1 if controllers else 2
+            groups.append(Group(controllers or _v2(folder), version, folder))
+    return groups
+
+
+def memory_limit(pid: int) -> int | None:
+    """The tightest memory limit above a process, in bytes; None for no limit."""
+    group = _with(pid, "memory")
+    if group is None:
+        return None
+    limits = [_limit(folder, group.version) for folder in _upwards(group)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
+    """What is left below the memory limits above a process, that of its group included.
+
+    Files that the kernel keeps in memory count as free.
+
+    Args:
+        pid: whose.
+        lifted: limits that do not count, since they are taken off.
+
+    Returns:
+        Bytes by the folder of each group that has a limit.
+    """
+    group = _with(pid, "memory")
+    if group is None:
+        return {}
+    off = set()
+    while lifted is not None:
+        off.add(lifted.file)
+        lifted = lifted.above
+    names, found = _USAGE_NAMES[group.version], {}
+    for folder in _upwards(group):
+        limit = _limit(folder, group.version)
+        if limit is None or str(folder / _limit_name(group.version)) in off:
+            continue
+        used = _number(folder / names.used) or 0
+        stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+        kept = sum(int(stat.get(name, 0)) for name in names.files)
+        found[str(folder)] = max(0, limit - max(0, used - kept))
+    return found
+
+
+def join(pid: int, other: int) -> None:
+    """Move a process into every group that another one is in. Idempotent.
+
+    Raises:
+        Refused: a group does not take it (``internal``).
+    """
+    mine = {(g.version, g.controllers): g.folder for g in groups_of(pid)}
+    for group in groups_of(other):
+        if mine.get((group.version, group.controllers)) != group.folder:
+            take(group, pid)
+
+
+def take(group: Group, pid: int) -> None:
+    """Move a process into a group. Idempotent.
+
+    Raises:
+        Refused: the group does not take it (``internal``).
+    """
+    _write(group.folder / "cgroup.procs", str(pid))
+
+
+def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
+    """The limit of the group of a process, as :func:`lift_memory_limit` takes it.
+
+    Args:
+        pid: whose.
+        pod: uid of the pod that it lives in. The kubelet gives the pod's own group a
+            limit as well, that of all its containers together. Limits of groups
+            further up belong to others and are left alone.
+    """
+    group = _with(pid, "memory")
+    if group is None:
+        return LimitRecord()
+    folders = [group.folder]
+    if pod:
+        folders = _up_to_pod(group, pod)
+    found: LimitRecord | None = None
+    for folder in reversed(folders):
+        limit = _limit(folder, group.version)
+        if limit is not None:
+            file = str(folder / _limit_name(group.version))
+            found = LimitRecord(file=file, bytes=limit, above=found)
+    return found or LimitRecord()
+
+
+def lift_memory_limit(record: LimitRecord) -> None:
+    """Take a limit off; the record puts it back. Idempotent.
+
+    Write the record down first: :func:`restore_memory_limit` takes it also in another
+    process, after a crash.
+
+    Raises:
+        Refused: the kernel refuses (``internal``).
+    """
+    if record.above is not None:
+        lift_memory_limit(record.above)
+    if record.file:
+        file = Path(record.file)
+        _write(file, "max" if file.name == "memory.max" else "-1")
+
+
+def restore_memory_limit(record: LimitRecord) -> bool:
+    """Put a lifted limit back. Idempotent; true also when its group is gone.
+
+    False when more than the limit is in use: v1 would refuse (EBUSY), v2 would kill
+    somebody to make it fit. Try again when memory has become free.
+    """
+    done = record.above is None or restore_memory_limit(record.above)
+    return _put_back(record) and done
+
+
+def _put_back(record: LimitRecord) -> bool:
+    file = Path(record.file)
+    if not record.file or not file.exists():
+        return True
+    used = _number(file.with_name("memory.current"))
+    if file.name == "memory.max" and used is not None and used > record.bytes:
+        return False
+    try:
+        file.write_text(str(record.bytes), encoding="ascii")
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise _refused(file, error) from None
+    return True
+
+
+def create(
+    parents: Iterable[Group],
+    name: str,
+    *,
+    memory_bytes: int | None = None,
+    cpus: float | None = None,
+) -> list[Group]:
+    """Make a group of that name below each parent, with its limits. Idempotent.
+
+    Args:
+        parents: as :func:`groups_of` lists them.
+        name: a plain name.
+        memory_bytes: None for no limit.
+        cpus: cores, e.g. 1.5; None for no limit.
+
+    Raises:
+        Refused: the kernel refuses, e.g. because a v2 parent holds processes itself.
+    """
+    made = []
+    for parent in parents:
+        folder = parent.folder / name
+        wanted = {"memory", "cpu"} & parent.controllers
+        if parent.version == 2 and wanted:
+            switches = " ".join(f"+{controller}" for controller in sorted(wanted))
+            _write(parent.folder / "cgroup.subtree_control", switches)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _refused(folder, error) from None
+        group = parent._replace(folder=folder)
+        if memory_bytes is not None and "memory" in wanted:
+            _write(folder / _limit_name(group.version), str(memory_bytes))
+        if cpus is not None and "cpu" in wanted:
+            _limit_cpu(group, cpus)
+        made.append(group)
+    return made
+
+
+def remove(groups: Iterable[Group]) -> bool:
+    """Remove empty groups; false when one still holds processes. Idempotent."""
+    emptied = True
+    for group in groups:
+        try:
+            group.folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise _refused(group.folder, error) from None
+            emptied = False
+    return emptied
+
+
+def _limit_cpu(group: Group, cpus: float) -> None:
+    quota = max(int(cpus * _CPU_PERIOD_MICROSECONDS), 1000)  # the kernel's minimum
+    if group.version == 2:
+        _write(group.folder / "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")
+    else:
+        period = str(_CPU_PERIOD_MICROSECONDS)
+        _write(group.folder / "cpu.cfs_period_us", period)
+        _write(group.folder / "cpu.cfs_quota_us", str(quota))
+
+
+def _with(pid: int, controller: str) -> Group | None:
+    return next((g for g in groups_of(pid) if controller in g.controllers), None)
+
+
+def _v2(folder: Path) -> frozenset[str]:
+    return frozenset(_text(folder / "cgroup.controllers").split())
+
+
+def _limit_name(version: int) -> str:
+    return "memory.max" if version == 2 else "memory.limit_in_bytes"
+
+
+def _limit(folder: Path, version: int) -> int | None:
+    limit = _number(folder / _limit_name(version))
+    return None if limit is None or limit >= _NO_LIMIT else limit
+
+
+def _upwards(group: Group) -> Iterator[Path]:
+    """The folder and those above it, as far as they are control groups."""
+    folder = group.folder
+    while (folder / "cgroup.procs").exists():
+        yield folder
+        folder = folder.parent
+
+
+def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[_Root]]:
+    """Where hierarchies are mounted, by controller, below a root folder of ours."""
+    roots: dict[str, list[_Root]] = {}
+    for mount in mounts:
+        names = {"cgroup2": frozenset({""}), "cgroup": mount.super_options}
+        for name in names.get(mount.kind, ()):
+            target = above / mount.target.relative_to("/")
+            roots.setdefault(name, []).append(_Root(target, mount.root))
+    return roots
+
+
+def _reach(roots: Iterable[_Root], path: str) -> Path | None:
+    for root in roots:
+        folder = _below(root.target, root.group, path)
+        if folder is not None and folder.is_dir():
+            return folder
+    return None
+
+
+def _up_to_pod(group: Group, pod: str) -> list[Path]:
+    """The folder and those above it up to the pod's own; that alone without a pod."""
+    folders = []
+    for folder in _upwards(group):
+        folders.append(folder)
+        if pod.replace("-", "_") in folder.name.replace("-", "_"):
+            return folders
+    return folders[:1]
+
+
+def _below(target: Path, root: str, path: str) -> Path | None:
+    """A group's folder below a mount that shows the hierarchy from ``root`` on."""
+    inside, wanted = Path(root), Path(path)
+    if ".." in wanted.parts or not wanted.is_relative_to(inside):
+        return None
+    return target / wanted.relative_to(inside)
+
+
+def _number(path: Path) -> int | None:
+    content = _text(path).strip()
+    return int(content) if content.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="ascii")
+    except OSError as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: OSError) -> Refused:
+    return Refused(Reason.INTERNAL, detail=f"{path}: {error}")

@@ -1,0 +1,70 @@
+"""The host's own view, for an agent that may live in a container itself.
+
+Called by ``rootfs`` and ``cgroup``. What runtime and kubelet mount, and where a control
+group is named, is told as the host sees it; the first process (``hostPID``) is the one
+that sees it so. Nothing is changed but, once, the agent's own view of control groups.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+
+PID: Final = 1
+_CLONE_NEWCGROUP: Final = 0x02000000
+#: The first control group namespace of every machine (linux/proc_ns.h).
+_FIRST_CGROUPS: Final = "cgroup:[4026531835]"
+
+
+def mounts() -> list[Mount]:
+    """The mounts of the host."""
+    return read_mounts(PID)
+
+
+def root() -> Path:
+    """Where the host's root folder is reached: our own, or through its process."""
+    # Numbers of mounts are given once on a machine.
+    ours, its = read_mounts("self"), mounts()
+    if {mount.id for mount in ours} == {mount.id for mount in its}:
+        return Path("/")
+    return procfs.PROC / str(PID) / "root"
+
+
+def name_groups_as_host() -> None:
+    """Let control groups have the host's names for us from now on.
+
+    For the calling thread and those that it makes afterwards: call it before there are
+    any others.
+
+    Raises:
+        Refused: the kernel refuses (``capability_missing``).
+    """
+    if procfs.link(os.getpid(), "ns/cgroup") == _FIRST_CGROUPS:
+        return
+    try:
+        path = procfs.PROC / str(PID) / "ns" / "cgroup"
+        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace, _CLONE_NEWCGROUP) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), "setns")
+        finally:
+            os.close(namespace)
+    except OSError as error:
+        raise Refused(
+            Reason.CAPABILITY_MISSING,
+            capability="CAP_SYS_ADMIN or CAP_SYS_PTRACE",
+            user="any",
+            detail=f"control groups of the host: {error}",
+        ) from None

@@ -1,0 +1,403 @@
+"""A session's processes, as /proc tells them: look, let go on, end.
+
+Called by the agent and by the rest of the engine. A process is known by its pid and
+its start time together, so that a pid that was given to somebody else is never
+touched. Nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+#: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
+STOPPED = "T"
+DEAD = frozenset("ZXx")
+#: What session_init.py calls itself when it is set up.
+INIT_NAME = "session-init"
+#: <linux/nsfs.h>
+_NS_GET_PARENT = 0xB702
+_STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment."""
+
+    pid: int  #: in our own pid namespace
+    ns_pid: int  #: in the session's
+    ppid: int  #: in our own
+    name: str
+    state: str  #: one letter, as in proc(5)
+    start_time: int  #: clock ticks since boot; with the pid it names the process
+    uid: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it (Ctrl-Z, SIGSTOP)."""
+        return self.state == STOPPED
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A session's init and everything below it, parents before children."""
+
+    init: Process
+    processes: tuple[Process, ...]
+
+    @cached_property
+    def root(self) -> Process | None:
+        """The process that leads the tree, the init's child; None while there is none.
+
+        Orphans stay below the root, which is a "child subreaper"; the oldest child of
+        the init is the root.
+        """
+        children = [p for p in self.processes if p.ppid == self.init.pid]
+        return min(children, key=lambda p: p.ns_pid, default=None)
+
+    @cached_property
+    def server(self) -> Process | None:
+        """The session's own program: the first process that the root made."""
+        if self.root is None:
+            return None
+        children = [p for p in self.processes if p.ppid == self.root.pid]
+        return min(children, key=lambda p: p.ns_pid, default=None)
+
+    @cached_property
+    def stopped(self) -> frozenset[int]:
+        """The pids, in the session's namespace, of those that are stopped."""
+        return frozenset(p.ns_pid for p in self.processes if p.stopped)
+
+
+def _stat(pid: int) -> tuple[str, str, int, int] | None:
+    """Name, state, ppid and start time; None when there is no such process."""
+    try:
+        match = _STAT.match((procfs.PROC / str(pid) / "stat").read_bytes())
+    except OSError:
+        return None
+    if match is None:
+        return None
+    fields = match[4].split()
+    name = match[2].decode("utf-8", "replace")
+    return name, match[3].decode(), int(fields[0]), int(fields[18])
+
+
+def start_time(pid: int) -> int | None:
+    """When that process started (clock ticks since boot); None when it is gone."""
+    stat = _stat(pid)
+    return None if stat is None or stat[1] in DEAD else stat[3]
+
+
+def is_stopped(process: Process) -> bool:
+    """Whether a signal has stopped it by now."""
+    stat = _stat(process.pid)
+    return stat is not None and stat[1] == STOPPED and stat[3] == process.start_time
+
+
+def _process(pid: int, depth: int) -> Process | None:
+    """One process, whose own pid is the ``depth``-th of its NSpid line."""
+    stat, status = _stat(pid), procfs.status(pid)
+    if stat is None or not status or stat[1] in "Xx":
+        return None
+    name, state, ppid, started = stat
+    pids = [int(number) for number in status["NSpid"].split()]
+    return Process(
+        pid=pid,
+        ns_pid=pids[depth] if depth < len(pids) else 0,
+        ppid=ppid,
+        name=name,
+        state=state,
+        start_time=started,
+        uid=int(status["Uid"].split()[0]),
+    )
+
+
+def _depth(pid: int) -> int:
+    """How many pid namespaces below ours that process lives; 0 when it is gone."""
+    return max(0, len(procfs.status(pid).get("NSpid", "").split()) - 1)
+
+
+def families() -> dict[int, list[int]]:
+    """The pids of every process of the machine, by their parent's."""
+    children: dict[int, list[int]] = {}
+    for entry in procfs.PROC.iterdir():
+        if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
+            children.setdefault(stat[2], []).append(int(entry.name))
+    return children
+
+
+def snapshot_init(init_pid: int, start: int | None = None) -> Process:
+    """The session's init alone, now.
+
+    Raises:
+        NotFound: there is no such init.
+    """
+    init = _process(init_pid, -1)
+    if init is None or init.state in DEAD or start not in (None, init.start_time):
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {init_pid}")
+    return init
+
+
+def inhabitants(init: Process) -> list[Process]:
+    """Every process of the init's pid namespace and of those below it, the init first.
+
+    Also those that were started from outside (``docker exec``, ``nsenter``), and those
+    of another container that shares the namespace.
+    """
+    depth = _depth(init.pid)
+    inside = procfs.link(init.pid, "ns/pid")
+    found = []
+    for entry in procfs.PROC.iterdir():
+        if not entry.name.isdigit() or not inside:
+            continue
+        process = _process(int(entry.name), depth)
+        if process is None or process.ns_pid == 0:
+            continue
+        if inside in namespaces_of(process.pid):
+            found.append(process)
+    return sorted(found, key=lambda process: (process.pid != init.pid, process.ns_pid))
+
+
+def namespaces_of(pid: int) -> list[str]:
+    """The pid namespace of a process and those above it, up to our own."""
+    found = []
+    with contextlib.ExitStack() as stack:
+        try:
+            current = os.open(procfs.PROC / str(pid) / "ns/pid", os.O_RDONLY)
+            stack.callback(os.close, current)
+            while True:
+                found.append(f"pid:[{os.fstat(current).st_ino}]")
+                current = fcntl.ioctl(current, _NS_GET_PARENT)
+                stack.callback(os.close, current)
+        except OSError:  # EPERM: the one above is not ours to see
+            return found
+
+
+def wake_parents(inside: Sequence[Process]) -> None:
+    """Let those outside go on who stopped because a child of theirs inside was stopped.
+
+    nsenter(1) does so, as a shell would. Stopped, it collects no child that has ended,
+    and the kernel keeps a pid namespace until everybody in it is collected.
+    """
+    mine = {process.pid for process in inside}
+    for pid in {process.ppid for process in inside} - mine - {0}:
+        parent = _process(pid, -1)
+        if parent is not None and parent.stopped:
+            send(parent, signal.SIGCONT)
+
+
+def has_children(init_pid: int) -> bool:
+    """Whether that process has children; quick where it has. False when it is gone."""
+    for path in (procfs.PROC / str(init_pid) / "task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes():
+                return True
+    # The kernel's list may miss one while another ends (proc(5)).
+    return bool(families().get(init_pid))
+
+
+def snapshot(
+    init_pid: int,
+    start: int | None = None,
+    children: Mapping[int, Sequence[int]] | None = None,
+) -> Snapshot:
+    """The session under that init, now.
+
+    Args:
+        init_pid: pid of the session's init, in our own namespace.
+        start: its start time, where it is known, against a pid used again.
+        children: what ``families`` has just said, by whoever looks at many sessions.
+
+    Raises:
+        NotFound: there is no such init.
+    """
+    init = snapshot_init(init_pid, start)
+    depth = _depth(init_pid)
+    if children is None:
+        children = families()
+    found: list[Process] = []
+    waiting = list(children.get(init_pid, ()))
+    while waiting:
+        pid = waiting.pop(0)
+        process = _process(pid, depth)
+        if process is not None:
+            found.append(process)
+        waiting.extend(children.get(pid, ()))
+    return Snapshot(init=init, processes=tuple(found))
+
+
+@contextlib.contextmanager
+def held(process: Process) -> Iterator[int | None]:
+    """A pidfd of exactly that process; None when it has ended."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        # Looked at after the pidfd was opened: from then on it cannot change hands.
+        same = start_time(process.pid) == process.start_time
+        yield pidfd if same else None
+    finally:
+        os.close(pidfd)
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal exactly that process; False when it has ended."""
+    with held(process) as pidfd:
+        if pidfd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
+    """Wait until the init has set itself up (its name says so, session_init.py).
+
+    Raises:
+        NotFound: it has ended.
+        ReclaimError: it was not ready when the time (seconds) was up.
+    """
+    deadline = time.monotonic() + timeout
+    while snapshot_init(init_pid, start).name != INIT_NAME:
+        if time.monotonic() > deadline:
+            raise ReclaimError(Reason.TIMED_OUT, step="place", seconds=timeout)
+        # Nothing tells when a name changes, and Python's start takes 20 ms.
+        time.sleep(0.005)
+
+
+def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
+    """The tree once everybody in it is stopped: CRIU has sent SIGSTOP and has ended.
+
+    Raises:
+        NotFound: the init has ended.
+        ReclaimError: somebody still ran when the time (seconds) was up.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        tree = snapshot(init_pid, start)
+        running = [p for p in tree.processes if p.state not in DEAD and not p.stopped]
+        if not running:
+            return tree
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{p.ns_pid} ({p.name})" for p in running[:3])
+            raise ReclaimError(
+                Reason.TIMED_OUT, step="stop", seconds=timeout, detail=names
+            )
+        # Nothing tells when a process of somebody else's stops; it takes microseconds.
+        time.sleep(0.002)
+
+
+def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
+    """Let stopped processes go on, children before their parents.
+
+    A shell that went on first would find its foreground program stopped and take
+    the terminal away from it.
+
+    Args:
+        processes: parents before children, as in a snapshot.
+        keep_stopped: pids (in the session's namespace) that the user had stopped.
+    """
+    for process in reversed(list(processes)):
+        if process.ns_pid not in keep_stopped:
+            send(process, signal.SIGCONT)
+
+
+def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
+    """Wait until they have ended; who has not when the time is up.
+
+    Args:
+        processes: whom to wait for.
+        deadline: of ``time.monotonic()``.
+    """
+    late = []
+    for process in processes:
+        with held(process) as pidfd:
+            if pidfd is None:
+                continue
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                late.append(process)
+    return late
+
+
+def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> None:
+    """End everything below the init, and leave the init: after a failed restore.
+
+    Whatever was stopped beside the tree goes on, the init first.
+
+    Raises:
+        NotFound: there is no such init.
+        ReclaimError: somebody was still there when the time (seconds) was up.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        tree = snapshot(init_pid, start)
+        alive = [p for p in tree.processes if p.state not in DEAD]
+        if not alive:
+            others = inhabitants(tree.init)
+            for one in others:
+                if one.stopped:
+                    send(one, signal.SIGCONT)
+            wake_parents([one for one in others if one.pid != init_pid])
+            return
+        for process in alive:
+            send(process, signal.SIGKILL)
+        _refuse_late(wait_gone(alive, deadline))
+
+
+def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
+    """End the init, and so, by the kernel, all of its pid namespace. Gone is gone.
+
+    An init that has an image's entry point above it (tini) is not the first process of
+    its namespace: that one is ended, and the container with it.
+
+    Raises:
+        ReclaimError: it was still there when the time (seconds) was up.
+    """
+    try:
+        first = _first_of(snapshot_init(init_pid, start))
+    except NotFound:
+        return
+    inside = [one for one in inhabitants(first) if one.pid != first.pid]
+    send(first, signal.SIGKILL)
+    wake_parents(inside)
+    # The first one ends last, when the kernel has reaped everybody else.
+    _refuse_late(wait_gone([first], time.monotonic() + timeout))
+
+
+def _first_of(init: Process) -> Process:
+    """The first process of the init's pid namespace, itself or somebody above it."""
+    depth = _depth(init.pid)
+    first = init
+    while first.ns_pid != 1 and depth:
+        above = _process(first.ppid, depth)
+        if above is None or above.ns_pid == 0:
+            break  # not of that namespace: this one was entered from outside
+        first = above
+    return first
+
+
+def _refuse_late(late: list[Process]) -> None:
+    if late:
+        names = ", ".join(f"{p.pid} ({p.name})" for p in late[:3])
+        raise ReclaimError(Reason.RELEASE_FAILED, why=f"still running: {names}")

@@ -1,0 +1,330 @@
+"""Hold a process still, or make it run system calls that it did not ask for.
+
+Called by ``cuda`` and the agent's ``server_last`` (:func:`standing`) and by
+``stale_mappings`` (:func:`stopped`). Held threads go on as if nothing had been:
+registers, signal mask and memory are put back, so that a call in which one slept is
+taken up again by the kernel. Calls are made on x86-64 only. It decides nothing about
+who is held and what is called.
+
+If the agent is killed, the kernel lets the threads go on; in the milliseconds of a call
+it does so in the middle of it, and the process ends: the same as with any debugger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+# <linux/ptrace.h>
+_CONT, _SYSCALL, _DETACH = 7, 24, 17
+_GETREGSET, _SETREGSET = 0x4204, 0x4205
+_SEIZE, _INTERRUPT = 0x4206, 0x4207
+_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
+_EVENT_STOP: Final = 128
+_SYSGOOD: Final = 1  #: PTRACE_O_TRACESYSGOOD
+_PRSTATUS: Final = 1
+_WALL: Final = 0x40000000
+_SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
+#: user_regs_struct of x86-64: 27 words, of which these.
+_REGISTERS: Final = struct.Struct("27Q")
+_R10, _R9, _R8, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP = (
+    7,
+    8,
+    9,
+    10,
+    12,
+    13,
+    14,
+    15,
+    16,
+)
+_ARGUMENTS: Final = (_RDI, _RSI, _RDX, _R10, _R8, _R9)
+_SYSCALL_CODE: Final = b"\x0f\x05"
+_NO_CALL: Final = (1 << 64) - 1
+_PAUSE_SECONDS: Final = 0.0005
+
+_MMAP, _MUNMAP = 9, 11
+_PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
+_PAGE: Final = 4096
+
+
+class TraceFailed(OSError):
+    """The process could not be made to do it; it runs as before, or has ended."""
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Traced:
+    """A process that stands still and does as told. Made by :func:`stopped`."""
+
+    def __init__(self, pid: int, leader: _Thread, code: int) -> None:
+        self.pid = pid
+        self._leader = leader
+        self._code = code
+
+    def call(self, number: int, *arguments: int) -> int:
+        """Let it run one system call; what the call returned.
+
+        Raises:
+            TraceFailed: with the call's own errno, or because the process ended.
+        """
+        result = self._leader.call(self._code, number, arguments)
+        if result < 0:
+            raise TraceFailed(-result, os.strerror(-result), f"system call {number}")
+        return result
+
+    @contextlib.contextmanager
+    def text(self, content: str) -> Iterator[int]:
+        """The address of a text (at most a page) in the process's own memory."""
+        address = self.call(
+            _MMAP, 0, _PAGE, _PROT_READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0
+        )
+        try:
+            with _memory(self.pid, os.O_RDWR) as memory:
+                os.pwrite(memory, os.fsencode(content)[: _PAGE - 1], address)
+            yield address
+        finally:
+            self.call(_MUNMAP, address, _PAGE)
+
+
+@contextlib.contextmanager
+def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
+    """Hold a process with all its threads; they go on at the end of the block.
+
+    Must be used by one thread from begin to end, as the kernel wants it.
+
+    Args:
+        pid: of the process.
+        seconds: that each of its threads has to stand still in.
+
+    Raises:
+        TraceFailed: it has ended, is traced by somebody else, does not stand still in
+            time, or this is another kind of machine.
+    """
+    if platform.machine() != "x86_64":
+        raise TraceFailed(0, "only on x86-64")
+    with _held(pid, frozenset(), seconds) as threads:
+        leader = threads.get(pid)
+        if leader is None:
+            raise TraceFailed(0, f"process {pid} has ended")
+        code = _find_code(pid)
+        leader.begin()
+        try:
+            yield Traced(pid, leader, code)
+        finally:
+            leader.end()
+
+
+@contextlib.contextmanager
+def standing(pid: int, *, but: Collection[int], seconds: float) -> Iterator[None]:
+    """Hold all threads of a process but some; they go on at the end of the block.
+
+    A signal that stops the process inside the block holds them from then on; one that
+    lets a stopped process go on inside it leaves the others standing.
+    Must be used by one thread from begin to end, as the kernel wants it.
+
+    Args:
+        pid: of the process.
+        but: ids of the threads that go on.
+        seconds: that each of the others has to stand still in.
+
+    Raises:
+        TraceFailed: as :func:`stopped`.
+    """
+    with _held(pid, frozenset(but), seconds):
+        yield
+
+
+@contextlib.contextmanager
+def _held(
+    pid: int, but: frozenset[int], seconds: float
+) -> Iterator[dict[int, _Thread]]:
+    threads: dict[int, _Thread] = {}
+    deadline = time.monotonic() + seconds
+    try:
+        # Those that are not held yet may make new ones.
+        seen = set(but)
+        while new := [tid for tid in tasks(pid) if tid not in seen]:
+            seen.update(new)
+            for tid in new:
+                thread = _seize(tid, deadline)
+                if thread is not None:
+                    threads[tid] = thread
+        yield threads
+    finally:
+        for thread in threads.values():
+            thread.detach()
+
+
+class _Thread:
+    """One thread that we hold."""
+
+    def __init__(self, tid: int, deadline: float) -> None:
+        self._tid = tid
+        self._deadline = deadline
+        self._signal = 0  #: one that came meanwhile, to be given back
+        self._registers = b""
+        self._mask = b""
+
+    def wait_stopped(self) -> None:
+        """Wait for the stop that was asked for."""
+        while (status := self._wait()) >> 16 != _EVENT_STOP:
+            # A signal came first: it is delivered, and the stop comes next.
+            _ptrace(_CONT, self._tid, 0, os.WSTOPSIG(status))
+
+    def begin(self) -> None:
+        """Remember where it stood, and keep signals off it."""
+        self._registers = _get_registers(self._tid)
+        mask = ctypes.create_string_buffer(8)
+        _ptrace(_GETSIGMASK, self._tid, 8, ctypes.addressof(mask))
+        self._mask = mask.raw
+        everything = ctypes.create_string_buffer(b"\xff" * 8, 8)
+        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(everything))
+
+    def call(self, code: int, number: int, arguments: tuple[int, ...]) -> int:
+        """Run one system call; its result, negative for an error."""
+        values = list(_REGISTERS.unpack(self._registers))
+        values[_RIP], values[_RAX], values[_ORIG_RAX] = code, number, _NO_CALL
+        for register, argument in zip(_ARGUMENTS, arguments, strict=False):
+            values[register] = argument & _NO_CALL
+        _set_registers(self._tid, _REGISTERS.pack(*values))
+        self._run_to_syscall_stop()
+        self._run_to_syscall_stop()
+        result: int = _REGISTERS.unpack(_get_registers(self._tid))[_RAX]
+        return result - (1 << 64) if result >> 63 else result
+
+    def end(self) -> None:
+        """Bring it to the kind of stop where it was found, and put all back.
+
+        Only from there does the kernel take up a call again that was interrupted.
+        """
+        _ptrace(_INTERRUPT, self._tid)
+        _ptrace(_CONT, self._tid)
+        while self._wait() >> 16 != _EVENT_STOP:
+            _ptrace(_CONT, self._tid)
+        _set_registers(self._tid, self._registers)
+        mask = ctypes.create_string_buffer(self._mask, 8)
+        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(mask))
+
+    def detach(self) -> None:
+        """Let it go; one that has ended meanwhile needs nothing."""
+        with contextlib.suppress(OSError):
+            _ptrace(_DETACH, self._tid, 0, self._signal)
+
+    def _run_to_syscall_stop(self) -> None:
+        while True:
+            _ptrace(_SYSCALL, self._tid)
+            status = self._wait()
+            if os.WSTOPSIG(status) == _SYSCALL_STOP:
+                return
+            if status >> 16 == 0:
+                # Only SIGSTOP comes through a full mask: it gets it when we let go.
+                self._signal = os.WSTOPSIG(status)
+
+    def _wait(self) -> int:
+        while True:
+            try:
+                found, status = os.waitpid(self._tid, os.WNOHANG | _WALL)
+            except ChildProcessError as error:
+                raise TraceFailed(0, f"thread {self._tid} has ended") from error
+            if found and os.WIFSTOPPED(status):
+                return status
+            if found:
+                raise TraceFailed(0, f"thread {self._tid} has ended")
+            if time.monotonic() > self._deadline:
+                raise TraceFailed(0, f"thread {self._tid} does not stand still")
+            # The kernel tells of a stop by SIGCHLD to the whole agent only.
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _seize(tid: int, deadline: float) -> _Thread | None:
+    """Hold one thread; None when it has ended meanwhile."""
+    thread = _Thread(tid, deadline)
+    try:
+        _ptrace(_SEIZE, tid, 0, _SYSGOOD)
+    except ProcessLookupError:
+        return None
+    except OSError as error:
+        raise TraceFailed(error.errno, error.strerror, f"thread {tid}") from error
+    try:
+        _ptrace(_INTERRUPT, tid)
+        thread.wait_stopped()
+    except OSError as error:
+        thread.detach()
+        if isinstance(error, ProcessLookupError):
+            return None
+        raise
+    return thread
+
+
+def tasks(pid: int) -> list[int]:
+    """The ids of a process's threads; none when it has ended."""
+    try:
+        return [int(path.name) for path in (procfs.PROC / str(pid) / "task").iterdir()]
+    except OSError:
+        return []
+
+
+def _find_code(pid: int) -> int:
+    """The address of a ``syscall`` instruction: the kernel's own vdso has some."""
+    for line in procfs.text(pid, "maps").splitlines():
+        if line.endswith("[vdso]"):
+            start, end = (int(part, 16) for part in line.split()[0].split("-"))
+            with _memory(pid, os.O_RDONLY) as memory:
+                offset = os.pread(memory, end - start, start).find(_SYSCALL_CODE)
+            if offset >= 0:
+                return start + offset
+    raise TraceFailed(0, f"process {pid} has no vdso")
+
+
+@contextlib.contextmanager
+def _memory(pid: int, mode: int) -> Iterator[int]:
+    descriptor = os.open(Path(f"/proc/{pid}/mem"), mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _get_registers(tid: int) -> bytes:
+    buffer = ctypes.create_string_buffer(_REGISTERS.size)
+    vector = _Iovec(ctypes.addressof(buffer), len(buffer))
+    _ptrace(_GETREGSET, tid, _PRSTATUS, ctypes.addressof(vector))
+    if vector.length != _REGISTERS.size:
+        raise TraceFailed(0, "a 32-bit program")
+    return buffer.raw
+
+
+def _set_registers(tid: int, values: bytes) -> None:
+    buffer = ctypes.create_string_buffer(values, len(values))
+    vector = _Iovec(ctypes.addressof(buffer), len(buffer))
+    _ptrace(_SETREGSET, tid, _PRSTATUS, ctypes.addressof(vector))
+
+
+def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.restype = ctypes.c_long
+    libc.ptrace.argtypes = [
+        ctypes.c_long,
+        ctypes.c_long,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    if libc.ptrace(request, tid, address, data) == -1:
+        code = ctypes.get_errno()
+        if code:
+            raise OSError(code, os.strerror(code), f"ptrace of {tid}")

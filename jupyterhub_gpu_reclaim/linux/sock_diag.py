@@ -1,0 +1,282 @@
+"""The kernel's own list of inet sockets, and its way to end one (netlink sock_diag).
+
+Called by ``sockets`` only. It decides nothing. ``/proc/<pid>/net/tcp`` would list the
+same, but only sock_diag can end a socket (``SOCK_DESTROY``, Linux 4.5,
+CONFIG_INET_DIAG_DESTROY), and one source of truth for both is safer than two; ``ss -K``
+is the same call, but a program that the agent's machine may lack, with output to parse.
+Layouts: ``linux/inet_diag.h``, ``linux/netlink.h``, ``linux/rtnetlink.h``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import netns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Address = IPv4Address | IPv6Address
+
+TIMEOUT_SECONDS: Final = 10.0
+
+_SOCK_DIAG = 4
+_ROUTE = 0
+_BY_FAMILY, _DESTROY = 20, 21
+_GETADDR, _NEWADDR = 22, 20
+_ERROR, _DONE = 2, 3
+_REQUEST, _ACK, _DUMP = 1, 4, 0x300
+_ALL_STATES = 0xFFFFFFFF
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SHOW_NAME, _SHOW_PEER, _SHOW_WAITING = 1, 4, 8
+_UNIX_NAME, _UNIX_PEER, _UNIX_WAITING, _UNIX_SHUTDOWN = 0, 2, 3, 6
+
+_HEADER = struct.Struct("=IHHII")
+_REQUEST_V2 = struct.Struct("=BBBBI48s")
+_MESSAGE = struct.Struct("=BBBB48sIIIII")
+_UNIX_REQUEST = struct.Struct("=BBxxIII8x")
+_SOCKID = struct.Struct("!HH16s16s")
+
+
+class State(IntEnum):
+    """TCP's states, which UDP borrows (``net/tcp_states.h``)."""
+
+    ESTABLISHED = 1
+    SYN_SENT = 2
+    SYN_RECV = 3
+    FIN_WAIT1 = 4
+    FIN_WAIT2 = 5
+    TIME_WAIT = 6
+    CLOSE = 7
+    CLOSE_WAIT = 8
+    LAST_ACK = 9
+    LISTEN = 10
+    CLOSING = 11
+    NEW_SYN_RECV = 12
+    BOUND_INACTIVE = 13
+
+
+class Endpoint(NamedTuple):
+    """An address and a port; both are zero where nothing is bound."""
+
+    address: Address
+    port: int
+
+
+class InetSocket(NamedTuple):
+    """One TCP or UDP socket, as the kernel lists it."""
+
+    family: int
+    protocol: int
+    state: State
+    local: Endpoint
+    remote: Endpoint
+    inode: int  #: 0 when no descriptor refers to it (accept queue, TIME_WAIT)
+    key: bytes = b""  #: the kernel's own name for it, to destroy it by
+    unsent: int = 0  #: bytes that the other side has not acknowledged
+    unread: int = 0  #: bytes that its program has not read; a listener's open requests
+
+
+def address_of(packed: bytes) -> Address:
+    """An address from its bytes; IPv4 mapped into IPv6 counts as IPv4."""
+    address = ip_address(packed)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+class Diag:
+    """The sockets of one network namespace; a context manager."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        self._netlink = _in_namespace_of(self._pid, _SOCK_DIAG)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._netlink.close()
+
+    def sockets(self) -> list[InetSocket]:
+        """Every TCP and UDP socket of the namespace, of any owner.
+
+        Raises:
+            Refused: the kernel does not answer (``internal``).
+        """
+        return [
+            _socket_of(payload, protocol)
+            for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for kind, payload in self._ask(
+                _BY_FAMILY,
+                _REQUEST | _DUMP,
+                _REQUEST_V2.pack(family, protocol, 0, 0, _ALL_STATES, bytes(48)),
+            )
+            if kind == _BY_FAMILY and len(payload) >= _MESSAGE.size
+        ]
+
+    def destroy(self, one: InetSocket) -> bool:
+        """End a socket at once; a TCP peer gets a reset. True when it is no more.
+
+        False when this kernel cannot do that (CONFIG_INET_DIAG_DESTROY) or refuses.
+        Repeating it is harmless.
+        """
+        request = _REQUEST_V2.pack(
+            one.family, one.protocol, 0, 0, 1 << one.state, one.key
+        )
+        try:
+            for _ in self._ask(_DESTROY, _REQUEST | _ACK, request):
+                pass
+        except OSError as error:
+            return error.errno in {errno.ENOENT, errno.ENOTCONN}
+        return True
+
+    def _ask(self, kind: int, flags: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+        self._sequence += 1
+        yield from _converse(self._netlink, self._sequence, kind, flags, body)
+
+
+class UnixSocket(NamedTuple):
+    """One socket of the UNIX family."""
+
+    inode: int
+    kind: int  #: ``SOCK_STREAM``, …
+    state: State
+    peer: int  #: 0 for none, and for one that has ended or was not accepted yet
+    name: str  #: where it is bound; for most clients only their peer has a name
+    waiting: tuple[int, ...] = ()  #: a listener's clients that were not accepted yet
+    is_over: bool = False  #: nothing more comes nor goes: most often its peer has ended
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is a stream, or of packets, with somebody at its other end."""
+        stream = self.kind != socket.SOCK_DGRAM and self.state is State.ESTABLISHED
+        return stream and (self.peer != 0 or not self.is_over)
+
+
+def unix_sockets(pid: int) -> list[UnixSocket]:
+    """Every UNIX socket of the network namespace of ``pid``."""
+    found = []
+    with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
+        shown = _SHOW_NAME | _SHOW_PEER | _SHOW_WAITING
+        body = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, _ALL_STATES, 0, shown)
+        answers = _converse(netlink, 1, _BY_FAMILY, _REQUEST | _DUMP, body)
+        for kind, payload in answers:
+            if kind != _BY_FAMILY or len(payload) < 16:
+                continue
+            its_kind, state, inode = struct.unpack_from("=xBBxI", payload)
+            values = dict(_attributes(payload[16:]))
+            name = values.get(_UNIX_NAME, b"").replace(b"\0", b"@", 1)
+            waiting = values.get(_UNIX_WAITING, b"")
+            found.append(
+                UnixSocket(
+                    inode,
+                    its_kind,
+                    State(state),
+                    int.from_bytes(values.get(_UNIX_PEER, b"")[:4], "little"),
+                    os.fsdecode(name),
+                    struct.unpack(f"={len(waiting) // 4}I", waiting),
+                    values.get(_UNIX_SHUTDOWN, b"")[:1] == b"\3",
+                )
+            )
+    return found
+
+
+def unix_streams(pid: int) -> list[UnixSocket]:
+    """Every connected UNIX stream (or packet) socket of that namespace."""
+    return [one for one in unix_sockets(pid) if one.is_connected]
+
+
+def own_addresses(pid: int) -> frozenset[Address]:
+    """Every address of the interfaces in the network namespace of ``pid``."""
+    found: set[Address] = set()
+    with _in_namespace_of(pid, _ROUTE) as netlink:
+        body = struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0)
+        for kind, payload in _converse(netlink, 1, _GETADDR, _REQUEST | _DUMP, body):
+            if kind == _NEWADDR:
+                found.update(
+                    address_of(value)
+                    for name, value in _attributes(payload[8:])
+                    if name in {_IFA_ADDRESS, _IFA_LOCAL} and len(value) in {4, 16}
+                )
+    return frozenset(found)
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The netlink attributes of a message: (type, value)."""
+    at = 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            return
+        yield kind, data[at + 4 : at + length]
+        at += (length + 3) & ~3
+
+
+def _socket_of(payload: bytes, protocol: int) -> InetSocket:
+    family, state, _, _, key, _, unread, unsent, _, inode = _MESSAGE.unpack_from(
+        payload
+    )
+    source_port, peer_port, source, peer = _SOCKID.unpack_from(key)
+    width = 4 if family == socket.AF_INET else 16
+    return InetSocket(
+        family,
+        protocol,
+        State(state),
+        Endpoint(address_of(source[:width]), source_port),
+        Endpoint(address_of(peer[:width]), peer_port),
+        inode,
+        key,
+        unsent,
+        unread,
+    )
+
+
+def _converse(
+    netlink: socket.socket, sequence: int, kind: int, flags: int, body: bytes
+) -> Iterator[tuple[int, bytes]]:
+    """Send one request; yield its answers until the kernel says that is all."""
+    netlink.send(
+        _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
+    )
+    while True:
+        try:
+            data = netlink.recv(1 << 18)
+        except TimeoutError:
+            raise Refused(Reason.INTERNAL, detail="netlink does not answer") from None
+        at = 0
+        while at + _HEADER.size <= len(data):
+            length, answer, _, its_sequence, _ = _HEADER.unpack_from(data, at)
+            payload = data[at + _HEADER.size : at + length]
+            at += max((length + 3) & ~3, _HEADER.size)
+            if its_sequence != sequence:
+                continue  # the rest of an earlier answer that nobody waited for
+            if answer == _DONE:
+                return
+            if answer == _ERROR:
+                code = -int.from_bytes(payload[:4], "little", signed=True)
+                if code:
+                    raise OSError(code, os.strerror(code))
+                return
+            yield answer, payload
+
+
+def _in_namespace_of(pid: int, protocol: int) -> socket.socket:
+    """A netlink socket in the network namespace of ``pid``."""
+    try:
+        made = netns.make_socket(pid, socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    except OSError as error:
+        detail = f"network of process {pid}: {error}"
+        raise Refused(Reason.NO_TREE, detail=detail) from None
+    made.settimeout(TIMEOUT_SECONDS)
+    return made

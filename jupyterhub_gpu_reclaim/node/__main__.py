@@ -1,0 +1,29 @@
+"""``jupyterhub-gpu-reclaim-agent``: the program, or in a sentence what it lacks.
+
+Run by systemd, by the demo and by hand. It wires nothing; ``app.py`` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+OURS = "jupyterhub_gpu_reclaim"
+
+
+def main() -> None:
+    """Run the agent, if this installation has what only an agent needs."""
+    try:
+        app = importlib.import_module(f"{OURS}.node.app")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(OURS):
+            raise
+        sys.exit(
+            f"The agent needs the Python package of {error.name}."
+            ' Run: pip install "jupyterhub-gpu-reclaim[agent]"'
+        )
+    app.main()
+
+
+if __name__ == "__main__":
+    main()

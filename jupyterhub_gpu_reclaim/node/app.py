@@ -1,0 +1,209 @@
+"""``jupyterhub-gpu-reclaim-agent``: the program that runs as root on every node.
+
+Started by systemd (or the demo). It reads its configuration, wires engine and store,
+settles what a former agent left (``recovery``) and then answers the service. The only
+place in the agent that wires; it never prints or logs the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+from jupyterhub_gpu_reclaim.common import logs
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
+from jupyterhub_gpu_reclaim.node.dependencies import Parts
+from jupyterhub_gpu_reclaim.node.http.listener import (
+    CannotStartError,
+    folder,
+    listen,
+    own_folder,
+    remove_socket,
+)
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
+from jupyterhub_gpu_reclaim.node.operations.operations import Operations
+from jupyterhub_gpu_reclaim.node.operations.records import Records
+from jupyterhub_gpu_reclaim.node.service import LocalNode
+from jupyterhub_gpu_reclaim.node.setup import inotify_limits
+from jupyterhub_gpu_reclaim.node.setup.criu import Tool
+from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
+from jupyterhub_gpu_reclaim.node.setup.store import open_store
+from jupyterhub_gpu_reclaim.node.unattended import make_placements
+from jupyterhub_gpu_reclaim.node.watchdog import Watched
+from jupyterhub_gpu_reclaim.node.watcher import Watcher
+from jupyterhub_gpu_reclaim.node.workflows import recovery
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.store.repository import Repository
+
+_log = logging.getLogger(__name__)
+
+#: Threads for what blocks. Every capture and restore holds one for as long as it takes;
+#: asyncio's own six on two cores would make looking and thawing wait behind them.
+_THREADS = 256
+#: Seconds for closing everything, once nothing is under way. With stop_seconds it stays
+#: below what systemd's unit (120) and the DaemonSet (180) give the agent.
+_CLOSE_SECONDS = 10.0
+
+
+class AgentApp(AgentSettings):
+    """The program; its settings are its base's."""
+
+    def start(self) -> None:
+        """Run until a signal ends it."""
+        logs.set_up(self.log_level)
+        try:
+            asyncio.run(self._main())
+        except (CannotStartError, ReclaimError) as error:
+            sys.exit(f"{self.name}: {error}")
+
+    async def _main(self) -> None:
+        self.check_together()
+        if os.geteuid() != 0:
+            raise CannotStartError("it must run as root: it stops and moves sessions")
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
+        asyncio.get_running_loop().set_default_executor(threads)
+        state = own_folder(Path(self.state_dir))
+        with _only_one(state):
+            clock = SystemClock()
+            store = await asyncio.to_thread(open_store, self, clock, state=state)
+            parts = self._parts(state, clock, store.repository)
+            operations = Operations()
+            sampler = Sampler(
+                parts.clock,
+                parts.accelerator.cards,
+                answer_seconds=self.sample_seconds,
+            )
+            node = LocalNode(parts, operations, Watcher(parts.placements, sampler))
+            await recovery.recover(parts, operations)
+            await asyncio.to_thread(self._watch, state)
+            server = listen(self, node)
+            _log.info("- listening on %s, version %s", self.listen, __version__)
+            for found in inotify_limits.findings():
+                _log.warning("- %s %s", found.message, found.hint)
+            try:
+                await _signalled()
+            finally:
+                server.stop()
+                late = await operations.finish(self.stop_seconds)
+                for incarnation in late:
+                    _log.warning("- left for the next start: %s", incarnation)
+                _leave_after(_CLOSE_SECONDS)
+                await server.close_all_connections()
+                sampler.close()
+                parts.client.close()
+                await asyncio.to_thread(parts.accelerator.close)
+                await asyncio.to_thread(store.close)
+                remove_socket(self)
+
+    def _watch(self, state: Path) -> None:
+        """Have the sessions that we leave frozen let go on, should we never return."""
+        if not self.thaw_after_seconds:
+            return
+        limits = self.limits()
+        pid = watchdog.start(
+            Watched(
+                state=state,
+                placement=self.placement,
+                realm=self.realm,
+                patience=self.thaw_after_seconds,
+                gpu_lock=limits.gpu_lock,
+                dump=limits.dump,
+                criu=limits.criu,
+            )
+        )
+        cgroup_escape.move(pid)
+
+    def _parts(self, state: Path, clock: Clock, store: Repository) -> Parts:
+        limits = self.limits()
+        work = folder(state / "work")
+        for rest in work.iterdir():
+            _remove(rest)
+        return Parts(
+            placements=make_placements(self.placement, self.realm),
+            records=Records(folder(state / watchdog.RECORDS)),
+            store=store,
+            tool=Tool(Path(self.criu_dir), clock),
+            ports=Reservations(state),
+            client=jupyter_api.make_client(),
+            clock=clock,
+            limits=limits,
+            work=work,
+            accelerator=Accelerator(
+                Driver(),
+                Nvml(),
+                lock_seconds=limits.gpu_lock,
+                seconds=limits.dump,
+            ),
+            memory=HostMemory(),
+            trusted_capabilities=tuple(self.trusted_capabilities),
+        )
+
+
+def _remove(path: Path) -> None:
+    """Remove a work folder that a former agent left: one level of files."""
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            entry.unlink()
+        path.rmdir()
+
+
+@contextlib.contextmanager
+def _only_one(state: Path) -> Iterator[None]:
+    """Hold the state folder's lock: two agents would undo each other's work."""
+    with watchdog.lock(state) as free:
+        if not free:
+            raise CannotStartError(f"another agent runs on {state}")
+        yield
+
+
+async def _signalled() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+def _leave_after(seconds: float) -> None:
+    """End the process by then, whatever still waits for an answer.
+
+    Python joins its threads before it ends, and one that asks a store that is gone
+    waits for minutes. To cut it off is no worse than a kill, which the next start
+    settles; and the kill would come, when the time that the node gives is over.
+    """
+
+    def leave() -> None:
+        _log.warning("- it ends while a call to the store or a program is unanswered")
+        logging.shutdown()
+        os._exit(0)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+
+
+def main() -> None:
+    """The program's entry point."""
+    AgentApp.launch_instance()

@@ -1,0 +1,62 @@
+"""A control group for CRIU beside that of the agent's container, to outlive it.
+
+Called by the agent's capture, wherever the agent lives. A runtime that ends a container
+kills every process in its control group, and a CRIU that is killed in the middle leaves
+damage in the session. In a group of its own, inside the agent's pod but outside of any
+container, CRIU is only cut off from its stream: it fails and cures the session's
+processes, and the next agent waits for it. The group goes with the pod.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.linux.containers import container_of
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.linux.cgroups import Group
+
+NAME: Final = "gpu-reclaim-criu"
+#: What a new group of v1's cpuset lacks, and without which it takes no process.
+_CPUS: Final = ("cpuset.cpus", "cpuset.mems")
+
+_log = logging.getLogger(__name__)
+
+
+def move(pid: int) -> None:
+    """Move a process out of its container's groups, into a group of the same pod.
+
+    What it starts follows it. Nothing happens to one that is in no pod's container.
+    Where the node does not let us, it stays: captures work all the same, as long as
+    nobody kills the agent's container.
+    """
+    container = container_of(pid)
+    if container is None or not container.id:
+        return
+    groups = cgroups.groups_of(pid, at_host=True)
+    parents = [_pods(group, container.id) for group in groups]
+    try:
+        for group in cgroups.create([one for one in parents if one], NAME):
+            _inherit_cpus(group)
+            cgroups.take(group, pid)
+    except (Refused, OSError) as error:
+        detail = error.detail if isinstance(error, Refused) else error
+        _log.warning("- CRIU would end with the agent's container: %s", detail)
+
+
+def _pods(group: Group, container: str) -> Group | None:
+    """The group of the pod; None where this hierarchy has none of the container's."""
+    for folder in (group.folder, *group.folder.parents):
+        if container in folder.name:  # with a runtime's prefix, or as a scope
+            return group._replace(folder=folder.parent)
+    return None
+
+
+def _inherit_cpus(group: Group) -> None:
+    if group.version == 1 and "cpuset" in group.controllers:
+        for name in _CPUS:
+            value = (group.folder.parent / name).read_text(encoding="ascii")
+            (group.folder / name).write_text(value, encoding="ascii")

@@ -1,0 +1,142 @@
+"""Where the agent listens: a socket file or TCP, the token, TLS.
+
+Called by the app at its start. It refuses to listen where anybody could listen in or
+where the token is not a secret, in a sentence.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tornado.netutil import bind_sockets, bind_unix_socket
+
+from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.node.http import routes
+from jupyterhub_gpu_reclaim.node.operations.records import write_durably
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.http.server import Door
+    from jupyterhub_gpu_reclaim.node.http.handler import Node
+    from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
+
+_UNIX = "unix:"
+
+
+class CannotStartError(Exception):
+    """The agent cannot start; the message is the sentence to print."""
+
+
+def listen(settings: AgentSettings, node: Node) -> Door:
+    """A server that answers for that node; it accepts calls from now on.
+
+    Raises:
+        CannotStartError: the address, the token or the certificate is off.
+    """
+    application = routes.make_application(node, read_token(Path(settings.token_file)))
+    server = door(
+        application,
+        tls=_tls(settings),
+        max_body=settings.max_body_bytes,
+        files=raise_file_limit(),
+    )
+    where = settings.listen
+    try:
+        if where.startswith(_UNIX):
+            path = Path(where.removeprefix(_UNIX))
+            folder(path.parent)
+            server.add_socket(bind_unix_socket(str(path), mode=0o600))
+        else:
+            host, port = _address(where)
+            _refuse_open(settings, host)
+            server.add_sockets(bind_sockets(port, host))
+    except (OSError, ValueError) as error:
+        raise CannotStartError(f"cannot listen on {where}: {error}") from None
+    return server
+
+
+def remove_socket(settings: AgentSettings) -> None:
+    """Remove the socket's file; nobody listens there any more."""
+    if settings.listen.startswith(_UNIX):
+        Path(settings.listen.removeprefix(_UNIX)).unlink(missing_ok=True)
+
+
+def _refuse_open(settings: AgentSettings, host: str) -> None:
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and not settings.certificate:
+        raise CannotStartError(
+            f"listening on {host} needs TLS: set certificate and private_key, or"
+            " listen on 127.0.0.1 or a unix: socket"
+        )
+
+
+def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
+    if not settings.certificate:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.certificate, settings.private_key or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise CannotStartError(f"certificate or private_key: {error}") from None
+    return context
+
+
+def read_token(path: Path) -> str:
+    """The token, made at the first start.
+
+    Raises:
+        CannotStartError: the file is not ours alone, is empty or cannot be read.
+    """
+    try:
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(path, secrets.token_urlsafe(32).encode() + b"\n")
+        status = path.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o007:
+            raise CannotStartError(f"{path} must belong to root, closed to others")
+        token = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise CannotStartError(f"token_file {path}: {error}") from None
+    if len(token) < 16:
+        raise CannotStartError(f"{path} holds fewer than 16 characters")
+    return token
+
+
+def folder(path: Path) -> Path:
+    """That folder, made with mode 0700 where it is missing."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotStartError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def own_folder(path: Path) -> Path:
+    """That folder, as :func:`folder` makes it, and nobody else's to enter.
+
+    Raises:
+        CannotStartError: it belongs to somebody else.
+    """
+    status = folder(path).stat()
+    if status.st_uid != os.geteuid():
+        raise CannotStartError(f"{path} belongs to user id {status.st_uid}")
+    if status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def _address(text: str) -> tuple[str, int]:
+    """``address:port`` taken apart; ValueError when it is none."""
+    parsed = urlsplit(f"//{text}")
+    if not parsed.hostname or parsed.port is None:
+        raise ValueError("expected unix:PATH or ADDRESS:PORT")
+    return parsed.hostname, parsed.port

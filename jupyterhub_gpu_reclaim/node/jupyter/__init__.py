@@ -1,0 +1,1 @@
+"""The restored Jupyter server: woken before its cullers look at the clock."""

@@ -1,0 +1,84 @@
+"""What stands in a checkpoint under which name, and findings turned into errors.
+
+Shared by ``capture``, ``restore``, ``release`` and ``node``. It writes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, RestoreFailed
+from jupyterhub_gpu_reclaim.common.models import Identity
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.compat.requirements import World
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+
+#: The login of the session: ``common.models.Identity``.
+IDENTITY = "identity.json"
+#: What it needs of the place where it comes back: ``world.World``.
+WORLD = "world.json"
+#: CRIU's image files stand below this.
+IMAGES = "criu/"
+FILES = "files.img"
+FILES_IMAGE = IMAGES + FILES
+#: Archives of private file systems, numbered as in ``World.archives``.
+ARCHIVE = "archive/{number}.tar"
+
+
+class Saved:
+    """What stands in a checkpoint, read once.
+
+    Raises:
+        NotFound: there is no such checkpoint.
+        StoreError: it is damaged.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        try:
+            self.world = codec.decode(checkpoint.read(WORLD), World)
+            self.identity = codec.decode(checkpoint.read(IDENTITY), Identity)
+        except BadRequest as error:
+            why = "it was written by another version"
+            raise RestoreFailed(
+                Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
+            ) from None
+
+    def address(self, session: Session) -> jupyter_api.Address | None:
+        """Where its server will answer, below that init."""
+        prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
+        if not self.identity.port:
+            return None
+        return jupyter_api.Address(
+            self.identity.port,
+            prefix,
+            self.identity.api_token,
+            session.init_pid,
+            session.init_start,
+        )
+
+
+def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:
+    """Raise the first finding that is fatal.
+
+    Raises:
+        ReclaimError: of that kind, with the finding's reason and sentence.
+    """
+    fatal = [finding for finding in found if finding.fatal]
+    if not fatal:
+        return
+    first = fatal[0]
+    error = kind(Reason.of(first.code), retryable=first.retryable)
+    error.message = first.message
+    error.args = (first.message,)
+    error.detail = "; ".join(finding.message for finding in fatal[1:])
+    raise error

@@ -1,0 +1,450 @@
+"""Empties a session's GPUs before it is saved, and fills them when it goes on.
+
+Called by ``capture`` (before anything is stopped), ``restore`` (before the rest of the
+tree goes on) and wherever a capture is taken back. What it takes to undo it is in
+the operation's record before it begins, and the driver knows how far it came; so every
+call may be repeated after a crash. It knows nothing of the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu import clients, cuda, inherited_mappings, ipc
+from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
+from jupyterhub_gpu_reclaim.checkpoint.gpu.visible_devices import visible_to
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
+from jupyterhub_gpu_reclaim.node.compat.gpu import (
+    GpuCard,
+    Gpus,
+    GpuUse,
+    compare,
+    pairs,
+    plan_moves,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
+    from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
+
+_log = logging.getLogger(__name__)
+
+#: Memory that others use is waited for so long before a session is given up on.
+_ROOM_SECONDS = 60.0
+_ROOM_PAUSE = 0.5
+_LOOK_SECONDS = 10.0
+_LOOK_PAUSE = 0.01
+#: Looks for stale children until there are none: one that forks on and on is refused.
+_ROUNDS = 20
+
+
+class Accelerator:
+    """The GPUs of this machine.
+
+    Args:
+        driver: moves their memory.
+        nvml: tells how much of it is free.
+        lock_seconds: that a GPU may take to finish what it has in hand.
+        seconds: that moving a session's memory may take.
+        room_seconds: that memory which others use is waited for.
+        look_seconds: that the cards have to answer in.
+        visible: tells which cards a process's container has; None for all of them.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        nvml: Nvml,
+        *,
+        lock_seconds: float,
+        seconds: float,
+        room_seconds: float = _ROOM_SECONDS,
+        look_seconds: float = _LOOK_SECONDS,
+        visible: Callable[[int], Collection[str] | None] = visible_to,
+    ) -> None:
+        self._driver = driver
+        self._nvml = nvml
+        self._lock_seconds = lock_seconds
+        self._seconds = seconds
+        self._room_seconds = room_seconds
+        self._look_seconds = look_seconds
+        self._visible = visible
+        self._filling: dict[object, Counter[str]] = {}
+        self._promising = threading.Lock()
+
+    @property
+    def cards(self) -> CardSource:
+        """What tells about their use."""
+        return self._nvml
+
+    def node_findings(self) -> Iterator[Finding]:
+        """What an administrator should know of this machine's GPUs; nothing is fatal.
+
+        It starts the driver's helper, so that the first session need not wait for it.
+        """
+        setting = cuda.huge_pages()
+        if setting not in ("", "always") and self._driver.present():
+            yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
+
+    def survey(self, snapshot: Snapshot) -> Survey:
+        """Which of its processes hold a GPU; touches nothing.
+
+        Raises:
+            Refused: the driver does not answer (``gpu_driver_silent``); so do the
+                next ones.
+        """
+        try:
+            return gpu_processes.survey(self._driver, snapshot)
+        except DriverError as error:
+            raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+
+    def findings(self, survey: Survey, snapshot: Snapshot) -> Iterator[Finding]:
+        """What keeps its GPUs from being saved now; touches nothing."""
+        for process in survey.stopped:
+            yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
+        # One that the driver does not know may be so because of such company.
+        concerned = (*(user.process for user in survey.users), *survey.others)
+        cards: list[CardUse] = []
+        if survey.users:
+            cards = self._look()
+        elif concerned:
+            cards = self._nvml.look(time.time()) or []
+        shared = {use.pid for card in cards for use in card.processes or () if use.mps}
+        yield from clients.examine(concerned, shared)
+        for card in cards:
+            if card.divided:
+                yield finding(Reason.GPU_MIG, card=card.name)
+        users = [user.process for user in survey.users]
+        counted = _counted(cards)
+        for one in ipc.examine(self._driver, users, snapshot, counted):
+            yield finding(one.reason, **one.facts)
+
+    def describe(self, survey: Survey) -> Gpus | None:
+        """What the session has of GPUs; None where it has nothing.
+
+        Raises:
+            Refused: a card does not tell who uses it (``gpu_driver_silent``), so how
+                much memory will be needed is not known.
+        """
+        if not survey.users:
+            return None
+        inner = {user.process.pid: user.process.ns_pid for user in survey.users}
+        cards = self._look()
+        if any(card.processes is None for card in cards):
+            raise Refused(Reason.GPU_DRIVER_SILENT)
+        uses = [
+            GpuUse(pid=inner[use.pid], uuid=card.uuid, bytes=_at_most(use, card))
+            for card in cards
+            for use in card.processes or []
+            if use.pid in inner
+        ]
+        return Gpus(
+            driver=cuda.driver_version(),
+            cards=self._cards(survey.users[0].process.pid, {use.uuid for use in uses}),
+            users=sorted(inner.values()),
+            uses=uses,
+        )
+
+    def empty(
+        self,
+        look: Callable[[], Snapshot],
+        survey: Survey,
+        limit: LimitRecord,
+        cancel: Cancel | None = None,
+    ) -> None:
+        """Move its GPU memory into its processes', so that nothing holds a GPU.
+
+        They are stopped afterwards, as is a shell that one of them was started from: it
+        would take its terminal away from a program that stops. Their forked children
+        have given up what they inherited, also those that were forked after the survey.
+
+        Args:
+            look: tells the session's tree as it is.
+            survey: of it.
+            limit: on its memory, which is lifted for that.
+            cancel: calls it off.
+
+        Raises:
+            ReclaimError: it could not be; :meth:`fill` takes back what was done.
+        """
+        cgroups.lift_memory_limit(limit)
+        users = [user.process for user in survey.users]
+        shells = _shells(look(), users)
+        for shell in shells:
+            processes.send(shell, signal.SIGSTOP)
+        cuda.empty(
+            self._driver,
+            users,
+            lock_seconds=self._lock_seconds,
+            seconds=self._seconds,
+            settle=lambda: self._settle(look, users, shells, cancel),
+            cancel=cancel,
+        )
+        self.refuse_holders(look())
+
+    def refuse_holders(self, snapshot: Snapshot) -> None:
+        """Make sure that nobody in an emptied session holds a GPU.
+
+        Raises:
+            RolledBack: somebody has begun to (``capture_failed``).
+        """
+        for process in snapshot.processes:
+            if gpu_processes.held_by(process.pid):
+                raise _began(process)
+
+    def _settle(
+        self,
+        look: Callable[[], Snapshot],
+        users: Sequence[Process],
+        shells: Sequence[Process],
+        cancel: Cancel | None,
+    ) -> None:
+        """Judge the tree by what is so now: its users stand, and hold their devices.
+
+        Whatever happened since the survey shows here, and none of the users can fork a
+        child or open anybody's memory any more.
+
+        Raises:
+            ReclaimError: somebody has begun to use a GPU or was stopped, memory of
+                others is open, or it was called off.
+        """
+        for _ in range(_ROUNDS):
+            snapshot = look()
+            now = gpu_processes.survey(self._driver, snapshot)
+            _refuse_new(now, users, shells)
+            if not now.stale:
+                break
+            # One that forks meanwhile hands on what it still had: hence the next look.
+            for child in now.stale:
+                if cancel is not None and cancel.is_set:
+                    raise ReclaimError(Reason.CANCELLED)
+                inherited_mappings.give_up(child.process)
+        else:
+            raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
+        counted = _counted(self._look())
+        for shared in ipc.examine(self._driver, users, snapshot, counted):
+            raise ReclaimError(shared.reason, **shared.facts)
+
+    def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
+        """Why a saved session's GPUs cannot be filled under that init; touches nothing.
+
+        Its container has to have as many cards of each kind as the session had.
+        """
+        if gpus is None:
+            return []
+        if not self._driver.present():
+            return list(compare(gpus, "", [], {}))
+        free = self._room()
+        return list(compare(gpus, cuda.driver_version(), self._cards(init_pid), free))
+
+    def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
+        """Give a session its GPU memory back. Idempotent.
+
+        Nobody is let go on: what is stopped stays so.
+
+        Args:
+            gpus: what :meth:`describe` said of it; None where it has none.
+            limit: on its memory, to be put back.
+            snapshot: its tree now.
+
+        Raises:
+            ReclaimError: there is no room now (``gpu_memory``), or the driver cannot
+                (``gpu_stuck``).
+        """
+        if gpus is None:
+            return
+        users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
+        # The driver cannot be asked about stopped ones, but the kernel can.
+        emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
+        here = self._cards(snapshot.init.pid)
+        moves = plan_moves(gpus.cards, here, self._room()) or {}
+        fill = object()
+        try:
+            self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
+            cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+        finally:
+            self._filling.pop(fill, None)
+        if not cgroups.restore_memory_limit(limit):
+            _log.warning("- %s stays lifted: more is in use", limit.file)
+
+    def await_room(self, gpus: Gpus | None) -> None:
+        """Wait until a session that was emptied here could be filled here.
+
+        Raises:
+            ReclaimError: others use that memory, and go on to (``gpu_memory``).
+        """
+        if gpus is not None:
+            self._await_room(gpus, set(gpus.users), {})
+
+    def close(self) -> None:
+        """End what was started."""
+        self._driver.close()
+        self._nvml.close()
+
+    def _await_room(
+        self,
+        gpus: Gpus,
+        emptied: set[int],
+        moves: dict[str, str],
+        fill: object | None = None,
+    ) -> None:
+        """A driver that runs out of memory in the middle loses the process for good.
+
+        Args:
+            gpus: what is needed.
+            emptied: the processes that need it.
+            moves: the cards that take the place of others.
+            fill: for whom the room is kept, until he is taken off the list.
+
+        Raises:
+            ReclaimError: others use the memory for longer than we wait.
+        """
+        needed: Counter[str] = Counter()
+        for uuid, count in gpus.needed(emptied).items():
+            needed[moves.get(uuid, uuid)] += count
+        deadline = time.monotonic() + self._room_seconds
+        while short := self._take_room(needed, fill):
+            if time.monotonic() > deadline:
+                card, room = short
+                back = {new: old for old, new in moves.items()}
+                names = {one.uuid: one.name for one in gpus.cards}
+                raise ReclaimError(
+                    Reason.GPU_MEMORY,
+                    card=names.get(back.get(card, card), card),
+                    needed=size(needed[card]),
+                    free=size(room),
+                )
+            time.sleep(_ROOM_PAUSE)  # memory comes free without a word
+
+    def _take_room(
+        self, needed: Counter[str], fill: object | None
+    ) -> tuple[str, int] | None:
+        """Keep room for a fill, or say on which card it is short, and what is free.
+
+        What others are about to fill is not free, and some of it counts twice while
+        they do: they are done in seconds.
+        """
+        free = self._room()
+        with self._promising:
+            kept = sum(self._filling.values(), Counter[str]())
+            for card, count in needed.items():
+                room = free.get(card)
+                if room is not None and room - kept[card] < count:
+                    return card, max(0, room - kept[card])
+            if fill is not None:
+                self._filling[fill] = needed
+        return None
+
+    def _room(self) -> dict[str, int | None]:
+        return {card.uuid: card.free for card in self._look()}
+
+    def _look(self) -> list[CardUse]:
+        """The cards now. Somebody else's look may be under way: that takes a moment.
+
+        Raises:
+            Refused: they do not answer; nothing may be concluded from that.
+        """
+        deadline = time.monotonic() + self._look_seconds
+        while (cards := self._nvml.look(time.time())) is None:
+            if time.monotonic() > deadline:
+                raise Refused(Reason.GPU_DRIVER_SILENT)
+            time.sleep(_LOOK_PAUSE)
+        return cards
+
+    def _cards(self, pid: int, used: Collection[str] = ()) -> list[GpuCard]:
+        """The cards of the container that a process lives in, and those it uses."""
+        try:
+            cards = self._driver.cards()
+        except DriverError as error:
+            raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+        its = self._visible(pid)
+        return [
+            GpuCard(uuid=card.uuid, name=card.name)
+            for card in cards
+            if its is None or card.uuid in its or card.uuid in used
+        ]
+
+
+def _at_most(use: ProcessUse, card: CardUse) -> int:
+    """Bytes that a process has on a card; where it is not told, all that is in use.
+
+    Raises:
+        Refused: not even that is known.
+    """
+    if use.memory is not None:
+        return use.memory
+    if card.total is None:
+        raise Refused(Reason.GPU_DRIVER_SILENT)
+    return card.total - (card.free or 0)
+
+
+def _refuse_new(
+    now: Survey, users: Sequence[Process], shells: Sequence[Process]
+) -> None:
+    """Nobody else may hold a GPU than those that stand and their stale children.
+
+    Args:
+        now: the tree.
+        users: those that stand.
+        shells: those that we have stopped.
+
+    Raises:
+        ReclaimError: somebody does (``capture_failed``, ``gpu_stopped``).
+    """
+    known = {process.pid for process in users}
+    new = [user.process for user in now.users if user.process.pid not in known]
+    for process in (*new, *now.others):
+        raise _began(process)
+    ours = {process.pid for process in shells}
+    for process in now.stopped:
+        if process.pid not in ours or gpu_processes.held_by(process.pid):
+            raise ReclaimError(Reason.GPU_STOPPED, **_name(process))
+
+
+def _began(process: Process) -> RolledBack:
+    why = f"process {process.ns_pid} ({process.name}) has just begun to use a GPU"
+    return RolledBack(Reason.CAPTURE_FAILED, why=why)
+
+
+def _counted(cards: Sequence[CardUse]) -> set[int]:
+    """Host pids of all that have memory of a card, as far as it tells."""
+    return {use.pid for card in cards for use in card.processes or () if use.memory}
+
+
+def _name(process: Process) -> dict[str, Any]:
+    return {"pid": process.ns_pid, "name": process.name}
+
+
+def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:
+    """Those above the users that share a terminal with them, the uppermost first."""
+    by_pid = {process.pid: process for process in snapshot.processes}
+    found: dict[int, Process] = {}
+    for user in users:
+        above = by_pid.get(user.ppid)
+        while (
+            above is not None
+            and above not in (snapshot.server, snapshot.root)
+            and procfs.has_terminal(above.pid)
+        ):
+            found[above.pid] = above
+            above = by_pid.get(above.ppid)
+    mine = {user.pid for user in users}
+    return [p for p in snapshot.processes if p.pid in found and p.pid not in mine]

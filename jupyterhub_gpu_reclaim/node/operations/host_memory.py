@@ -1,0 +1,143 @@
+"""Host memory that operations are going to use: promised before any of it is used.
+
+A capture moves a GPU's memory into the machine's, a restore brings all of a session's
+memory there. Whoever takes what is not there has the kernel end a program, and not
+necessarily its own. So an operation asks here first, and is refused with what is
+missing; what was promised and is not used yet counts for everybody else as gone, so
+that two operations never count on the same free memory.
+
+Free is what the machine has (``MemAvailable``) and what is left below every memory
+limit above a session, a slice's for example, but for those that are lifted for it.
+Promises live as long as their operation: one that has ended, in whatever way, holds
+none, and an agent that starts has none, since what a former one left under way is
+undone, not gone on with. It knows of memory only what the kernel says, and neither
+waits nor frees any.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.linux import cgroups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+
+MEMINFO = Path("/proc/meminfo")
+#: Left free beside all promises: the agent's own buffers, and whoever grows meanwhile.
+RESERVE_BYTES: Final = 256 << 20
+_MACHINE: Final = "on the machine"
+_LIMITED: Final = "below its memory limit, or one that it shares"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What an operation is going to use.
+
+    Attributes:
+        bytes: at most, beside what is in use when it begins.
+        init_pid: of the session, whose control groups limit it.
+        lifted: limits of theirs that are taken off meanwhile.
+        taken: how much of it is in use by now.
+    """
+
+    bytes: int
+    init_pid: int
+    lifted: LimitRecord | None = None
+    taken: Callable[[], int] = int
+
+    def headroom(self) -> dict[str, int]:
+        """See ``cgroup.headroom``."""
+        return cgroups.headroom(self.init_pid, self.lifted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    need: Need
+    places: frozenset[str]
+
+    def left(self) -> int:
+        """What it may still use. Whatever cannot be told counts as not used."""
+        try:
+            taken = self.need.taken()
+        except (ReclaimError, OSError):
+            taken = 0
+        return max(0, self.need.bytes - max(0, taken))
+
+
+class HostMemory:
+    """The machine's memory; any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._promises: dict[Operation, _Promise] = {}
+
+    def findings(self, need: Need) -> Iterator[Finding]:
+        """What is missing for it now; promises nothing."""
+        with self._lock:
+            short = self._short(need)
+        if short:
+            yield finding(Reason.NOT_ENOUGH_MEMORY, **short)
+
+    def promise(self, operation: Operation, need: Need) -> None:
+        """Keep that much for the operation, until it ends or :meth:`release`.
+
+        Raises:
+            Refused: it is not there (``not_enough_memory``); nothing is kept.
+        """
+        with self._lock:
+            self._promises.pop(operation, None)
+            short = self._short(need)
+            if short:
+                raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
+            if need.bytes:
+                places = frozenset(need.headroom())
+                self._promises[operation] = _Promise(need, places)
+
+    def release(self, operation: Operation) -> None:
+        """It uses what it needs, or needs no more of it. Idempotent."""
+        with self._lock:
+            self._promises.pop(operation, None)
+
+    def _short(self, need: Need) -> dict[str, Any]:
+        """The facts of the refusal; empty when all of it is there."""
+        if not need.bytes:
+            return {}
+        self._promises = {op: p for op, p in self._promises.items() if not op.done}
+        others = [(p.left(), p.places) for p in self._promises.values()]
+        machine = _available()
+        free = {} if machine is None else {"": machine - RESERVE_BYTES}
+        free |= need.headroom()
+        for place, count in free.items():
+            left = count - sum(
+                bytes_left
+                for bytes_left, places in others
+                if not place or place in places
+            )
+            if left < need.bytes:
+                return {
+                    "where": _LIMITED if place else _MACHINE,
+                    "needed": size(need.bytes),
+                    "free": size(max(0, left)),
+                    "missing": size(need.bytes - max(0, left)),
+                }
+        return {}
+
+
+def _available() -> int | None:
+    """Bytes that programs may take without anybody losing any; None if not told."""
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,145 @@
+"""What the agent must not forget: one durable record per incarnation.
+
+Written by the operations before each step that would have to be undone, read by
+recovery at start. A record is replaced whole (temporary file, fsync, rename, fsync
+of the folder), so a crash leaves the former one or the new one. It never holds a
+token or anything of the session's contents.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step, Value
+from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus  # noqa: TC001 msgspec reads it
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX = ".json"
+
+
+class Stage(StrEnum):
+    """How far an operation has come, as far as undoing it is concerned."""
+
+    CAPTURING = "capturing"  #: the tree may be stopped; nothing is committed
+    ROLLING_BACK = "rolling_back"  #: the tree is to go on; unless it is committed
+    CAPTURED = "captured"  #: committed; the tree is stopped
+    THAWING = "thawing"  #: not written any more; read like CAPTURED
+    RELEASING = "releasing"  #: committed; the tree is being ended
+    RESTORING = "restoring"  #: what stands under the init is incomplete
+    CONTINUING = "continuing"  #: restored whole; only has to go on
+    RESTORED = "restored"  #: runs, from that checkpoint
+    FAILED = "failed"  #: undone; ``failure`` says why
+
+
+class Record(Value, frozen=True, kw_only=True):
+    """One incarnation's last operation, and what it takes to undo it.
+
+    ``stopped_before`` are the processes that were stopped (by their user) when the
+    tree was captured, by their pids in the session's own pid namespace, which a
+    restore keeps: they are not thawed. ``gpus`` are those that are emptied, and
+    ``memory_limit`` is lifted meanwhile.
+    """
+
+    format: int = 1
+    operation: str  #: capture or restore
+    incarnation: str
+    key: SessionKey
+    stage: Stage
+    checkpoint: str
+    generation: int = 0
+    init_pid: int
+    init_start: int
+    begun: float
+    stopped_before: list[int] = msgspec.field(default_factory=list)
+    steps: list[Step] = msgspec.field(default_factory=list)
+    failure: Failure | None = None
+    gpus: Gpus | None = None
+    memory_limit: LimitRecord = LimitRecord()
+    pod: str = ""  #: uid of its pod; empty outside of Kubernetes
+    parent: str = ""  #: of a capture: the checkpoint that the tree was restored from
+
+    @property
+    def origin(self) -> str:
+        """The checkpoint that this tree was restored from; empty: none, or unknown."""
+        return self.checkpoint if self.operation == "restore" else self.parent
+
+    def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
+        """The same record at the next stage."""
+        return msgspec.structs.replace(self, stage=stage, steps=steps, **changes)
+
+
+class Records:
+    """The folder with the records; all calls are quick and synchronous."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def save(self, record: Record) -> None:
+        """Replace that incarnation's record, durably."""
+        path = self._path(record.incarnation)
+        write_durably(path, codec.encode(record))
+
+    def find(self, incarnation: str) -> Record | None:
+        """That incarnation's record, if there is one that can be read."""
+        return self._read(self._path(incarnation))
+
+    def list(self) -> list[Record]:
+        """Every record that can be read; one that cannot is logged and left."""
+        return list(self._all())
+
+    def delete(self, incarnation: str) -> None:
+        """Forget that incarnation; idempotent."""
+        self._path(incarnation).unlink(missing_ok=True)
+        _sync_folder(self._folder)
+
+    def _all(self) -> Iterator[Record]:
+        for path in sorted(self._folder.glob("*" + _SUFFIX)):
+            record = self._read(path)
+            if record is not None:
+                yield record
+
+    def _path(self, incarnation: str) -> Path:
+        return self._folder / (incarnation + _SUFFIX)
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            return codec.decode(path.read_bytes(), Record)
+        except FileNotFoundError:
+            return None
+        except (OSError, BadRequest) as error:
+            _log.error("record %s cannot be read: %s", path.name, error)
+            return None
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file, mode 0600, so that a crash leaves the old or the new."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

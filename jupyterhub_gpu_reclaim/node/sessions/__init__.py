@@ -1,0 +1,1 @@
+"""The sessions of this node: found anew at each look, never registered."""

@@ -1,0 +1,208 @@
+"""Finds the sessions in a node's pods, and lets no pod pose as another.
+
+The placement ``kubernetes`` (``placements.Placements``). A session's init runs there as
+the pod's user, behind the image's own entry point perhaps, and its user may write into
+its command line whatever he likes. So that is taken for a claim and no more. The kernel
+tells in which pod a process lives (``linux.containers``), the service tells which pod
+belongs to which incarnation (:meth:`PodPlacements.tell`), and only where all agree
+anything is done. Of several in a pod that say the same, the oldest is the init: it was
+there before its user's first program. It only reads ``/proc``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import containers, process_environment
+from jupyterhub_gpu_reclaim.linux.processes import INIT_NAME
+from jupyterhub_gpu_reclaim.node.sessions.placements import Session, Told, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: A first program that is younger may still become a session's init: a container is
+#: said to run when its runtime has not even started it. Seconds.
+_PATIENCE = 10.0
+_PAUSE = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Incarnations whose pod is remembered; a node has some hundred pods.
+_REMEMBERED = 4096
+
+
+class PodPlacements:
+    """Sessions in the containers of this node's pods.
+
+    Args:
+        realm: only sessions of this realm are ours.
+        proc: where processes are found; it must be that of the host (``hostPID``).
+        patience: seconds that a pod's first program has to become an init.
+    """
+
+    def __init__(
+        self,
+        realm: str = "",
+        proc: Path = Path("/proc"),
+        *,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._realm = realm
+        self._proc = proc
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._told: dict[str, Told] = {}
+
+    def tell(self, incarnation: str, told: Told) -> None:
+        """Remember which pod an incarnation lives in; what is not said again stays.
+
+        Raises:
+            NotFound: no pod was named (``unknown_session``).
+        """
+        if not told.pod:
+            raise _unknown(incarnation, "no pod was named")
+        with self._lock:
+            before = self._told.pop(incarnation, None)
+            if before is not None and before.pod == told.pod:
+                said = {
+                    field: value
+                    for field in ("key", "image", "node_labels")
+                    if (value := getattr(told, field))
+                }
+                told = msgspec.structs.replace(before, **said)
+            self._told[incarnation] = told
+            while len(self._told) > _REMEMBERED:
+                del self._told[next(iter(self._told))]
+
+    def list(self) -> list[Session]:
+        """Every claim on this node; one of an incarnation once its pod was told."""
+        return sorted(
+            (one for one in _oldest(self._claims()) if self._may_be(one)),
+            key=lambda one: (one.incarnation, one.init_start),
+        )
+
+    def find(self, incarnation: str, pod: str = "") -> Session:
+        """That incarnation's session, in that pod or the one that was told.
+
+        Raises:
+            NotFound: it is not there, or says that it is somebody else's
+                (``unknown_session``).
+        """
+        with self._lock:
+            told = self._told.get(incarnation, Told())
+        if not pod or pod == told.pod:
+            pod = told.pod
+        else:
+            told = Told(pod=pod)
+        if not pod:
+            raise _unknown(incarnation, "its pod was not told")
+        deadline = time.monotonic() + self._patience
+        while True:
+            for session in _oldest(self._claims(pod)):
+                if session.incarnation != incarnation:
+                    continue
+                if told.key not in {None, session.key}:
+                    raise _unknown(incarnation, f"it claims to be {session.key}")
+                return replace(session, told=told)
+            if time.monotonic() > deadline or not self._is_young(pod):
+                raise _unknown(incarnation, f"not in pod {pod}")
+            time.sleep(_PAUSE)  # nothing tells when a process has set its name
+
+    def _may_be(self, claim: Session) -> bool:
+        with self._lock:
+            told = self._told.get(claim.incarnation)
+        return told is None or told.pod == claim.told.pod
+
+    def _claims(self, pod: str = "") -> Iterator[Session]:
+        """Every process that says it is the init of a session of ours."""
+        for pid in self._pids():
+            # Of most processes no more than this has to be read.
+            if self._name(pid) != INIT_NAME:
+                continue
+            found = self._look(pid, pod)
+            if found is None:
+                continue
+            start, container = found
+            # The command line last: it is memory of the process, and its user can
+            # keep whoever reads it waiting.
+            try:
+                words = process_environment.words(pid, "cmdline", proc=self._proc)
+            except OSError:
+                continue
+            if not any(b"session_init" in word for word in words[:6]):
+                continue
+            session = parse(words, pid, start, self._realm)
+            if session is not None and self._look(pid, pod) == found:
+                yield replace(
+                    session, container=container.id, told=Told(pod=container.pod)
+                )
+
+    def _pids(self) -> Iterator[int]:
+        return (int(e.name) for e in self._proc.iterdir() if e.name.isdecimal())
+
+    def _look(self, pid: int, pod: str) -> tuple[int, containers.Container] | None:
+        """When a process of (that) pod was started, and its container.
+
+        None for one of a nested pid namespace: a user who may make these could give a
+        program any surroundings there.
+        """
+        entry = self._proc / str(pid)
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+            container = containers.parse((entry / "cgroup").read_text())
+        except OSError:  # it has ended while we looked
+            return None
+        fields = stat.rpartition(")")[2].split()
+        if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
+            return None
+        depth = len(_field(self._proc / "self", "NSpid")) + 1
+        if len(_field(entry, "NSpid")) != depth:
+            return None
+        return int(fields[19]), container
+
+    def _is_young(self, pod: str) -> bool:
+        """Whether a first program of that pod may be about to become an init."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return any(
+            _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
+            and (found := self._look(pid, pod)) is not None
+            and now - found[0] / _TICKS < self._patience
+            for pid in self._pids()
+        )
+
+    def _name(self, pid: int) -> str:
+        try:
+            return (self._proc / str(pid) / "comm").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
+    """The oldest of those in one pod that claim the same."""
+    found: dict[tuple[str, str], Session] = {}
+    for one in claims:
+        first = found.setdefault((one.incarnation, one.told.pod), one)
+        if one.init_start < first.init_start:
+            found[one.incarnation, one.told.pod] = one
+    return found.values()
+
+
+def _field(entry: Path, name: str) -> list[str]:
+    """The words of a line of /proc/<pid>/status; none when it is gone."""
+    try:
+        text = (entry / "status").read_text(errors="replace")
+    except OSError:
+        return []
+    _, found, rest = text.partition(f"\n{name}:")
+    return rest.partition("\n")[0].split() if found else []
+
+
+def _unknown(incarnation: str, detail: str) -> NotFound:
+    return NotFound(Reason.UNKNOWN_SESSION, session=incarnation, detail=detail)

@@ -1,0 +1,1 @@
+"""What the agent is given before it can work: settings, the store, CRIU, limits."""

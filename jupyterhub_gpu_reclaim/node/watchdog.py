@@ -1,0 +1,112 @@
+"""Watches for an agent that is gone for good, from a process that outlives it.
+
+A captured session stands still until the agent releases or thaws it. An agent that
+never comes back (removed, broken by a setting, killed again and again) would leave it
+so for ever. This process sleeps until the agent has ended; when no other agent has
+lived in its place for the given time, :mod:`.unattended` lets every session that is
+still frozen go on.
+
+It guarantees that this happens only while no agent works on the same state folder: it
+holds the agent's lock meanwhile. Until then it imports nothing but the standard
+library, and stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOCK = "agent.lock"
+RECORDS = "records"
+#: An agent that has held its lock for so long has settled what was left to settle.
+_SETTLED_SECONDS = 60.0
+_PAUSE = 1.0
+
+
+class Watched(NamedTuple):
+    """What the agent that is watched was started with; times in seconds."""
+
+    state: Path
+    placement: str
+    realm: str
+    patience: float  #: without an agent, until frozen sessions are let go on
+    gpu_lock: float  #: as in ``parts.Limits``, like the next two
+    dump: float
+    criu: float
+
+
+def start(watched: Watched) -> int:
+    """Watch this process from another one, which does not end with it; its pid."""
+    words = [str(value) for value in watched]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), *words]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    # When we end, the machine's init reaps it; before that it does not end.
+    process.returncode = 0
+    return process.pid
+
+
+def main() -> None:
+    """Wait for the agent's end, then for another agent or the end of patience."""
+    agent, state, placement, realm, *times = sys.argv[1:]
+    watched = Watched(Path(state), placement, realm, *map(float, times))
+    _wait_for_end(int(agent))
+    begun = time.monotonic()
+    held_since: float | None = None
+    while (watched.state / RECORDS).is_dir():
+        with lock(watched.state) as free:
+            now = time.monotonic()
+            if not free:
+                held_since = held_since or now
+                if now - held_since >= _SETTLED_SECONDS:
+                    return  # that agent has a watchdog of its own
+            elif not any((watched.state / RECORDS).iterdir()):
+                return
+            else:
+                held_since = None
+                if now - begun >= watched.patience and _all_go_on(watched):
+                    return
+        time.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def lock(state: Path) -> Iterator[bool]:
+    """The lock that an agent holds for as long as it lives; whether it is ours now."""
+    descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_end(agent: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(agent)
+        if os.getppid() == agent:  # else it has ended, and that pid is another's
+            select.select([descriptor], [], [])
+        os.close(descriptor)
+
+
+def _all_go_on(watched: Watched) -> bool:
+    from jupyterhub_gpu_reclaim.node import unattended  # noqa: PLC0415 - see the top
+
+    return unattended.let_go_on(watched)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,499 @@
+"""Saves a session: every step, in order, and the way back from each of them.
+
+Begun by the node as an operation. The order is that of DESIGN.md "Capture, in order";
+the tree is stopped by the dump and stays so until it is released or thawed. Whatever
+fails before the commit ends with the tree running and nothing left (laws 1 and 2).
+It never ends a process of the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.checkpoint import preflight
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
+from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    RolledBack,
+)
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Event, Finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+from jupyterhub_gpu_reclaim.node import cgroup_escape
+from jupyterhub_gpu_reclaim.node.compat.rights import (
+    refuse_beyond_agent,
+    refuse_reaching,
+    rights_of,
+)
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files, trees
+from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
+from jupyterhub_gpu_reclaim.node.operations.progress import Progress, durably, in_thread
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.sessions import tls
+from jupyterhub_gpu_reclaim.node.sessions.login import Login, read_login
+from jupyterhub_gpu_reclaim.node.workflows import filesystem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus
+    from jupyterhub_gpu_reclaim.node.dependencies import Limits, Parts
+    from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Aborting a writer only removes files; a store that hangs must not keep the tree.
+_ABORT_SECONDS = 30.0
+
+
+class Look(NamedTuple):
+    """What a pre-flight has seen."""
+
+    found: list[Finding]  #: everything that keeps the session from being saved now
+    survey: Survey
+    gpus: Gpus | None
+
+
+async def ask_server(parts: Parts, session: Placed) -> list[Finding]:
+    """What its server itself says that keeps a session from being saved."""
+
+    def look() -> Login | None:
+        server = trees.look(session).server
+        try:
+            return read_login(server.pid) if server is not None else None
+        except OSError:
+            return None  # it is just ending
+
+    login = await asyncio.to_thread(look)
+    if login is None:
+        return []
+    address = filesystem.address_of(session, login)
+    if await tls.speaks(parts.client, address, login):
+        return [finding(Reason.SERVER_TLS)]
+    return []
+
+
+def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
+    """Look at everything that may keep a session from being saved; touches nothing."""
+    survey = parts.accelerator.survey(snapshot)
+    gpus = parts.accelerator.describe(survey)
+    moved = gpus.bytes() if gpus else 0
+    # First: what they say of a GPU is the cause of what the others see of it.
+    found = list(parts.accelerator.findings(survey, snapshot))
+    found += preflight.examine(
+        session.init_pid,
+        snapshot,
+        parts.tool.findings(),
+        gpu_savable=survey.savable,
+    )
+    found += parts.memory.findings(_need(session, gpus))
+    found += filesystem.refuse_root(session)
+    rights = rights_of(snapshot.processes)
+    found += refuse_beyond_agent(rights)
+    found += refuse_reaching(rights, session, parts.trusted_capabilities)
+    needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
+    if free is not None and free < needed:
+        found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
+    return Look(found, survey, gpus)
+
+
+class Capture:
+    """One capture of one session."""
+
+    def __init__(
+        self, parts: Parts, session: Placed, operation: Operation, generation: int
+    ) -> None:
+        self._parts = parts
+        self._session = session
+        self._cancel = operation.cancel
+        self._checkpoint = operation.checkpoint
+        self._operation = operation
+        self._generation = generation
+        self._progress = Progress(operation, parts.clock)
+        self._limits = parts.limits
+        self._writer: CheckpointWriter | None = None
+        self._committing = False
+        former = parts.records.find(session.incarnation)
+        self._record = Record(
+            operation="capture",
+            incarnation=session.incarnation,
+            key=session.key,
+            stage=Stage.CAPTURING,
+            checkpoint=operation.checkpoint,
+            generation=generation,
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=parts.clock.now(),
+            pod=session.told.pod,
+            parent=former.origin if former and trees.matches(former, session) else "",
+        )
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Save it; the last event is the checkpoint."""
+        del operation
+        async for event in durably(self._steps(), self._parts.records):
+            yield event
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        snapshot, login, look = await self._look()
+        init_pid, gpus = self._session.init_pid, look.gpus
+        limit = LimitRecord()
+        stopped = await self._thread(
+            "preflight", lambda: freeze.stopped_before(snapshot)
+        )
+        if gpus:
+            pod = self._session.told.pod
+            limit = cgroups.find_memory_limit(init_pid, pod)
+        yield self._note(
+            Stage.CAPTURING,
+            stopped_before=sorted(stopped),
+            gpus=gpus,
+            memory_limit=limit,
+        )
+        try:
+            info = await self._save(snapshot, login, look.survey)
+            yield self._note(Stage.CAPTURED)
+        # CancelledError is left out: it is the agent's own end, and recovery undoes
+        # at the next start what is unfinished then.
+        except Exception as error:
+            why = _rolled_back(error)
+            yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
+            stage = await self._roll_back()
+            if stage is not Stage.CAPTURED:
+                if stage is Stage.FAILED:
+                    yield self._note(Stage.FAILED)
+                raise why from error
+            # Its programs have ended, and what was committed is all that is left.
+            yield self._note(Stage.CAPTURED, failure=None)
+            info = await self._thread(
+                "commit", lambda: self._parts.store.info(self._checkpoint)
+            )
+        yield Event(checkpoint=info)
+
+    def _note(self, stage: Stage, **changes: object) -> Record:
+        self._record = self._record.at(stage, self._operation.steps, **changes)
+        return self._record
+
+    async def _look(self) -> tuple[Snapshot, Login, Look]:
+        """Pre-flight: the last moment at which nothing has been touched.
+
+        Raises:
+            Refused: with the first fatal finding's reason.
+        """
+        async with self._progress.step("preflight", "Looking at its programs"):
+            snapshot = await self._thread(
+                "preflight", lambda: trees.look(self._session)
+            )
+            if snapshot.server is None:
+                raise Refused(Reason.NO_TREE)
+            server = snapshot.server.pid
+            look = await self._thread(
+                "preflight", lambda: examine(self._parts, self._session, snapshot)
+            )
+            checkpoint_files.refuse_fatal(look.found, Refused)
+            try:
+                login = await self._thread("preflight", lambda: read_login(server))
+            except OSError as error:
+                raise Refused(Reason.NO_TREE, detail=str(error)) from None
+            address = filesystem.address_of(self._session, login)
+            if await tls.speaks(self._parts.client, address, login):
+                raise Refused(Reason.SERVER_TLS)
+            await self._thread("preflight", lambda: self._promise(snapshot, look))
+            self._cancel.check()
+            return snapshot, login, look
+
+    def _promise(self, snapshot: Snapshot, look: Look) -> None:
+        """Keep the memory that its GPUs' is moved into, until it is there.
+
+        Raises:
+            Refused: others were promised it meanwhile (``not_enough_memory``).
+        """
+        before = trees.resident_bytes(snapshot)
+        need = dataclasses.replace(
+            _need(self._session, look.gpus),
+            taken=lambda: trees.resident_bytes(self._tree()) - before,
+        )
+        self._parts.memory.promise(self._operation, need)
+
+    async def _save(
+        self, snapshot: Snapshot, login: Login, survey: Survey
+    ) -> CheckpointInfo:
+        """From the first thing that is touched to the commit."""
+        opened = await filesystem.ask_server(self._parts.client, self._session, login)
+        self._writer = writer = await self._thread(
+            "store", lambda: self._begin(snapshot)
+        )
+        frozen = self._parts.clock.monotonic()
+        await self._empty(survey)
+        cut = await self._cut(snapshot)
+        result = await self._dump(writer, snapshot)
+        async with self._progress.step("files", "Saving its temporary files"):
+            world = await self._thread(
+                "files",
+                lambda: filesystem.describe(
+                    self._session,
+                    criu=self._parts.tool.version(),
+                    result=result,
+                    cut=cut,
+                    opened=opened,
+                    uid=login.uid,
+                    gpus=self._record.gpus,
+                ),
+            )
+            await in_thread(
+                lambda: filesystem.save_archives(self._session, writer, self._cancel),
+                step="files",
+                limit=self._limits.archive,
+            )
+        self._cancel.check()
+        async with self._progress.step(
+            "commit", "Making it safe", done=lambda: writer.stored_bytes
+        ):
+            writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
+            writer.add(checkpoint_files.WORLD, codec.encode(world))
+            steps, seconds = self._operation.steps, self._since(frozen)
+            self._committing = True
+            info = await in_thread(
+                lambda: writer.commit(
+                    steps=steps, frozen_seconds=seconds, timeout=self._limits.commit
+                ),
+                step="commit",
+                limit=self._limits.commit * 2,
+            )
+        # The manifest cannot tell how long its own commit took; the service is told.
+        return msgspec.structs.replace(
+            info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
+        )
+
+    def _since(self, begun: float) -> float:
+        return round(self._parts.clock.monotonic() - begun, 3)
+
+    def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
+        gpus = self._record.gpus
+        moved = gpus.bytes() if gpus else 0
+        return self._parts.store.begin(
+            id=self._checkpoint,
+            key=self._session.key,
+            incarnation=self._session.incarnation,
+            generation=self._generation,
+            expected_bytes=trees.resident_bytes(snapshot) + moved,
+            parent=self._record.parent,
+        )
+
+    async def _empty(self, survey: Survey) -> None:
+        """Empty its GPUs; its processes must still run, and are stopped from now on."""
+        gpus = self._record.gpus
+        if gpus is None:
+            return
+        total = gpus.bytes()
+        async with self._progress.step(
+            "gpu", "Saving the memory of its GPU", total=lambda: total
+        ):
+            await in_thread(
+                lambda: self._parts.accelerator.empty(
+                    self._tree, survey, self._record.memory_limit, self._cancel
+                ),
+                step="gpu",
+                limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
+            )
+        self._parts.memory.release(self._operation)  # it is in use from here on
+
+    async def _cut(self, snapshot: Snapshot) -> list[int]:
+        """End the connections that lead out of the session; their inodes.
+
+        From here on its kernels are stopped, until they are restored or thawed.
+        """
+        async with self._progress.step("connections", "Closing its connections"):
+            cut = await self._thread(
+                "connections", lambda: quiesce.cut_in_silence(snapshot)
+            )
+            self._cancel.check()
+            return sorted(cut.inodes)
+
+    async def _dump(
+        self, writer: CheckpointWriter, snapshot: Snapshot
+    ) -> dump.DumpResult:
+        """Stop the tree and stream it into the store; it stays stopped."""
+        total = trees.resident_bytes(snapshot)
+        async with self._progress.step(
+            "dump",
+            "Saving the memory",
+            done=lambda: writer.logical_bytes,
+            total=lambda: max(total, writer.logical_bytes),
+        ):
+            return await in_thread(
+                lambda: self._run_criu(writer),
+                step="dump",
+                limit=self._limits.dump + self._limits.criu,
+            )
+
+    def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
+        if self._record.gpus is not None:
+            # CRIU cannot save a device; it would say so in its own words.
+            self._parts.accelerator.refuse_holders(self._tree())
+        with self._parts.work_folder() as folder:
+            return dump.dump(
+                self._parts.tool.criu(),
+                Session(self._session.init_pid, self._session.init_start),
+                sinks=lambda name: writer.file(checkpoint_files.IMAGES + name),
+                folder=folder,
+                limit=self._limits.dump,
+                stopped=self._record.stopped_before,
+                prepare=cgroup_escape.move,
+                cancel=self._cancel,
+                # Nobody may run before his GPU is filled.
+                undo=self._record.gpus is None,
+            )
+
+    def _tree(self) -> Snapshot:
+        return trees.look(self._session)
+
+    async def _roll_back(self) -> Stage:
+        """Let the tree go on, then remove what was written.
+
+        In this order: a store that hangs must not keep the tree. What may be committed
+        is removed only once the tree is known to go on; until then it may be all that
+        can come back.
+
+        Returns:
+            FAILED when nothing is left of the capture; CAPTURED when the tree has
+            ended and its checkpoint stands; ROLLING_BACK when some of it is still to
+            be undone (``recovery.settle_after``).
+        """
+        committing, limits = self._committing, self._limits
+        try:
+            await in_thread(
+                lambda: let_go_on(
+                    self._parts.accelerator,
+                    self._session,
+                    self._record,
+                    together=committing,
+                ),
+                step="thaw",
+                limit=thaw_limit(limits, self._record),
+            )
+        except NotFound:
+            _log.warning("%s has ended while it was saved", self._session.key)
+            return await self._keep()
+        except ReclaimError as error:
+            _log.error("%s is not known to run again: %s", self._session.key, error)
+            await self._keep()
+            return Stage.ROLLING_BACK
+        return await self._discard()
+
+    async def _keep(self) -> Stage:
+        """Remove what was written unless it was committed."""
+        if self._writer is None:
+            return Stage.FAILED
+        try:
+            aborted = await in_thread(
+                self._writer.abort, step="abort", limit=_ABORT_SECONDS
+            )
+        except ReclaimError as error:
+            return self._left(error)
+        return Stage.FAILED if aborted else Stage.CAPTURED
+
+    async def _discard(self) -> Stage:
+        """Remove what was written, even what was committed."""
+        stage = await self._keep()
+        if stage is not Stage.CAPTURED:
+            return stage
+        try:
+            await in_thread(
+                lambda: self._parts.store.delete(self._checkpoint),
+                step="abort",
+                limit=_ABORT_SECONDS,
+            )
+        except ReclaimError as error:
+            return self._left(error)
+        return Stage.FAILED
+
+    def _left(self, error: ReclaimError) -> Stage:
+        _log.error(
+            "%s the remains of %s are not removed yet: %s",
+            self._session.key,
+            self._checkpoint,
+            error,
+        )
+        return Stage.ROLLING_BACK
+
+    async def _thread(self, step: str, work: Callable[[], T]) -> T:
+        return await in_thread(work, step=step, limit=self._limits.check)
+
+
+def _need(session: Placed, gpus: Gpus | None) -> Need:
+    """The memory that its GPUs' is moved into, with its own limit off."""
+    if gpus is None:
+        return Need(0, session.init_pid)
+    lifted = cgroups.find_memory_limit(session.init_pid, session.told.pod)
+    return Need(gpus.bytes(), session.init_pid, lifted)
+
+
+def let_go_on(
+    accelerator: Accelerator,
+    session: Placed,
+    record: Record,
+    *,
+    together: bool = False,
+) -> None:
+    """Thaw the tree, but not those that their user had stopped; fill its GPUs.
+
+    Args:
+        accelerator: fills its GPUs.
+        session: whose tree.
+        record: of its capture.
+        together: all of it goes on, or nobody: what stands is, or may be, committed.
+
+    Raises:
+        NotFound: the session has ended.
+        ReclaimError: those who did not get their GPU memory back do not go on
+            (``gpu_memory``, ``gpu_stuck``); the others do, unless ``together``.
+    """
+    stopped = list(record.stopped_before)
+    failure: ReclaimError | None = None
+    try:
+        accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+    except ReclaimError as error:
+        if together:
+            raise
+        failure = error
+        stopped += record.gpus.users if record.gpus else []
+    thaw(trees.look(session), stopped)
+    if failure is not None:
+        raise failure
+
+
+def thaw_limit(limits: Limits, record: Record) -> float:
+    """How long :func:`let_go_on` may take, in seconds."""
+    return limits.check + (limits.restore if record.gpus else 0.0)
+
+
+def _rolled_back(error: Exception) -> ReclaimError:
+    """The error as it is told: in our words, whatever it was."""
+    if isinstance(error, ReclaimError):
+        return error
+    _log.error("- capture failed: internal", exc_info=error)
+    why = f"{type(error).__name__} inside the agent"
+    return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))

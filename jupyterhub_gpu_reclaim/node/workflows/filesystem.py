@@ -1,0 +1,230 @@
+"""What CRIU does not save: private file systems, and what is known of the rest.
+
+Called by ``capture`` (describe, archive) and ``restore`` (compare, unarchive). While a
+capture reads here the tree is stopped; while a restore writes here it does not exist.
+It touches no process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
+from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Finding, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.node.compat.requirements import World, this_machine
+from jupyterhub_gpu_reclaim.node.compat.rights import rights_of
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files, trees
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tornado.httpclient import AsyncHTTPClient
+
+    from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+    from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus
+    from jupyterhub_gpu_reclaim.node.operations.operations import Cancel
+    from jupyterhub_gpu_reclaim.node.sessions.login import Login
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: The server is asked right before the capture; one that is slow is not waited for.
+_ASK_SECONDS = 2.0
+
+
+class Opened(Value, frozen=True, kw_only=True):
+    """What a session's server had open: what must not be culled after a resume."""
+
+    kernels: list[str]
+    terminals: list[str]
+
+
+def address_of(session: Session, login: Login) -> jupyter_api.Address:
+    """Where its server listens."""
+    return jupyter_api.Address(
+        login.port, login.prefix, login.token, session.init_pid, session.init_start
+    )
+
+
+async def ask_server(client: AsyncHTTPClient, session: Session, login: Login) -> Opened:
+    """The kernels and terminals of a session's server; what is not told is left out."""
+    if not login.port:
+        return Opened(kernels=[], terminals=[])
+    address = address_of(session, login)
+
+    async def ask(path: str, kind: type[list[T]]) -> list[T]:
+        try:
+            return await jupyter_api.ask(
+                client, address, path, kind, seconds=_ASK_SECONDS
+            )
+        except ReclaimError as error:
+            _log.info("- not told by the server: %s", error.detail)
+            return []
+
+    kernels = await ask("api/kernels", list[jupyter_api.Kernel])
+    terminals = await ask("api/terminals", list[jupyter_api.Terminal])
+    return Opened(
+        kernels=[kernel.id for kernel in kernels],
+        terminals=[terminal.name for terminal in terminals],
+    )
+
+
+def describe(
+    session: Session,
+    *,
+    criu: str,
+    result: DumpResult,
+    cut: list[int],
+    opened: Opened,
+    uid: int,
+    gpus: Gpus | None,
+) -> World:
+    """The world of a tree that has just been stopped.
+
+    Raises:
+        NotFound: it has ended.
+        Refused: its files cannot be looked at.
+    """
+    snapshot = trees.look(session)
+    server, private = snapshot.server, _private(session)
+    return World(
+        machine=this_machine(),
+        criu=criu,
+        root=result.root_pid,
+        server=server.ns_pid if server else 0,
+        uid=uid,
+        pids=list(result.pids),
+        stopped=list(result.stopped),
+        cut=sorted(resets.unread_ends(snapshot.processes).union(cut)),
+        pipes=list(result.pipes),
+        files=files.fingerprint(
+            session.init_pid,
+            [process.pid for process in snapshot.processes],
+            {mount.device for mount in private},
+        ),
+        archives=[str(mount.target) for mount in private],
+        kernels=opened.kernels,
+        terminals=opened.terminals,
+        memory=trees.resident_bytes(snapshot),
+        gpus=gpus,
+        image=session.told.image,
+        node_labels=session.told.node_labels,
+        rights=rights_of(snapshot.processes),
+    )
+
+
+def refuse_root(session: Session) -> list[Finding]:
+    """Why the root file system of its container cannot be saved; touches nothing."""
+    if not session.told.pod:
+        return []  # the machine's own, which stays
+    kind = rootfs.unsavable_root(read_mounts(session.init_pid))
+    return [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
+
+
+def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) -> None:
+    """Stream every private file system of the session into the checkpoint.
+
+    Raises:
+        RolledBack: something cannot be read, or it was called off.
+        StoreError: the store does not take it.
+    """
+    for number, mount in enumerate(_private(session)):
+        with ExitStack() as stack:
+            file = stack.enter_context(
+                writer.file(checkpoint_files.ARCHIVE.format(number=number))
+            )
+            folder = rootfs.open_contents(session.init_pid, mount)
+            stack.callback(os.close, folder)
+            merged = None
+            if mount.kind == "overlay":
+                merged = archive.open_mount(session.init_pid, mount)
+                stack.callback(os.close, merged)
+            take = _checked(file.write, cancel)
+            packed = archive.pack(folder, take, merged=merged)
+        for note in packed.notes:
+            _log.info("%s %s: %s", session.key, mount.target, note)
+
+
+def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> None:
+    """Put the private file systems back into the place of a holding init.
+
+    Raises:
+        RestoreFailed: the place lacks one of them, or does not take it.
+        StoreError: the checkpoint is damaged.
+    """
+    here = {str(mount.target): mount for mount in _private(session)}
+    for number, target in enumerate(world.archives):
+        mount = here.get(target)
+        if mount is None:
+            raise RestoreFailed(
+                Reason.RESTORE_FAILED, why=f"{target} is not a private folder here"
+            )
+        overlay = mount.kind == "overlay"
+        folder = archive.open_mount(session.init_pid, mount)
+        try:
+            done = reader.unpack(
+                checkpoint.stream(checkpoint_files.ARCHIVE.format(number=number)),
+                folder,
+                overlay=overlay,
+                clear=not overlay,
+            )
+        finally:
+            os.close(folder)
+        for note in done.notes:
+            _log.info("%s %s: %s", session.key, target, note)
+
+
+def _private(session: Session) -> list[Mount]:
+    return rootfs.private_mounts(session.init_pid, session.told.pod)
+
+
+def _checked(
+    write: Callable[[bytes], object], cancel: Cancel
+) -> Callable[[bytes], object]:
+    def take(data: bytes) -> object:
+        cancel.check()
+        return write(data)
+
+    return take
+
+
+def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[inet.Port]:
+    """The ports that the saved session will bind again."""
+    image = checkpoint.read(checkpoint_files.FILES_IMAGE)
+    return inet.ports_of(inet.close_external(image, (), world.cut))
+
+
+def memory_needed(session: Session, checkpoint: Checkpoint, world: World) -> int:
+    """Bytes of host memory that it takes while it is brought back under that init.
+
+    What its GPUs held is memory of its processes first. Shared memory, which no
+    process is charged with, stands in CRIU's pages; files in memory in the archives.
+    """
+    pages = sum(
+        checkpoint.size(name)
+        for name in checkpoint.names()
+        if name.startswith(checkpoint_files.IMAGES + "pages-")
+    )
+    on_disk = {str(m.target) for m in _private(session) if m.kind == "overlay"}
+    files = sum(
+        checkpoint.size(checkpoint_files.ARCHIVE.format(number=number))
+        for number, target in enumerate(world.archives)
+        if target not in on_disk
+    )
+    return max(world.memory, pages) + files

@@ -1,0 +1,127 @@
+"""What is settled about a session and its checkpoints: ended, leased, still needed.
+
+Asked by the node before it begins an operation. It reads records, store and processes
+and begins nothing; ``released`` alone repeats what a release has to leave behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Event, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.operations import trees
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.workflows import release
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.node.dependencies import Parts
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operations
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+_SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
+_NEEDED = _SAVED | {Stage.RESTORING, Stage.CONTINUING}
+
+
+def captured(parts: Parts, incarnation: str, checkpoint: str) -> Event | None:
+    """How that capture ended, if it has."""
+    record = parts.records.find(incarnation)
+    if record is not None and record.checkpoint == checkpoint:
+        if record.stage is Stage.FAILED and record.failure is not None:
+            return Event(failure=record.failure)
+        if record.stage not in _SAVED:
+            return None
+    if not parts.store.saved_here(checkpoint):
+        return None
+    info = parts.store.info(checkpoint)
+    return Event(checkpoint=info) if info.incarnation == incarnation else None
+
+
+def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
+    """How that restore ended, if it has; refuses what cannot begin."""
+    record = parts.records.find(session.incarnation)
+    record = record if trees.matches(record, session) else None
+    tree = trees.tree_of(session, record, None)
+    if record is not None and record.checkpoint == checkpoint:
+        failure = record.failure if record.stage is Stage.FAILED else None
+        # Told of any other, the caller asks again when it may go better. Of this one
+        # nobody was told: it may be the restore that has ended the agent.
+        if failure is not None and failure.code == Reason.AGENT_RESTARTED.value:
+            return Event(failure=failure)
+        if record.stage is Stage.RESTORED:
+            return Event(tree=tree)
+    info = parts.store.info(checkpoint)
+    if tree.state is not TreeState.HOLDING:
+        raise Refused(
+            Reason.WRONG_PHASE,
+            phase=tree.state.value,
+            action="take up a saved session",
+        )
+    if info.key != session.key:
+        raise Refused(Reason.RENAMED, there=info.key, here=session.key)
+    return None
+
+
+def refuse_if_leased(
+    parts: Parts, operations: Operations, incarnation: str, checkpoint: str
+) -> None:
+    """A checkpoint is brought back in one place at a time (law 3).
+
+    Whoever has it is asked by name: an incarnation whose tree stands, stopped or
+    running, has the lease; one that has ended has lost it.
+    """
+    busy = Refused(Reason.CHECKPOINT_BUSY)
+    if operations.restoring(checkpoint):
+        raise busy
+    for record in parts.records.list():
+        if record.checkpoint != checkpoint or record.incarnation == incarnation:
+            continue
+        if record.stage in _NEEDED | {Stage.RESTORED} and _stands(parts, record):
+            raise busy
+
+
+def refuse_if_needed(parts: Parts, checkpoint: str) -> None:
+    """The only image of a stopped tree is not thrown away under it.
+
+    Raises:
+        Refused: ``wrong_phase``.
+    """
+    for record in parts.records.list():
+        if record.checkpoint != checkpoint or record.stage not in _NEEDED:
+            continue
+        if _stands(parts, record):
+            raise Refused(
+                Reason.WRONG_PHASE, phase=record.stage.value, action="be discarded"
+            )
+
+
+def _stands(parts: Parts, record: Record) -> bool:
+    """Whether the incarnation of a record has processes besides its init."""
+    try:
+        session = parts.placements.find(record.incarnation, record.pod)
+        if not trees.matches(record, session):
+            return False
+        return trees.has_programs(session)
+    except NotFound:
+        return False
+
+
+def released(parts: Parts, incarnation: str, checkpoint: str) -> Tree:
+    """A session that has ended is released if that checkpoint is its own."""
+    try:
+        info = parts.store.info(checkpoint)
+    except NotFound:
+        info = None
+    if info is None or info.incarnation != incarnation:
+        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+    release.reserve_ports(parts, checkpoint)
+    parts.records.delete(incarnation)
+    return Tree(
+        incarnation=incarnation,
+        key=info.key,
+        state=TreeState.GONE,
+        init_pid=0,
+        checkpoint=checkpoint,
+        generation=info.generation,
+    )

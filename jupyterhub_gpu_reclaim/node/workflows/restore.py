@@ -1,0 +1,432 @@
+"""Brings a saved session back under a holding init: every step, and the way back.
+
+Begun by the node as an operation. The order is that of DESIGN.md "Restore, in order".
+Whatever fails leaves the checkpoint as it was and nothing under the init (law 3, 4);
+once the tree has gone on and does not answer, the init ends with it. It never deletes
+or changes a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
+from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    RestoreFailed,
+)
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Event
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.linux import cgroups, processes
+from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+from jupyterhub_gpu_reclaim.node.compat.requirements import (
+    World,
+    compare_images,
+    compare_machines,
+    this_machine,
+)
+from jupyterhub_gpu_reclaim.node.compat.rights import (
+    compare_rights,
+    refuse_beyond_agent,
+    refuse_reaching,
+    refuse_user_namespace,
+    rights_of,
+)
+from jupyterhub_gpu_reclaim.node.jupyter import thaw_order
+from jupyterhub_gpu_reclaim.node.jupyter.kernel_message import find_connection
+from jupyterhub_gpu_reclaim.node.jupyter.wake_server import WakeUp
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files, trees
+from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
+from jupyterhub_gpu_reclaim.node.operations.progress import Progress, durably, in_thread
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.sessions import tls
+from jupyterhub_gpu_reclaim.node.workflows import filesystem
+from jupyterhub_gpu_reclaim.node.workflows.image_source import SavedImages
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.node.dependencies import Parts
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session as Placed
+
+T = TypeVar("T")
+
+#: An idle kernel answers its wake-up within milliseconds.
+_WAKE_SECONDS = 3.0
+#: Another program's short connection is over by then, and a page still waits.
+_PORT_SECONDS = 10.0
+#: What a page reads before it connects a notebook to its kernel; each once.
+_LISTS: Final = (
+    ("api/kernels", list[jupyter_api.Kernel]),
+    ("api/sessions", list[jupyter_api.NotebookSession]),
+)
+_LIST_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Fit(NamedTuple):
+    """What CRIU is told of a saved session, made fit for this place."""
+
+    images: dict[str, bytes]  #: those that are given anew
+    ended: frozenset[int]  #: connections that do not come back, by their entries
+
+
+class Restore:
+    """One restore of one session."""
+
+    def __init__(self, parts: Parts, session: Placed, operation: Operation) -> None:
+        self._parts = parts
+        self._session = session
+        self._operation = operation
+        self._cancel = operation.cancel
+        self._progress = Progress(operation, parts.clock)
+        self._limits = parts.limits
+        self._record = Record(
+            operation="restore",
+            incarnation=session.incarnation,
+            key=session.key,
+            stage=Stage.RESTORING,
+            checkpoint=operation.checkpoint,
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=parts.clock.now(),
+            pod=session.told.pod,
+        )
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Bring it back; the last event is its tree."""
+        del operation
+        async for event in durably(self._steps(), self._parts.records):
+            yield event
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        try:
+            async with self._progress.step("check", "Checking the machine"):
+                there, fit = await self._check()
+            info = there.checkpoint.info
+            gpus = there.world.gpus
+            pod = self._session.told.pod
+            limit = cgroups.find_memory_limit(self._session.init_pid, pod)
+            yield self._note(
+                Stage.RESTORING,
+                generation=info.generation,
+                stopped_before=there.world.stopped,
+                gpus=gpus,
+                memory_limit=limit if gpus else LimitRecord(),
+            )
+            # What its GPUs held comes back as memory of its processes first.
+            cgroups.lift_memory_limit(self._record.memory_limit)
+            result = await self._restore(there, fit)
+            self._parts.memory.release(self._operation)  # it is in use from here on
+            self._cancel.check()
+            yield self._note(Stage.CONTINUING)
+            await self._go_on(there, result)
+        # CancelledError is left out: it is the agent's own end; recovery settles that.
+        except Exception as error:
+            why = _failed(error)
+            if await self._clear():
+                yield self._note(Stage.FAILED, failure=codec.failure_of(why))
+            raise why from error
+        yield self._note(Stage.RESTORED)
+        self._give_ports_back()
+        yield Event(tree=trees.tree_of(self._session, self._record, None))
+
+    def _note(self, stage: Stage, **changes: object) -> Record:
+        self._record = self._record.at(stage, self._operation.steps, **changes)
+        return self._record
+
+    async def _check(self) -> tuple[checkpoint_files.Saved, Fit]:
+        """Everything that can be known before anything is touched."""
+        there = await self._thread(
+            "check",
+            lambda: checkpoint_files.Saved(
+                self._parts.store.open(self._record.checkpoint)
+            ),
+        )
+        found, fit = await self._thread(
+            "check", lambda: _compare(self._parts, self._session, there)
+        )
+        checkpoint_files.refuse_fatal(found, RestoreFailed)
+        await self._thread("check", lambda: self._promise(there))
+        anew = await self._thread("check", lambda: thaw_order.rewrite(there))
+        return there, fit._replace(images={**anew, **fit.images})
+
+    def _promise(self, there: checkpoint_files.Saved) -> None:
+        """Keep the memory that it will hold, until it is there.
+
+        Raises:
+            RestoreFailed: it is not there (``not_enough_memory``).
+        """
+        session, world = self._session, there.world
+        lifted = None
+        if world.gpus:
+            lifted = cgroups.find_memory_limit(session.init_pid, session.told.pod)
+        need = Need(
+            filesystem.memory_needed(session, there.checkpoint, world),
+            session.init_pid,
+            lifted,
+            taken=lambda: trees.resident_bytes(trees.look(session)),
+        )
+        try:
+            self._parts.memory.promise(self._operation, need)
+        except Refused as error:
+            raise RestoreFailed(error.reason, **error.facts) from None
+
+    async def _restore(
+        self, there: checkpoint_files.Saved, fit: Fit
+    ) -> engine.RestoreResult:
+        """Files first, then memory; the tree stands, stopped."""
+        async with self._progress.step("files", "Putting temporary files back"):
+            await in_thread(
+                lambda: filesystem.restore_archives(
+                    self._session, there.checkpoint, there.world
+                ),
+                step="files",
+                limit=self._limits.archive,
+            )
+        self._cancel.check()
+        source = SavedImages(there.checkpoint, fit.images)
+        async with self._progress.step(
+            "programs", "Bringing the programs back", done=lambda: source.bytes
+        ):
+            result = await in_thread(
+                lambda: self._run_criu(there.world, source, fit),
+                step="restore",
+                limit=self._limits.restore + self._limits.criu,
+            )
+        self._cancel.check()
+        total = source.bytes + result.missing.total
+        async with self._progress.step(
+            "memory",
+            "Bringing the memory back",
+            done=lambda: source.bytes,
+            total=lambda: total,
+        ):
+            return await in_thread(
+                lambda: self._fill(result, source),
+                step="memory",
+                limit=self._limits.restore + self._limits.end,
+            )
+
+    def _run_criu(
+        self, world: World, source: SavedImages, fit: Fit
+    ) -> engine.RestoreResult:
+        init_pid = self._session.init_pid
+        with self._parts.work_folder() as folder:
+            return engine.restore(
+                self._parts.tool.criu(),
+                Session(init_pid, self._session.init_start),
+                source=source,
+                folder=folder,
+                limit=self._limits.restore,
+                root_pid=world.root,
+                pids=world.pids,
+                pipes=world.pipes,
+                opened=world.files,
+                ended=fit.ended,
+                prepare=lambda helper: cgroups.join(helper, init_pid),
+                cancel=self._cancel,
+            )
+
+    def _fill(
+        self, result: engine.RestoreResult, source: SavedImages
+    ) -> engine.RestoreResult:
+        return engine.fill(
+            Session(self._session.init_pid, self._session.init_start),
+            result,
+            source=source,
+            limit=self._limits.restore,
+            cancel=self._cancel,
+        )
+
+    async def _go_on(
+        self, there: checkpoint_files.Saved, result: engine.RestoreResult
+    ) -> None:
+        """Let it run, and wait until its server answers."""
+        address, world = there.address(self._session), there.world
+        await self._fill_gpus(result)
+        async with self._progress.step("answer", "Waiting for the server"):
+            if address is None:
+                await self._thread("continue", lambda: _proceed(result, world))
+                return
+            with WakeUp(address) as wake:
+                await self._thread("wake", lambda: _queue(wake, result, world))
+                await self._thread(
+                    "continue", lambda: thaw_order.go_on(wake, result, world)
+                )
+                waking = asyncio.create_task(
+                    self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
+                )
+                try:
+                    await self._await_answer(address)
+                    await self._await_lists(address)
+                finally:
+                    if not await waking:
+                        _log.info("%s a kernel answers late", self._session.key)
+
+    async def _fill_gpus(self, result: engine.RestoreResult) -> None:
+        """Its GPUs' memory, before anybody but the processes that have it goes on."""
+        record = self._record
+        if record.gpus is None:
+            return
+        total = record.gpus.bytes()
+        async with self._progress.step(
+            "gpu", "Bringing the memory of its GPU back", total=lambda: total
+        ):
+            await in_thread(
+                lambda: self._parts.accelerator.fill(
+                    record.gpus, record.memory_limit, result.tree
+                ),
+                step="gpu",
+                limit=self._limits.restore + self._limits.check,
+            )
+
+    async def _await_answer(self, address: jupyter_api.Address) -> None:
+        """Ask until it answers; the server's own time limit on connecting paces it.
+
+        Raises:
+            RestoreFailed: it did not, in time (``timed_out``).
+        """
+        limit = self._limits.answer
+        try:
+            async with asyncio.timeout(limit):
+                while not await self._answers(address, limit):
+                    self._cancel.check()
+                    await self._thread("answer", self._still_there)
+                    await self._parts.clock.sleep(0.1)
+        except TimeoutError:
+            raise RestoreFailed(
+                Reason.TIMED_OUT, step="answer", seconds=limit
+            ) from None
+
+    async def _await_lists(self, address: jupyter_api.Address) -> None:
+        """Wait until it has told its kernels once; its first answers take longest.
+
+        A page that is shown before it knows them starts a kernel in the place of the
+        restored one as soon as a cell is run. A server that does not tell in time is
+        no error: with our extension its page waits by itself.
+        """
+        for path, kind in _LISTS:
+            with contextlib.suppress(ReclaimError):
+                await jupyter_api.ask(
+                    self._parts.client, address, path, kind, seconds=_LIST_SECONDS
+                )
+
+    async def _answers(self, address: jupyter_api.Address, seconds: float) -> bool:
+        try:
+            await jupyter_api.ask(
+                self._parts.client, address, "api", jupyter_api.Version, seconds=seconds
+            )
+        except NotFound:
+            return True  # it speaks HTTP; what it serves is its own affair
+        except ReclaimError:
+            # Saved by a release that did not refuse these: it is there, none the less.
+            return await asyncio.to_thread(tls.answers, address)
+        return True
+
+    def _still_there(self) -> None:
+        if trees.look(self._session).server is None:
+            raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
+
+    async def _clear(self) -> bool:
+        """Nothing stays under the init; else record and lease stand (law 3)."""
+        session = self._session
+        try:
+            await in_thread(
+                lambda: processes.kill_tree(
+                    session.init_pid, session.init_start, timeout=self._limits.end
+                ),
+                step="clear",
+                limit=self._limits.end * 2,
+            )
+            cgroups.restore_memory_limit(self._record.memory_limit)
+        except NotFound:
+            return True
+        except ReclaimError as error:
+            _log.error("%s what was half restored stays: %s", session.key, error)
+            return False
+        return True
+
+    def _give_ports_back(self) -> None:
+        """The session holds its ports itself now; one reserved too many is harmless."""
+        try:
+            self._parts.ports.release(self._record.checkpoint)
+        except ReclaimError as error:
+            _log.warning("%s ports stay reserved: %s", self._session.key, error)
+
+    async def _thread(self, step: str, work: Callable[[], T]) -> T:
+        return await in_thread(work, step=step, limit=self._limits.check)
+
+
+def _compare(
+    parts: Parts, session: Placed, there: checkpoint_files.Saved
+) -> tuple[list[Finding], Fit]:
+    """What speaks against bringing it back here; and files.img fit for this place."""
+    world, init_pid = there.world, session.init_pid
+    found = list(compare_machines(world.machine, this_machine()))
+    found += compare_images(world.image, session.told.image)
+    init = processes.snapshot_init(init_pid, session.init_start)
+    found += refuse_user_namespace(init)
+    found += compare_rights(world.rights, rights_of([init]))
+    found += refuse_beyond_agent(world.rights)
+    found += refuse_reaching(world.rights, session, parts.trusted_capabilities)
+    found += parts.accelerator.compare(world.gpus, init_pid)
+    limit = cgroups.memory_limit(init_pid)
+    # What its GPUs held does not stay in its processes.
+    needed = world.memory - (world.gpus.bytes() if world.gpus else 0)
+    if limit is not None and needed > limit:
+        found.append(
+            finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
+        )
+    # Only a first look: what is opened for the session is judged itself (handover).
+    found += open_files.compare(world.files, Path(f"/proc/{init_pid}/root"))
+    image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
+    here = inet.own_addresses(init_pid)
+    ended = inet.ended_connections(image, here, world.cut)
+    image = inet.close_external(image, here, world.cut)
+    found += ports.await_free(
+        init_pid,
+        inet.ports_of(image),
+        inet.connections_of(image),
+        seconds=0.0 if found else _PORT_SECONDS,
+        uid=world.uid,
+    )
+    return found, Fit({checkpoint_files.FILES: image}, ended)
+
+
+def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:
+    """Say to server and kernels that they are used; they are stopped still."""
+    init_pid = result.tree.init.pid
+    pids = [process.pid for process in result.tree.processes]
+    found = (find_connection(init_pid, pids, kernel) for kernel in world.kernels)
+    wake.queue([kernel for kernel in found if kernel], world.terminals)
+
+
+def _proceed(result: engine.RestoreResult, world: World) -> None:
+    engine.proceed(result, world.stopped)
+
+
+def _failed(error: Exception) -> ReclaimError:
+    """The error as it is told: in our words, whatever it was."""
+    if isinstance(error, ReclaimError):
+        return error
+    _log.error("- restore failed: internal", exc_info=error)
+    why = f"{type(error).__name__} inside the agent"
+    return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))

@@ -1,0 +1,34 @@
+"""Whose turn it is among those who wait for the same thing.
+
+Asked by ``controlplane.flows.gpu_queue``. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+
+def fair(
+    waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
+) -> list[SessionKey]:
+    """In which order they are served.
+
+    First come, first served, per user: everybody's first session comes before
+    anybody's second one, so that who has many servers keeps nobody from one.
+
+    Args:
+        waiting: each session and since when it waits, in seconds since the epoch.
+        held: how many sessions of each user have what is waited for already.
+    """
+    seen = Counter(held)
+    order: list[tuple[int, float, SessionKey]] = []
+    for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):
+        order.append((seen[key.user], since, key))
+        seen[key.user] += 1
+    return [key for _, _, key in sorted(order)]

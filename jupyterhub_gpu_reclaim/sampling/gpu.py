@@ -1,0 +1,112 @@
+"""What one session does on the machine's GPUs, out of what all processes do. Pure.
+
+Called by ``activity`` with what a source (``nvml``) says of the cards. What cannot be
+known of a session stays ``None``: one card that does not answer may be the one that a
+session works on, so then nothing is known of any (law 5). ``dcgm`` tells the same from
+outside of the machine, by pods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+#: What a sample says where the machine's own cards do not answer.
+NO_ANSWER = "its GPU: no answer"
+
+
+class ProcessUse(Value, frozen=True, kw_only=True):
+    """One process on one card; the pid is the host's."""
+
+    pid: int
+    memory: int | None = None  #: bytes
+    sm_percent: float | None = None  #: of the time its kernels ran
+    memory_percent: float | None = None  #: of the time it read or wrote GPU memory
+    instance: int | None = None  #: of a divided card (MIG)
+    mps: bool = False  #: it shares its card with others through NVIDIA's MPS
+
+
+class CardUse(Value, frozen=True, kw_only=True):
+    """One card; a lost one has its place and nothing else."""
+
+    uuid: str = ""  #: 32 hexadecimal digits
+    name: str = ""
+    total: int | None = None  #: bytes
+    free: int | None = None
+    busy_percent: float | None = None
+    divided: bool | None = None  #: into MIG instances
+    processes: list[ProcessUse] | None = None
+
+
+class CardSource(Protocol):
+    """Tells what every card of this machine does."""
+
+    def look(self, since: float) -> list[CardUse] | None:
+        """Every card; empty where there is none, None where nobody knows.
+
+        Blocks for milliseconds, or until the driver answers; harmless to repeat.
+
+        Args:
+            since: seconds since the epoch; use is told as a mean from then to now.
+        """
+
+
+class NoCards:
+    """A machine that has none."""
+
+    def look(self, since: float) -> list[CardUse] | None:
+        """None there, and that is known."""
+        del since
+        return []
+
+
+def samples_of(
+    cards: list[CardUse] | None, pids: Collection[int]
+) -> list[GpuSample] | None:
+    """The cards and instances that these processes use; None where it is not known."""
+    if cards is None or any(card.processes is None for card in cards):
+        return None
+    found = []
+    for card in cards:
+        mine = [use for use in card.processes or [] if use.pid in pids]
+        for instance in sorted({use.instance for use in mine}, key=str):
+            uses = [use for use in mine if use.instance == instance]
+            found.append(
+                GpuSample(
+                    uuid=card.uuid,
+                    name=card.name,
+                    instance=instance,
+                    memory=_total(use.memory for use in uses),
+                    sm_percent=_percent(use.sm_percent for use in uses),
+                    memory_percent=_percent(use.memory_percent for use in uses),
+                )
+            )
+    return found
+
+
+def digits(uuid: str) -> str:
+    """``GPU-e27adf4b-65b8-…`` as the driver has it: digits alone."""
+    return uuid.removeprefix("GPU-").replace("-", "")
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    whole = 0
+    for value in values:
+        if value is None:
+            return None
+        whole += value
+    return whole
+
+
+def _percent(values: Iterable[float | None]) -> float | None:
+    """Of one card: several processes take turns on it."""
+    whole = 0.0
+    for value in values:
+        if value is None:
+            return None
+        whole += value
+    return min(whole, 100.0)

@@ -1,0 +1,237 @@
+"""Asks a Jupyter server's own REST API, and understands its answers.
+
+Called by ``activity`` for samples and by the agent around a restore. Every request
+goes to the loopback address of the session's own network namespace, is bounded in time
+and size, and can be told not to count as activity. Who asks again and again remembers
+the answers and asks only whether they have changed (RFC 9110, 13.1.2): a server under
+JupyterHub notes every answer in the user's own log, but not a "304 Not Modified". What
+a server answers is a user's word: it is decoded strictly, and what does not fit is an
+error that names the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from tornado.gen import with_timeout
+from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
+from tornado.iostream import IOStream
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.tcpclient import TCPClient
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import netns
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+#: Ends the name of a host that is a network namespace; no resolver ever sees it.
+_SESSION = ".session"
+#: No answer that we read is larger.
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+#: Larger ones are not remembered.
+MAX_REMEMBERED_BYTES = 256 * 1024
+
+
+class Kernel(Value, frozen=True, kw_only=True):
+    """An entry of ``GET api/kernels``."""
+
+    id: str
+    name: str = ""
+    execution_state: str = "unknown"
+    last_activity: datetime
+    connections: int = 0
+
+
+class Terminal(Value, frozen=True, kw_only=True):
+    """An entry of ``GET api/terminals``."""
+
+    name: str
+
+
+class SessionKernel(Value, frozen=True, kw_only=True):
+    """The kernel in an entry of ``GET api/sessions``."""
+
+    id: str
+
+
+class NotebookSession(Value, frozen=True, kw_only=True):
+    """An entry of ``GET api/sessions``: which notebook has which kernel."""
+
+    kernel: SessionKernel | None = None
+    path: str = ""
+    type: str = ""
+
+
+class Contents(Value, frozen=True, kw_only=True):
+    """``GET api/contents/<path>?content=0``."""
+
+    last_modified: datetime
+
+
+class Status(Value, frozen=True, kw_only=True):
+    """``GET api/status``."""
+
+    connections: int = 0
+
+
+class Version(Value, frozen=True, kw_only=True):
+    """``GET api``: the first thing that a server answers, without a login."""
+
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a session's server listens, and what lets us in.
+
+    ``pid`` and ``start`` name a process (its init) whose network namespace the server
+    lives in; with pid 0 it is our own.
+    """
+
+    port: int
+    prefix: str
+    token: str
+    pid: int = 0
+    start: int = 0
+
+    @property
+    def host(self) -> str:
+        """As the client of :func:`make_client` takes it."""
+        return f"{self.pid}-{self.start}{_SESSION}" if self.pid else LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, and the name that the server has given to it."""
+
+    etag: str
+    body: bytes
+
+
+class _Connector(TCPClient):
+    """Connects to servers in network namespaces by the names of :class:`Address`."""
+
+    async def connect(  # type: ignore[override]
+        self, host: str, port: int, **options: Any
+    ) -> IOStream:
+        """See ``TCPClient``; times are seconds or a ``timedelta``."""
+        if not host.endswith(_SESSION):
+            return await super().connect(host, port, **options)
+        pid, start = map(int, host.removesuffix(_SESSION).split("-"))
+        made = await asyncio.to_thread(
+            netns.make_socket, pid, socket.AF_INET, socket.SOCK_STREAM, start=start
+        )
+        stream = IOStream(made, max_buffer_size=options.get("max_buffer_size"))
+        seconds = options.get("timeout")
+        try:
+            connecting = stream.connect((LOOPBACK, port))
+            if seconds is not None:
+                connecting = with_timeout(timedelta(seconds=seconds), connecting)
+            return await connecting
+        except BaseException:
+            stream.close()
+            raise
+
+
+class _Client(SimpleAsyncHTTPClient):
+    """Tornado's own client, but for how it connects."""
+
+    def initialize(self, **options: Any) -> None:  # type: ignore[override]
+        """See ``SimpleAsyncHTTPClient``."""
+        super().initialize(**options)
+        self.tcp_client = _Connector(resolver=self.resolver)
+
+
+def make_client() -> AsyncHTTPClient:
+    """A client of its own, with room for every session of a node at once."""
+    return _Client(force_instance=True, max_clients=512, max_body_size=MAX_ANSWER_BYTES)
+
+
+async def ask(
+    client: AsyncHTTPClient,
+    address: Address,
+    path: str,
+    kind: type[T],
+    *,
+    seconds: float,
+    track: bool = False,
+    known: dict[str, Answer] | None = None,
+) -> T:
+    """``GET <prefix><path>`` as that type.
+
+    Args:
+        client: from :func:`make_client`.
+        address: whom to ask.
+        path: below the server's prefix, without a query; quoted here.
+        kind: what the answer must be.
+        seconds: how long it may take.
+        track: whether the server may take this for a sign of use.
+        known: the answers of that server so far, by path; changed here.
+
+    Raises:
+        NotFound: the server has no such thing.
+        Unreachable: no answer, another error, or one that does not fit.
+    """
+    query = "" if track else "no_track_activity=1"
+    if path.startswith("api/contents/"):
+        query = "content=0&" + query
+    url = f"http://{address.host}:{address.port}{address.prefix}{quote(path)}?{query}"
+    before = known.get(path) if known is not None else None
+    headers = {
+        "Authorization": f"token {address.token}",
+        "Host": f"{LOOPBACK}:{address.port}",
+    }
+    if before is not None:
+        headers["If-None-Match"] = before.etag
+    request = HTTPRequest(
+        url,
+        headers=headers,
+        request_timeout=seconds,
+        connect_timeout=seconds,
+        follow_redirects=False,
+    )
+    try:
+        answer = await _fetch(client, request, before)
+        decoded = codec.decode(answer.body, kind)
+    except (HTTPError, OSError, ValueError, BadRequest) as error:
+        detail = f"{path}: {error}"
+        if isinstance(error, HTTPError) and error.code == 404:
+            raise NotFound(Reason.INVALID, what="Not there.", detail=detail) from None
+        raise Unreachable(Reason.SAMPLES_MISSING, detail=detail) from None
+    if known is not None:
+        known.pop(path, None)
+        if answer.etag and len(answer.body) <= MAX_REMEMBERED_BYTES:
+            known[path] = answer
+    return decoded
+
+
+async def _fetch(
+    client: AsyncHTTPClient, request: HTTPRequest, before: Answer | None
+) -> Answer:
+    """The answer, or the one before, which is still right."""
+    fetched = asyncio.ensure_future(client.fetch(request))
+    fetched.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        # Not cancelled with us: tornado logs what becomes of it as an error.
+        response = await asyncio.shield(fetched)
+    except HTTPError as error:
+        if error.code == 304 and before is not None:
+            return before
+        raise
+    return Answer(response.headers.get("Etag", ""), bytes(response.body or b""))
+
+
+def timestamp(moment: datetime) -> float:
+    """Seconds since the epoch; a time without a zone is UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()

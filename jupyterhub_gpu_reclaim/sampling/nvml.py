@@ -1,0 +1,199 @@
+"""Asks NVIDIA's management library what every GPU and every process on it does.
+
+Called by the agent for samples, and before a restore for the memory that is free. It is
+the only importer of ``pynvml``. Looking costs the cards nothing: no context is made and
+no work is queued. What a card does not tell is ``None``, never zero (law 5).
+
+A library that hangs (a card that fell off the bus) hangs one thread, once: while a look
+is under way every other one answers "not known" at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pynvml
+
+from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse, digits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: What says that this machine has no GPU, rather than one that does not answer.
+_NO_GPU: Final = (
+    pynvml.NVMLError_LibraryNotFound,
+    pynvml.NVMLError_DriverNotLoaded,
+)
+#: The driver's word that it is loaded; seen from every container, too.
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+_NO_INSTANCE: Final = 0xFFFFFFFF
+
+
+class Nvml:
+    """The library, opened when it is first needed.
+
+    Args:
+        library: ``pynvml``, or what a test has recorded of it.
+        driver: is there where the machine's driver is loaded.
+    """
+
+    def __init__(self, library: Any = pynvml, *, driver: Path = _DRIVER) -> None:
+        self._library = library
+        self._driver = driver
+        self._looking = threading.Lock()
+        self._open = False
+        self._said = ""
+
+    def look(self, since: float) -> list[CardUse] | None:
+        """Every card; empty where there is none, None where nobody knows.
+
+        Args:
+            since: seconds since the epoch; use is told as a mean from then to now.
+        """
+        if not self._looking.acquire(blocking=False):
+            return None
+        try:
+            cards = list(self._cards(since))
+        except _NO_GPU as error:
+            # A container may lack the library of a machine that has cards.
+            if self._driver.exists():
+                self._complain(error)
+                return None
+            return []
+        except pynvml.NVMLError as error:
+            self._complain(error)
+            self._open = False
+            return None
+        else:
+            self._said = ""
+            return cards
+        finally:
+            self._looking.release()
+
+    def close(self) -> None:
+        """Close the library."""
+        if self._open:
+            with contextlib.suppress(pynvml.NVMLError):
+                self._library.nvmlShutdown()
+
+    def _complain(self, error: Exception) -> None:
+        """The log hears of it once per error, not at every look."""
+        if self._said != str(error):
+            self._said = str(error)
+            _log.warning("- the GPUs do not answer: %s", error)
+
+    def _cards(self, since: float) -> Iterator[CardUse]:
+        if not self._open:
+            self._library.nvmlInit()
+            self._open = True
+        for number in range(self._library.nvmlDeviceGetCount()):
+            try:
+                handle = self._library.nvmlDeviceGetHandleByIndex(number)
+            except pynvml.NVMLError as error:
+                _log.warning("- GPU %d does not answer: %s", number, error)
+                yield CardUse()
+                continue
+            yield self._card(handle, since)
+
+    def _card(self, handle: Any, since: float) -> CardUse:
+        library = self._library
+        memory = _asked(lambda: library.nvmlDeviceGetMemoryInfo(handle))
+        rates = _asked(lambda: library.nvmlDeviceGetUtilizationRates(handle))
+        mode = _asked(lambda: library.nvmlDeviceGetMigMode(handle)[0])
+        return CardUse(
+            uuid=_uuid(_asked(lambda: library.nvmlDeviceGetUUID(handle)) or ""),
+            name=_asked(lambda: library.nvmlDeviceGetName(handle)) or "",
+            total=memory.total if memory else None,
+            free=memory.free if memory else None,
+            busy_percent=float(rates.gpu) if rates else None,
+            # A card that cannot be divided is not.
+            divided=bool(mode),
+            processes=self._processes(handle, since, rates.gpu if rates else None),
+        )
+
+    def _processes(
+        self, handle: Any, since: float, busy: int | None
+    ) -> list[ProcessUse] | None:
+        library = self._library
+        compute = _asked(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle))
+        if compute is None:
+            return None
+        graphics = _asked(lambda: library.nvmlDeviceGetGraphicsRunningProcesses(handle))
+        shared = _asked(lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(handle))
+        used = self._used(handle, since, busy)
+        every = (*(graphics or ()), *(shared or ()), *compute)
+        sharing = {process.pid for process in shared or ()}
+        return [
+            _process(process, used, busy, mps=pid in sharing)
+            for pid, process in sorted({each.pid: each for each in every}.items())
+        ]
+
+    def _used(
+        self, handle: Any, since: float, busy: int | None
+    ) -> dict[int, tuple[float, float]] | None:
+        """Utilisation by pid; who is left out did nothing. None where not known.
+
+        The library answers "not found" when it has no measurement at all. That is
+        idleness only when the card as a whole was idle, too.
+        """
+        library = self._library
+        try:
+            samples = library.nvmlDeviceGetProcessUtilization(
+                handle, max(0, int(since * 1e6))
+            )
+        except pynvml.NVMLError_NotFound:
+            return {} if busy == 0 else None
+        except pynvml.NVMLError:
+            return None
+        return {
+            sample.pid: (float(sample.smUtil), float(sample.memUtil))
+            for sample in samples
+        }
+
+
+_IDLE: Final = (0.0, 0.0)
+
+
+def _process(
+    process: Any,
+    used: dict[int, tuple[float, float]] | None,
+    busy: int | None,
+    *,
+    mps: bool,
+) -> ProcessUse:
+    """One process; what it works for MPS may be told of MPS's server alone."""
+    pid: int = process.pid
+    known = used is not None and (pid in used or not mps or busy == 0)
+    sm, memory = (used or {}).get(pid, _IDLE) if known else (None, None)
+    return ProcessUse(
+        pid=pid,
+        memory=process.usedGpuMemory,
+        sm_percent=sm,
+        memory_percent=memory,
+        instance=_instance(process.gpuInstanceId),
+        mps=mps,
+    )
+
+
+def _asked(question: Callable[[], T]) -> T | None:
+    """The answer; None where the card has none."""
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return None
+
+
+def _uuid(text: str | bytes) -> str:
+    return digits(text.decode() if isinstance(text, bytes) else text)
+
+
+def _instance(number: int | None) -> int | None:
+    return None if number in (None, _NO_INSTANCE) else number

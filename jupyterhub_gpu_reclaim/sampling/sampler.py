@@ -1,0 +1,302 @@
+"""Samples one session: its processes through ``/proc``, its server through its API.
+
+Called by the agent every few seconds for every running session. What does not
+answer in time is ``None`` with the reason in ``problem``: never zero, never idle.
+It changes nothing, and its requests carry ``no_track_activity`` so that watching a
+session never looks like using it. A session that is stopped is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.models import (
+    KernelSample,
+    Sample,
+    SessionKey,
+    TerminalSample,
+)
+from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
+from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
+
+if TYPE_CHECKING:
+    from tornado.httpclient import AsyncHTTPClient
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import GpuSample
+    from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse
+
+T = TypeVar("T")
+
+#: Seconds that one session has for all its answers together.
+ANSWER_SECONDS = 5.0
+#: A card's use is a mean over at least so long, however soon it is asked again.
+CARD_SECONDS = 5.0
+#: Notebooks asked for their last save, per sample; more are rare and cost the server.
+MAX_NOTEBOOKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A running session to sample; all pids are the host's."""
+
+    incarnation: str
+    key: SessionKey
+    init_pid: int
+    root_pid: int
+    pids: list[int]
+    address: jupyter_api.Address | None
+    stopped: bool = False
+    pod: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What came back; ``None`` is what did not."""
+
+    usage: process_tree.TreeUsage | None = None
+    kernels: list[jupyter_api.Kernel] | None = None
+    terminals: list[jupyter_api.Terminal] | None = None
+    status: jupyter_api.Status | None = None
+    notebooks: list[jupyter_api.NotebookSession] | None = None
+    saved: float | None = None
+    gpus: list[GpuSample] | None = None
+
+
+class Sampler:
+    """Takes samples with one client for all sessions."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        cards: CardSource | None = None,
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._cards = cards or NoCards()
+        self._looked_at_cards = clock.now()
+        self._client: AsyncHTTPClient = jupyter_api.make_client()
+        self._seconds = answer_seconds
+        #: What each server has answered; of those that were sampled last.
+        self._known: dict[jupyter_api.Address, dict[str, jupyter_api.Answer]] = {}
+        #: Looks at processes that have not ended yet, by incarnation.
+        self._looks: dict[str, asyncio.Future[process_tree.TreeUsage]] = {}
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        self._client.close()
+
+    async def sample_all(self, watched: list[Watched]) -> list[Sample]:
+        """One sample of each, all at once: a slow one delays none of the others."""
+        addresses = {one.address for one in watched if one.address is not None}
+        self._known = {one: self._known.get(one, {}) for one in addresses}
+        cards = await self._look_at_cards()
+        return await asyncio.gather(*(self._sample(one, cards) for one in watched))
+
+    async def sample(self, watched: Watched) -> Sample:
+        """One sample; it ends within the time limit and never raises for a session."""
+        return await self._sample(watched, await self._look_at_cards())
+
+    async def _sample(self, watched: Watched, cards: list[CardUse] | None) -> Sample:
+        if watched.stopped:
+            return _sum_up(watched, _Answers(), self._clock.now(), ["it is stopped"])
+        problems: list[str] = []
+        gpus = samples_of(cards, watched.pids)
+        if gpus is None:
+            problems.append(NO_ANSWER)
+        measured = asyncio.create_task(self._measure(watched, problems))
+        answers = _Answers()
+        if watched.address is None:
+            problems.append("the address of its server is not known")
+        else:
+            answers = await self._ask_server(watched.address, problems)
+        answers = replace(answers, usage=await measured, gpus=gpus)
+        return _sum_up(watched, answers, self._clock.now(), problems)
+
+    async def _look_at_cards(self) -> list[CardUse] | None:
+        """All cards, once for all sessions; None where they do not answer in time."""
+        now = self._clock.now()
+        since = min(self._looked_at_cards, now - CARD_SECONDS)
+        look = asyncio.create_task(asyncio.to_thread(self._cards.look, since))
+        done, _ = await asyncio.wait({look}, timeout=self._seconds)
+        if not done:
+            return None
+        self._looked_at_cards = now
+        return look.result()
+
+    async def _measure(
+        self, watched: Watched, problems: list[str]
+    ) -> process_tree.TreeUsage | None:
+        if watched.incarnation in self._looks:
+            # A process can keep whoever asks for its memory waiting, thread by thread.
+            problems.append("its processes: the last look at them has not ended")
+            return None
+        look = asyncio.ensure_future(
+            asyncio.to_thread(
+                process_tree.measure, watched.init_pid, watched.root_pid, watched.pids
+            )
+        )
+        self._looks[watched.incarnation] = look
+        look.add_done_callback(lambda done: self._looked(watched, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(look), self._seconds)
+        except (OSError, ValueError, IndexError) as error:
+            problems.append(f"its processes: {type(error).__name__}")
+            return None
+
+    def _looked(
+        self, watched: Watched, done: asyncio.Future[process_tree.TreeUsage]
+    ) -> None:
+        del self._looks[watched.incarnation]
+        if not done.cancelled():
+            done.exception()  # told above, if anybody still waited
+
+    async def _ask_server(
+        self, address: jupyter_api.Address, problems: list[str]
+    ) -> _Answers:
+        """All questions at once, each with its own time limit."""
+        kernels, terminals, status, (notebooks, saved) = await asyncio.gather(
+            self._ask(address, problems, "api/kernels", list[jupyter_api.Kernel]),
+            self._terminals(address, problems),
+            self._ask(address, problems, "api/status", jupyter_api.Status),
+            self._notebooks(address, problems),
+        )
+        return _Answers(None, kernels, terminals, status, notebooks, saved)
+
+    async def _ask(
+        self,
+        address: jupyter_api.Address,
+        problems: list[str],
+        path: str,
+        kind: type[T],
+    ) -> T | None:
+        try:
+            return await self._know(address, path, kind)
+        except ReclaimError as error:
+            problems.append(error.detail)
+            return None
+
+    async def _know(self, address: jupyter_api.Address, path: str, kind: type[T]) -> T:
+        """Ask, or hear that it is as before."""
+        return await jupyter_api.ask(
+            self._client,
+            address,
+            path,
+            kind,
+            seconds=self._seconds,
+            known=self._known.get(address),
+        )
+
+    async def _terminals(
+        self, address: jupyter_api.Address, problems: list[str]
+    ) -> list[jupyter_api.Terminal] | None:
+        """A server without the terminals extension has none: that is known."""
+        try:
+            return await self._know(
+                address, "api/terminals", list[jupyter_api.Terminal]
+            )
+        except NotFound:
+            return []
+        except ReclaimError as error:
+            problems.append(error.detail)
+            return None
+
+    async def _notebooks(
+        self, address: jupyter_api.Address, problems: list[str]
+    ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
+        """The open notebooks, and when one of them was last saved."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                notebooks = await self._ask(
+                    address, problems, "api/sessions", list[jupyter_api.NotebookSession]
+                )
+                saves = await asyncio.gather(
+                    *(
+                        self._last_saved(address, notebook.path)
+                        for notebook in (notebooks or [])[:MAX_NOTEBOOKS]
+                        if notebook.type == "notebook"
+                    )
+                )
+        except TimeoutError:
+            problems.append("api/sessions: no answer in time")
+            return None, None
+        return notebooks, max((save for save in saves if save), default=None)
+
+    async def _last_saved(
+        self, address: jupyter_api.Address, path: str
+    ) -> float | None:
+        """When that notebook was saved; one that was never saved or moved has none."""
+        try:
+            path = f"api/contents/{path}"
+            contents = await self._know(address, path, jupyter_api.Contents)
+        except ReclaimError:
+            return None
+        return jupyter_api.timestamp(contents.last_modified)
+
+
+def _sum_up(
+    watched: Watched, answers: _Answers, at: float, problems: list[str]
+) -> Sample:
+    """Everything that is known, as one value."""
+    usage, status = answers.usage, answers.status
+    return Sample(
+        incarnation=watched.incarnation,
+        key=watched.key,
+        pod=watched.pod,
+        at=at,
+        processes=usage.processes if usage else None,
+        memory=usage.memory if usage else None,
+        cpu_server=usage.cpu_server if usage else None,
+        cpu_work=usage.cpu_work if usage else None,
+        started=usage.started if usage else None,
+        kernels=_kernels(answers),
+        terminals=_terminals(answers),
+        connections=status.connections if status else None,
+        last_saved=answers.saved,
+        gpus=answers.gpus,
+        problem="; ".join(problems),
+    )
+
+
+def _kernels(answers: _Answers) -> list[KernelSample] | None:
+    """The kernels, each under the name of its notebook where there is one."""
+    if answers.kernels is None:
+        return None
+    names = {
+        notebook.kernel.id: notebook.path
+        for notebook in answers.notebooks or []
+        if notebook.kernel is not None and notebook.path
+    }
+    return [
+        KernelSample(
+            id=kernel.id,
+            name=names.get(kernel.id, kernel.name),
+            execution_state=kernel.execution_state,
+            last_activity=jupyter_api.timestamp(kernel.last_activity),
+            connections=kernel.connections,
+        )
+        for kernel in answers.kernels
+    ]
+
+
+def _terminals(answers: _Answers) -> list[TerminalSample] | None:
+    """The terminals with their last input.
+
+    The API does not tell which name has which tty. Both are counted up, so in order
+    they belong together; where the numbers differ (one was closed by its shell this
+    very moment), each gets the newest input of all, which errs on the side of use.
+    """
+    if answers.terminals is None or answers.usage is None:
+        return None
+    names = sorted((t.name for t in answers.terminals), key=lambda n: (len(n), n))
+    typed: list[float | None] = list(answers.usage.typed)
+    if len(typed) != len(names):
+        typed = [max(answers.usage.typed, default=None)] * len(names)
+    return [
+        TerminalSample(name=name, last_input=at)
+        for name, at in zip(names, typed, strict=True)
+    ]

@@ -1,0 +1,268 @@
+"""The recent samples of one session, summed up into its usage.
+
+Filled by the orchestrator with what the agents tell; asked before each judgement. It is
+pure: no clock, no I/O. Missing is never idle (law 5): a gap in the samples starts the
+watch anew, and what cannot be known stays ``None``. It never looks at the server's own
+``last_activity``, which the polling of an open tab keeps young.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.models import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import KernelSample, Sample
+
+#: So many sampling intervals without a whole sample are a gap.
+GAP_INTERVALS = 3
+#: Work of that last stretch counts by itself, however idle the window was before it.
+RECENT_SECONDS = 60.0
+#: Rounding of the kernel's counters; less is not a counter that went backwards.
+_ROUNDING = 0.05
+
+
+class _Reading(NamedTuple):
+    at: float
+    work: float
+
+
+class _Meter:
+    """A counter of seconds of work, read now and then.
+
+    Args:
+        span: seconds that its use is averaged over.
+        gap: seconds between two readings after which it begins anew.
+    """
+
+    def __init__(self, span: float, gap: float) -> None:
+        self._span = span
+        self._gap = gap
+        self._readings: list[_Reading] = []
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._readings.clear()
+
+    def add(self, at: float, work: float) -> None:
+        """One reading; a counter that goes backwards is another one."""
+        new = _Reading(at, work)
+        if self._readings:
+            last = self._readings[-1]
+            backwards = work < last.work - _ROUNDING
+            if backwards or at - last.at > self._gap:
+                self._readings.clear()
+        self._readings.append(new)
+        # One reading beyond the span stays, so that the span is covered whole.
+        while len(self._readings) > 2 and self._readings[1].at <= at - self._span:
+            self._readings.pop(0)
+
+    def add_share(self, at: float, percent: float) -> None:
+        """One reading of what tells its use since the last one, and counts nothing."""
+        last = self._readings[-1] if self._readings else _Reading(at, 0.0)
+        self.add(at, last.work + percent / 100.0 * (at - last.at))
+
+    def percent(self, span: float) -> float | None:
+        """The larger of the mean over that span and the last minute's."""
+        if len(self._readings) < 2:
+            return None
+        last = self._readings[-1]
+        whole, recent = (
+            self._before(min(span, self._span)),
+            self._before(RECENT_SECONDS),
+        )
+        return max(_percent(whole, last), _percent(recent, last))
+
+    def _before(self, seconds: float) -> _Reading:
+        """The newest reading that is so much older than the last, or the oldest."""
+        last, history = self._readings[-1], self._readings
+        end = bisect_right(history, last.at - seconds, hi=len(history) - 1, key=_at)
+        return history[max(end - 1, 0)]
+
+
+class Window:
+    """Samples of one session, in the order of their times.
+
+    Args:
+        span: seconds that the processor's use is averaged over; at least as long as
+            a session must be idle before it is suspended.
+        interval: seconds between two samples, as they are meant to come.
+    """
+
+    def __init__(self, *, span: float, interval: float) -> None:
+        self._span = span
+        self._gap = GAP_INTERVALS * interval
+        self._newest: Sample | None = None
+        self._watched_since: float | None = None
+        self._watched_until = 0.0
+        self._cpu = _Meter(span, self._gap)
+        self._gpu = _Meter(span, self._gap)
+        self._active: tuple[float, str] | None = None
+
+    def add(self, sample: Sample) -> None:
+        """Take one sample.
+
+        One that comes twice is harmless. One that is late adds what it knows of
+        activity. One of an earlier incarnation than the newest is ignored.
+        """
+        newest = self._newest
+        is_newer = newest is None or sample.at > newest.at
+        if newest is not None and sample.incarnation != newest.incarnation:
+            if not is_newer:
+                return
+            self._forget()
+        self._see_activity(sample)
+        if is_newer:
+            self._see_watch(sample)
+            self._see_work(sample)
+            self._newest = sample
+
+    def usage(self, now: float, span: float | None = None) -> Usage:
+        """The sum up to ``now``, in seconds since the epoch.
+
+        Args:
+            now: the time.
+            span: seconds that work is averaged over, where that is not all of it.
+        """
+        newest = self._newest
+        if newest is None:
+            return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
+        age = max(0.0, now - newest.at)
+        over = self._span if span is None else span
+        percent = None if newest.cpu_work is None else self._cpu.percent(over)
+        gpu_percent = None if _gpu_share(newest) is None else self._gpu.percent(over)
+        kernels = newest.kernels
+        return Usage(
+            at=now,
+            watched=self._watched() if age <= self._gap else 0.0,
+            sample_age=age,
+            last_active=self._active[0] if self._active else None,
+            last_active_what=self._active[1] if self._active else "",
+            busy_kernel=_first(kernels, {"busy"}),
+            unknown_kernel=_first_not(kernels, {"busy", "idle"}),
+            cpu_percent=percent,
+            gpu_percent=gpu_percent,
+            gpu_memory=_gpu_memory(newest),
+            memory=newest.memory,
+            connections=newest.connections,
+            kernels=None if kernels is None else len(kernels),
+            terminals=None if newest.terminals is None else len(newest.terminals),
+            complete=_is_whole(newest)
+            and None not in (percent, gpu_percent)
+            and bool(self._active),
+        )
+
+    def _forget(self) -> None:
+        """Another incarnation: what the former one did says nothing of this one."""
+        self._newest = None
+        self._watched_since = None
+        self._cpu.clear()
+        self._gpu.clear()
+        self._active = None
+
+    def _see_activity(self, sample: Sample) -> None:
+        for at, what in _activities(sample, self._newest):
+            if self._active is None or at > self._active[0]:
+                self._active = (at, what)
+
+    def _see_watch(self, sample: Sample) -> None:
+        """Only whole samples carry the watch on."""
+        if not _is_whole(sample):
+            return
+        broken = sample.at - self._watched_until > self._gap
+        if self._watched_since is None or broken:
+            self._watched_since = sample.at
+        self._watched_until = sample.at
+
+    def _watched(self) -> float:
+        if self._watched_since is None:
+            return 0.0
+        return self._watched_until - self._watched_since
+
+    def _see_work(self, sample: Sample) -> None:
+        if sample.cpu_work is not None:
+            self._cpu.add(sample.at, sample.cpu_work)
+        share = _gpu_share(sample)
+        if share is not None:
+            self._gpu.add_share(sample.at, share)
+
+
+def _at(reading: _Reading) -> float:
+    return reading.at
+
+
+def _percent(first: _Reading, last: _Reading) -> float:
+    return max(0.0, 100.0 * (last.work - first.work) / (last.at - first.at))
+
+
+def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, str]]:
+    """Every sign of a person or of work, and when it was.
+
+    A kernel's or terminal's time that lies ahead counts as now. A notebook's, which
+    is a file's and may be anything, is not believed then.
+    """
+    if sample.started is not None:
+        yield min(sample.started, sample.at), "session started"
+    for kernel in sample.kernels or []:
+        yield min(kernel.last_activity, sample.at), f"kernel {kernel.name}"
+    for terminal in sample.terminals or []:
+        if terminal.last_input is not None:
+            yield min(terminal.last_input, sample.at), f"terminal {terminal.name}"
+    if sample.last_saved is not None and sample.last_saved <= sample.at:
+        yield sample.last_saved, "notebook saved"
+    if before is not None and before.at < sample.at:
+        yield from _changes(sample, before)
+
+
+def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
+    """Kernels and terminals that were opened or closed: the closed ones are silent."""
+    if sample.kernels is not None and before.kernels is not None:
+        ids = {kernel.id for kernel in sample.kernels}
+        if ids != {kernel.id for kernel in before.kernels}:
+            yield sample.at, "kernel opened or closed"
+    if sample.terminals is not None and before.terminals is not None:
+        names = {terminal.name for terminal in sample.terminals}
+        if names != {terminal.name for terminal in before.terminals}:
+            yield sample.at, "terminal opened or closed"
+
+
+def _gpu_share(sample: Sample) -> float | None:
+    """Percent that its busiest card worked for it; None where that is not known."""
+    if sample.gpus is None:
+        return None
+    shares = [gpu.sm_percent for gpu in sample.gpus]
+    known = [share for share in shares if share is not None]
+    return max(known, default=0.0) if len(known) == len(shares) else None
+
+
+def _gpu_memory(sample: Sample) -> int | None:
+    if sample.gpus is None:
+        return None
+    held = [gpu.memory for gpu in sample.gpus]
+    known = [size for size in held if size is not None]
+    return sum(known) if len(known) == len(held) else None
+
+
+def _is_whole(sample: Sample) -> bool:
+    """Whether it tells all that a policy needs."""
+    return (
+        sample.kernels is not None
+        and sample.cpu_work is not None
+        and _gpu_share(sample) is not None
+        and sample.terminals is not None
+        and all(terminal.last_input is not None for terminal in sample.terminals)
+    )
+
+
+def _first(kernels: list[KernelSample] | None, states: set[str]) -> str | None:
+    return next((k.name for k in kernels or [] if k.execution_state in states), None)
+
+
+def _first_not(kernels: list[KernelSample] | None, states: set[str]) -> str | None:
+    return next(
+        (k.name for k in kernels or [] if k.execution_state not in states), None
+    )

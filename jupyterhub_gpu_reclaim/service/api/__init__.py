@@ -1,0 +1,42 @@
+"""All routes of the API, as tornado rules and as an OpenAPI document.
+
+Called by ``web.py``. The pages for people are not among them: see ``pages.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.service.api import (
+    events,
+    history,
+    journal,
+    operators,
+    people,
+    queue,
+    spawner,
+    trees,
+    users,
+)
+from jupyterhub_gpu_reclaim.service.api.openapi import document
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.service.api.base import Route
+
+ROUTES: tuple[type[Route], ...] = (
+    *people.ROUTES,
+    *events.ROUTES,
+    *spawner.ROUTES,
+    *operators.ROUTES,
+    *history.ROUTES,
+    *queue.ROUTES,
+    *trees.ROUTES,
+    *users.ROUTES,
+    *journal.ROUTES,
+)
+
+
+def openapi(prefix: str) -> dict[str, Any]:
+    """The document of all routes under that URL prefix."""
+    return document(ROUTES, prefix=prefix, version=__version__)

@@ -1,0 +1,424 @@
+"""What all routes share: errors as JSON, safe headers, bodies, and who is asking.
+
+Every handler of the service derives from :class:`Route`. Nothing here knows what a
+session is beyond whose it is.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+from jupyterhub.services.auth import HubOAuthenticated, UserNotAllowed
+from tornado.web import HTTPError, RequestHandler
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, Vouching
+from jupyterhub_gpu_reclaim.common.auth.handshake import PROOF as PROOF_OF_ANSWER
+from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
+from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    ReclaimError,
+    Refused,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api import visits
+from jupyterhub_gpu_reclaim.service.api.openapi import operations
+from jupyterhub_gpu_reclaim.service.api.visits import Login
+from jupyterhub_gpu_reclaim.service.events.log import Refusal
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from jupyterhub_gpu_reclaim.service.api.context import Context
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: The header that a page's scripts send its proof in; its forms have a field.
+PROOF = "X-XSRFToken"
+#: A whole number in a query string.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
+
+
+class Unauthenticated(Refused):
+    """Nobody whom we know is asking."""
+
+    status = 401
+
+
+class Forbidden(Refused):
+    """We know who is asking, and they may not."""
+
+    status = 403
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who asks: a user or a service of the Hub, and what they may see."""
+
+    name: str
+    is_user: bool
+    manages: bool
+    scrapes: bool
+    #: Path of the only session that this call may be about: an open tab's own.
+    only: str | None = None
+
+    def may_see(self, key: SessionKey) -> bool:
+        """Whether that session is theirs, or all are."""
+        if self.only is not None and key.path != self.only:
+            return False
+        return self.manages or (self.is_user and key.user == self.name)
+
+    @property
+    def label(self) -> Principal:
+        """Who they are in the audit and in reasons."""
+        return of_user(self.name) if self.is_user else of_service(self.name)
+
+
+class Route(RequestHandler):
+    """A handler whose errors are ours, as JSON, and never a traceback."""
+
+    path: ClassVar[str] = ""
+
+    @property
+    def context(self) -> Context:
+        """The parts that the application has wired."""
+        context: Context = self.settings["context"]
+        return context
+
+    def set_default_headers(self) -> None:
+        """Nothing is cached, sniffed, framed, told to others or looked into.
+
+        The ``sandbox`` gives whatever is shown an origin of its own: a page of a
+        user's server, which has ours where the Hub has no subdomains, cannot read it
+        through a frame or a window.
+        """
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("X-Frame-Options", "DENY")
+        self.set_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.set_header("Referrer-Policy", "same-origin")
+        self.set_header(
+            "Content-Security-Policy",
+            "default-src 'none'; frame-ancestors 'none'; sandbox",
+        )
+        self.clear_header("Server")
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        """Answer with a value as JSON."""
+        self.set_status(status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(codec.encode(value))
+
+    def no_content(self) -> None:
+        """Answer 204."""
+        self.set_status(204)
+        self.clear_header("Content-Type")
+        self.finish()
+
+    def body(self, kind: type[T]) -> T:
+        """The request's JSON as that type; ``BadRequest`` names what is off."""
+        return codec.decode(self.request.body, kind)
+
+    def number(self, name: str, default: int = 0) -> int:
+        """A whole number of the query string, not negative."""
+        text = self.get_query_argument(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 16):
+            what = f"The parameter '{name}' must be a whole number, 0 or more."
+            raise BadRequest(Reason.INVALID, what=what)
+        return int(text)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Any error as a Failure with its own status."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        failure, status = told(error, status_code)
+        self.set_status(status)
+        if status == 405:
+            self.set_header("Allow", ", ".join(allowed_methods(type(self))))
+        elif status == 401:
+            self.set_header("WWW-Authenticate", 'Bearer realm="jupyterhub"')
+        self.write_failure(failure)
+
+    def write_failure(self, failure: Failure) -> None:
+        """End the answer with a failure; the status is set."""
+        self.set_header("Content-Type", "application/json")
+        self.finish(codec.encode(failure))
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Expected errors in one line; only surprises with their traceback."""
+        if isinstance(value, ReclaimError | HTTPError):
+            log.info("%s %s: %s", self.request.method, self.request.path, value)
+            return
+        log.error(
+            "%s %s failed",
+            self.request.method,
+            self.request.path,
+            exc_info=(typ, value, tb) if typ and value else None,
+        )
+
+
+def told(error: BaseException | None, status: int) -> tuple[Failure, int]:
+    """An exception as callers are told of it, and the HTTP status."""
+    if isinstance(error, ReclaimError):
+        return codec.failure_of(error), error.status
+    if status == 404:
+        what = "There is nothing at this address."
+    elif status < 500:
+        what = f"{HTTPStatus(status).phrase}."
+    else:
+        return codec.failure_of(ReclaimError(Reason.INTERNAL)), status
+    return codec.failure_of(BadRequest(Reason.INVALID, what=what)), status
+
+
+def allowed_methods(route: type[Route]) -> list[str]:
+    """The HTTP methods that a route has."""
+    return sorted(method.upper() for method in operations(route))
+
+
+class NothingHere(Route):
+    """Any address that no route has."""
+
+    async def prepare(self) -> None:
+        """Say so."""
+        raise HTTPError(404)
+
+
+class VouchedRoute(Route):
+    """A call whose answers prove that they are the service's; see ``common.auth``."""
+
+    _sealed = 0
+
+    @property
+    def vouching(self) -> Vouching:
+        """With the secret that the spawner has, too."""
+        return Vouching(self.context.spawner_token)
+
+    @property
+    def _nonce(self) -> str:
+        return str(self.request.headers.get(NONCE, ""))[:200]
+
+    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
+        """End the answer with its proof."""
+        if chunk is not None:
+            self.write(chunk)
+        if not self._headers_written:
+            body = b"".join(self._write_buffer)
+            proof = self.vouching.proof(self._nonce, self.get_status(), body)
+            self.set_header(PROOF_OF_ANSWER, proof)
+        return super().finish()
+
+    def write_line(self, line: bytes) -> None:
+        """A line of a stream, with its own proof."""
+        self.write(self.vouching.sealed(self._nonce, self._sealed, line) + b"\n")
+        self._sealed += 1
+
+
+class SpawnerRoute(VouchedRoute):
+    """A call that only the spawner in the Hub's process may make."""
+
+    async def prepare(self) -> None:
+        """Compare the token of this run in constant time."""
+        kind, _, token = self.request.headers.get("Authorization", "").partition(" ")
+        given = token.strip().encode("utf-8", "replace")
+        wanted = self.vouching.token(self.context.run).encode()
+        if kind.lower() not in ("token", "bearer") or not hmac.compare_digest(
+            given, wanted
+        ):
+            raise Unauthenticated(Reason.UNAUTHENTICATED)
+
+
+class PersonRoute(HubOAuthenticated, Route):
+    """A call of a person or a program with a login of the Hub.
+
+    A login counts in three ways: as a token in the ``Authorization`` header; as the
+    proof that stands in a page of ours, whose scripts and forms send it
+    (``visits.py``); and, for pages alone, as the cookie of a browser that opens one.
+    An open tab of JupyterLab sends its pass, and may do less then: see
+    ``common/auth/tab_tokens.py``.
+    """
+
+    #: Whether an open tab may ask this for its own session.
+    for_tabs: ClassVar[bool] = False
+    #: Whether this is a page, which a browser opens with its cookie alone.
+    is_page: ClassVar[bool] = False
+
+    person: Person
+    _login: Login | None = None
+
+    async def prepare(self) -> None:
+        """Find out who asks, without ever blocking the event loop."""
+        if not self.is_preflight():
+            self.person = await self.identify(allowed_only=True)
+
+    def set_default_headers(self) -> None:
+        """What a page of ours may read: its sandbox gives it the origin ``null``.
+
+        It sends no cookies from there, and others that have this origin know no proof.
+        """
+        super().set_default_headers()
+        if self.request.headers.get("Origin") == "null":
+            self.set_header("Access-Control-Allow-Origin", "null")
+            self.set_header("Vary", "Origin")
+
+    def is_preflight(self) -> bool:
+        """Whether a browser asks first if a page of ours may ask; answers it then."""
+        asked = self.request.headers.get("Access-Control-Request-Method")
+        if self.request.method != "OPTIONS" or not asked:
+            return False
+        self.set_header("Access-Control-Allow-Headers", PROOF)
+        self.set_header("Access-Control-Allow-Methods", "GET, POST")
+        self.set_header("Access-Control-Max-Age", "600")
+        self.no_content()
+        return True
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """As ever; and the event log is told who was refused a change."""
+        super().log_exception(typ, value, tb)
+        tell = self.context.refused
+        if tell is None or self.request.method in {"GET", "HEAD"} or value is None:
+            return
+        status = value.status_code if isinstance(value, HTTPError) else 500
+        failure, status = told(value, status)
+        if status < 500:
+            person = getattr(self, "person", None)
+            tell(
+                Refusal(
+                    at=self.context.clock.now(),
+                    by=person.label if person is not None else "",
+                    method=self.request.method or "",
+                    path=self.request.path,
+                    status=status,
+                    code=failure.code,
+                    message=failure.message,
+                )
+            )
+
+    async def identify(self, *, allowed_only: bool) -> Person:
+        """Who asks.
+
+        Raises:
+            Unauthenticated: nobody the Hub knows, or a cookie where none counts.
+            Forbidden: somebody without access to this service, or a tab.
+            Unreachable: the Hub does not answer.
+        """
+        tab = self.request.headers.get(tab_tokens.HEADER)
+        if tab is not None:
+            return await self._of_tab(tab)
+        model = await self._model()
+        if not model:
+            raise Unauthenticated(Reason.UNAUTHENTICATED)
+        if allowed_only:
+            try:
+                model = self.check_hub_user(model)
+            except UserNotAllowed as error:
+                raise Forbidden(Reason.FORBIDDEN) from error
+        self.current_user = model
+        holds = self.hub_auth.check_scopes
+        return Person(
+            name=model["name"],
+            is_user=model.get("kind", "user") == "user",
+            manages=bool(holds({MANAGE}, model)),
+            scrapes=bool(holds({METRICS}, model)),
+        )
+
+    async def _of_tab(self, given: str) -> Person:
+        """The session whose open tab asks, as far as its pass reaches."""
+        now = self.context.clock.now()
+        shown = tab_tokens.read(self.context.spawner_token, given, now)
+        if shown is None or shown.since < await self.context.created(shown.key.user):
+            raise Unauthenticated(Reason.UNAUTHENTICATED)
+        if not self.for_tabs:
+            raise Forbidden(Reason.FORBIDDEN)
+        key = shown.key
+        return Person(
+            name=key.user, is_user=True, manages=False, scrapes=False, only=key.path
+        )
+
+    async def seen_since(self, user: str) -> float:
+        """From when on the caller may know what happened to that user's sessions.
+
+        Managers see all of it. Somebody else sees nothing of a former user who had the
+        same name.
+        """
+        return 0.0 if self.person.manages else await self.context.created(user)
+
+    async def _model(self) -> dict[str, Any] | None:
+        """What the Hub says of the login that was sent."""
+        auth = self.hub_auth
+        token = auth.get_token(self, in_cookie=False)
+        self._login = Login(token, "") if token else self._sent_login()
+        if self._login is None:
+            return None
+        try:
+            model: dict[str, Any] | None = await auth.user_for_token(
+                self._login.token, session_id=self._login.session_id, sync=False
+            )
+        except HTTPError as error:
+            raise Unreachable(
+                Reason.HUB_UNREACHABLE, detail=error.log_message or ""
+            ) from error
+        return model
+
+    def _sent_login(self) -> Login | None:
+        """The login behind a page's proof; or that of a browser that opens a page.
+
+        Raises:
+            Forbidden: the browser does not say whether it opens a page, or it sends
+                the cookie twice, of which a page on the same host has set one.
+        """
+        proof = self.request.headers.get(PROOF) or self.get_body_argument("_xsrf", "")
+        if proof:
+            logins: visits.PageLogins = self.settings["page_logins"]
+            return logins.login(proof)
+        if not self.is_visit():
+            return None
+        name = self.hub_auth.cookie_name
+        if visits.times_sent(self.request.headers, name) > 1:
+            raise Forbidden(Reason.TWO_LOGINS)
+        token = self.hub_auth._get_token_cookie(self)  # noqa: SLF001 - no other way
+        return Login(token, self.hub_auth.get_session_id(self)) if token else None
+
+    def is_visit(self) -> bool:
+        """Whether this is a page that a browser opens, so that its cookie counts.
+
+        Raises:
+            Forbidden: it is one, and the browser says nothing of how it was opened.
+        """
+        if not self.is_page or self.request.method not in {"GET", "HEAD"}:
+            return False
+        if visits.is_told(self.request.headers):
+            return visits.is_visit(self.request.headers)
+        if not self.context.trust_plain_http:
+            raise Forbidden(Reason.PLAIN_HTTP)
+        return True
+
+    def key(self, user: str, server: str) -> SessionKey:
+        """The session that the path names.
+
+        Raises:
+            NotFound: it is somebody else's; the same words as for none at all.
+        """
+        key = SessionKey.of_path(user, server)
+        if not self.person.may_see(key):
+            raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        return key

@@ -1,0 +1,90 @@
+"""The parts that the routes and pages work with, put together by ``app.py``.
+
+One value per program, found by handlers in the tornado settings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from jinja2 import Environment
+    from prometheus_client import CollectorRegistry
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.service.api.interfaces import Control
+    from jupyterhub_gpu_reclaim.service.events.log import Refusal
+
+
+class TooManyStreams(Unreachable):
+    """Somebody holds more event streams open than one needs."""
+
+    status = 429
+
+
+@dataclass
+class Streams:
+    """Counts open event streams, so that nobody can exhaust the service."""
+
+    per_person: int = 16
+    total: int = 1000
+    _open: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def one(self, name: str) -> Iterator[None]:
+        """One stream more, while the block lasts.
+
+        Raises:
+            TooManyStreams: that person, or everybody together, has too many.
+        """
+        if self._open[name] >= self.per_person or self._open.total() >= self.total:
+            raise TooManyStreams(Reason.TOO_MANY_STREAMS)
+        self._open[name] += 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds and periods, in seconds unless the name says otherwise."""
+
+    set_aside_days: float = 7.0
+    heartbeat: float = 15.0
+    stream: float = 900.0  #: an event stream ends then, and its reader logs in anew
+    stalled: float = 30.0  #: a reader that takes nothing for so long is dropped
+
+
+@dataclass(frozen=True)
+class Context:
+    """What handlers find in ``settings["context"]``."""
+
+    control: Control
+    clock: Clock
+    registry: CollectorRegistry
+    templates: Environment
+    spawner_token: bytes
+    prefix: str  #: of the service, with slashes at both ends
+    hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
+    #: When the Hub has made a user: what is older is another's of the same name.
+    created: Callable[[str], Awaitable[float]]
+    hub_host: str = ""  #: where the Hub has another host (subdomains)
+    metrics_open: bool = False
+    trust_plain_http: bool = False  #: cookies count though no browser says for what
+    limits: Limits = field(default_factory=Limits)
+    streams: Streams = field(default_factory=Streams)
+    refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
+    ready: Callable[[], bool] = lambda: True  #: whether the start is over
+    run: str = field(default_factory=token_hex)  #: of this run of the service

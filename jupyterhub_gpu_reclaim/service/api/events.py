@@ -1,0 +1,109 @@
+"""Changes of sessions as they happen, as server-sent events (HTML standard, 9.2).
+
+Read by the service's own page and by programs. Every stream begins with the state of
+all that its reader may see, so a reader that was away misses nothing: a lost event
+is made good by connecting again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, ClassVar
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.service.api.base import Count, PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
+from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+
+#: What a browser waits before it connects again, in milliseconds.
+_RETRY = 3000
+
+
+class Events(PersonRoute):
+    """The stream of changes."""
+
+    path: ClassVar = "api/events"
+
+    def initialize(self) -> None:
+        """Nobody has left yet."""
+        self._left = asyncio.Event()
+
+    def on_connection_close(self) -> None:
+        """Wake the stream, so that it ends."""
+        self._left.set()
+
+    @operation(
+        "Follow the sessions: `event: session` with a SessionView at the start and at"
+        " every change; `event: present` with the keys of all that there are",
+        answer=str,
+        query=(
+            Query(
+                "user", str, "Only that user's sessions; empty: all that you may see."
+            ),
+            Query("state", Count, "0: only changes, without the state at the start."),
+        ),
+        errors=(429,),
+        media="text/event-stream",
+    )
+    async def get(self) -> None:
+        """Send until the reader leaves, is too slow, or has to log in anew."""
+        context = self.context
+        with context.streams.one(self.person.label):
+            self.set_header("Content-Type", "text/event-stream")
+            self.set_header("X-Accel-Buffering", "no")  # nginx would hold it back
+            end = asyncio.get_running_loop().call_later(
+                context.limits.stream, self._left.set
+            )
+            try:
+                await self._send()
+            finally:
+                end.cancel()
+
+    async def _send(self) -> None:
+        whole = self.number("state", 1) > 0
+        self._user = self.get_query_argument("user", "")
+        limits = self.context.limits
+        changes = self.context.control.changes()
+        begun = False
+        source = with_pauses(changes, pause=limits.heartbeat, left=self._left)
+        async with aclosing(source) as views:
+            async for view in views:
+                if view is not None:
+                    self._session(view)
+                elif begun:
+                    self.write(": still here\n\n")
+                else:
+                    begun = True
+                    self.write(f"retry: {_RETRY}\n\n")
+                    if whole:
+                        self._everything()
+                if not await flushed(self, limit=limits.stalled):
+                    return
+
+    def _everything(self) -> None:
+        seen = [
+            view for view in self.context.control.sessions() if self._is_wanted(view)
+        ]
+        self._event("present", [str(view.key) for view in seen])
+        for view in seen:
+            self._session(view)
+
+    def _session(self, view: SessionView) -> None:
+        if self._is_wanted(view):
+            self._event("session", view)
+
+    def _is_wanted(self, view: SessionView) -> bool:
+        return self._user in {"", view.key.user} and self.person.may_see(view.key)
+
+    def _event(self, name: str, value: object) -> None:
+        # wire.encode never makes a line break, so one data line is enough
+        self.write(
+            b"event: " + name.encode() + b"\ndata: " + codec.encode(value) + b"\n\n"
+        )
+
+
+ROUTES: tuple[type[Route], ...] = (Events,)

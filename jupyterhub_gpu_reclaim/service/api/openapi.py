@@ -1,0 +1,215 @@
+"""The API as data: what each call takes and answers, as an OpenAPI 3.1 document.
+
+The routes describe themselves with :func:`operation` and a ``path``; the application
+makes its tornado rules and this document of the same classes, so that a route which
+is not in the document cannot exist. Schemas are those that ``msgspec`` decodes with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import Failure
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+METHODS = ("get", "post", "put", "patch", "delete")
+_REF = "#/components/schemas/{name}"
+_FIELD = re.compile(r"\{(\w+)\}")
+
+#: Whom a call wants to know: the name of its security scheme and what may go wrong.
+_CALLERS: dict[str, tuple[list[dict[str, list[str]]], tuple[int, ...]]] = {
+    "person": ([{"hubToken": []}, {"pageProof": []}], (400, 401, 403, 503)),
+    "spawner": ([{"spawnerToken": []}], (400, 401, 503)),
+    "anyone": ([], (400,)),
+}
+
+_SECURITY_SCHEMES = {
+    "hubToken": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`token <token of the Hub>`, or `Bearer <token of the Hub>`.",
+    },
+    "pageProof": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-XSRFToken",
+        "description": "The proof that stands in a page of the service, which a browser"
+        " opens with the Hub's login; a cookie opens no call.",
+    },
+    "spawnerToken": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "description": "`token <…>` of this run of the service, which the Hub's process"
+        " alone can make (`vouching.py`).",
+    },
+}
+
+_FIELDS = {
+    "user": "Name of the session's user.",
+    "server": (
+        "Name of the server; `-` is the default server, and a name of dashes alone"
+        " gets one more of them."
+    ),
+    "checkpoint": "Id of one saved state.",
+    "incarnation": "One start of the session, as the failure `second_tree` names it.",
+}
+
+
+@dataclass(frozen=True)
+class Query:
+    """One parameter of the query string."""
+
+    name: str
+    kind: Any
+    about: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one method of a route takes and answers.
+
+    Attributes:
+        summary: one line for a person.
+        answer: type of the answer's JSON; None for an answer without a body.
+        body: type of the request's JSON; None where none is read.
+        errors: HTTP statuses beyond those that every caller may meet.
+        caller: ``person``, ``spawner`` or ``anyone``.
+        media: the answer's media type.
+    """
+
+    summary: str
+    answer: Any = None
+    status: int = 200
+    body: Any = None
+    errors: tuple[int, ...] = ()
+    caller: str = "person"
+    media: str = "application/json"
+    query: tuple[Query, ...] = field(default=())
+
+
+def operation(summary: str, **details: Any) -> Callable[[F], F]:
+    """Describe a route's method; the details are those of :class:`Operation`."""
+
+    def mark(method: F) -> F:
+        method.operation = Operation(summary, **details)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def operations(route: type) -> dict[str, Operation]:
+    """The described methods of a route's class, by HTTP method."""
+    found = {
+        name: getattr(getattr(route, name, None), "operation", None) for name in METHODS
+    }
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def pattern(path: str) -> str:
+    """A path such as ``api/sessions/{user}`` as the end of a regular expression."""
+    return _FIELD.sub(r"([^/]+)", path.replace(".", r"\."))
+
+
+def document(routes: Iterable[Any], *, prefix: str, version: str) -> dict[str, Any]:
+    """The OpenAPI document of those routes, under a URL prefix."""
+    routes = list(routes)
+    schemas = _Schemas(one for route in routes for one in operations(route).values())
+    paths = {
+        f"/{route.path}": {
+            method: _operation_object(method, route.path, one, schemas)
+            for method, one in operations(route).items()
+        }
+        for route in routes
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "jupyterhub-gpu-reclaim",
+            "version": version,
+            "summary": "Suspended and running sessions of a JupyterHub.",
+            "license": {"name": "BSD-3-Clause", "identifier": "BSD-3-Clause"},
+        },
+        "servers": [{"url": prefix.rstrip("/") or "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "securitySchemes": _SECURITY_SCHEMES,
+        },
+    }
+
+
+class _Schemas:
+    """JSON schemas of all types that operations name, with shared components."""
+
+    def __init__(self, described: Iterable[Operation]) -> None:
+        kinds: list[Any] = [Failure]
+        for one in described:
+            for kind in (one.answer, one.body, *(q.kind for q in one.query)):
+                if kind is not None and kind not in kinds:
+                    kinds.append(kind)
+        made, self.components = msgspec.json.schema_components(kinds, ref_template=_REF)
+        self._made = list(zip(kinds, made, strict=True))
+
+    def of(self, kind: Any) -> dict[str, Any]:
+        return next(schema for known, schema in self._made if known == kind)
+
+
+def _operation_object(
+    method: str, path: str, one: Operation, schemas: _Schemas
+) -> dict[str, Any]:
+    security, usual = _CALLERS[one.caller]
+    answer: dict[str, Any] = {"description": HTTPStatus(one.status).phrase}
+    if one.answer is not None:
+        answer["content"] = {one.media: {"schema": schemas.of(one.answer)}}
+    responses = {str(one.status): answer}
+    for status in sorted({*usual, *one.errors}):
+        responses[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": schemas.of(Failure)}},
+        }
+    made: dict[str, Any] = {
+        "operationId": method + re.sub(r"\W+", "_", f"_{path}").rstrip("_"),
+        "summary": one.summary,
+        "tags": [one.caller],
+        "security": security,
+        "parameters": _parameters(path, one, schemas),
+        "responses": responses,
+    }
+    if one.body is not None:
+        made["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schemas.of(one.body)}},
+        }
+    return made
+
+
+def _parameters(path: str, one: Operation, schemas: _Schemas) -> list[dict[str, Any]]:
+    in_path = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _FIELDS[name],
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name in _FIELD.findall(path)
+    ]
+    in_query = [
+        {
+            "name": query.name,
+            "in": "query",
+            "description": query.about,
+            "schema": schemas.of(query.kind),
+        }
+        for query in one.query
+    ]
+    return in_path + in_query

@@ -1,0 +1,349 @@
+"""What persons and programs ask about sessions: list, show, suspend, resume, keep.
+
+Called by the service's own page, by the admin panel's buttons and by scripts. A user
+sees and steers their own sessions; who holds the manage scope, all. Nothing here
+waits for an operation: it is begun, and the session's view shows how it goes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import (
+    KeptState,
+    SessionKey,
+    SessionView,
+    Value,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
+
+#: Most lines of a session's history in one answer.
+LONGEST_HISTORY = 1000
+#: Most sessions that one call may name.
+MOST_NAMED = 500
+
+#: The sessions that a call is about, where it does not mean all of them.
+NAMED = Query(
+    "session",
+    Annotated[list[str], msgspec.Meta(max_length=MOST_NAMED)],
+    f"`user/server`, up to {MOST_NAMED} times; none: all that you may see.",
+)
+
+
+class Keep(Value, frozen=True, kw_only=True):
+    """How long a session is to be left alone; 0 takes an earlier wish back."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
+
+
+class OptOut(Value, frozen=True, kw_only=True):
+    """Whether a session is never suspended by policy; the button still does it."""
+
+    out: bool
+
+
+def check_opt_out(route: PersonRoute, out: bool) -> bool:
+    """The wish, where that person may have it.
+
+    Raises:
+        Forbidden: a user who may not keep a GPU for ever.
+    """
+    if out and not route.person.manages:
+        raise Forbidden(Reason.FORBIDDEN)
+    return out
+
+
+def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
+    """The sessions that the query names, with :data:`NAMED`; None: it names none.
+
+    Raises:
+        BadRequest: too many of them.
+    """
+    named = route.get_query_arguments(NAMED.name)
+    if len(named) > MOST_NAMED:
+        what = f"Name at most {MOST_NAMED} sessions."
+        raise BadRequest(Reason.INVALID, what=what)
+    parts = (name.partition("/") for name in named)
+    return {SessionKey(user, server) for user, _, server in parts} or None
+
+
+class Sessions(PersonRoute):
+    """All sessions that the caller may see."""
+
+    path: ClassVar = "api/sessions"
+
+    @operation(
+        "List the sessions that you may see", answer=list[SessionView], query=(NAMED,)
+    )
+    async def get(self) -> None:
+        """List them, by user and server."""
+        named = named_sessions(self)
+        seen = self.context.control.sessions()
+        mine = [
+            view
+            for view in seen
+            if self.person.may_see(view.key) and (named is None or view.key in named)
+        ]
+        self.answer(sorted(mine, key=lambda view: view.key))
+
+
+class Session(PersonRoute):
+    """One session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}"
+    for_tabs: ClassVar = True
+
+    @operation("Show one session", answer=SessionView, errors=(404,))
+    async def get(self, user: str, server: str) -> None:
+        """Show it."""
+        self.answer(self.context.control.session(self.key(user, server)))
+
+
+class Why(PersonRoute):
+    """Every reason for and against a suspend."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/why"
+    for_tabs: ClassVar = True
+
+    @operation(
+        "Why it is suspended, or why not: the deciding reason first",
+        answer=list[Verdict],
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """List them."""
+        self.answer(list(self.context.control.why(self.key(user, server))))
+
+
+class Suspend(PersonRoute):
+    """Save a session and free its machine."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/suspend"
+    for_tabs: ClassVar = True
+
+    @operation(
+        "Save the session now and free its machine",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin it."""
+        key = self.key(user, server)
+        view = await self.context.control.suspend(key, self.person.label)
+        self.answer(view, 202)
+
+
+class Resume(PersonRoute):
+    """Bring a saved session back."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/resume"
+    for_tabs: ClassVar = True
+
+    @operation(
+        "Bring the saved session back",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin it."""
+        key, person = self.key(user, server), self.person
+        view = await self.context.control.resume(
+            key, person.label, manages=person.manages
+        )
+        self.answer(view, 202)
+
+
+class KeepSession(PersonRoute):
+    """Leave a session alone for a while."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/keep"
+    for_tabs: ClassVar = True
+
+    @operation(
+        "Leave the session alone for a while, whatever it does",
+        body=Keep,
+        answer=SessionView,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it."""
+        key = self.key(user, server)
+        seconds, person = self.body(Keep).seconds, self.person
+        keep = self.context.control.keep
+        self.answer(await keep(key, seconds, person.label, manages=person.manages))
+
+
+class OptOutSession(PersonRoute):
+    """Never suspend a session by policy, or do again."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/opt-out"
+
+    @operation(
+        "Never suspend the session for being idle (`out`), or do again; for"
+        " administrators",
+        body=OptOut,
+        answer=SessionView,
+        errors=(404,),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it; a user may only take it back."""
+        key = self.key(user, server)
+        out = check_opt_out(self, self.body(OptOut).out)
+        view = await self.context.control.opt_out(key, out, self.person.label)
+        self.answer(view)
+
+
+class History(PersonRoute):
+    """Who did what to a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/history"
+
+    @operation(
+        "Who did what to the session, when and why; the newest first",
+        answer=list[AuditRow],
+        query=(Query("limit", Count, "At most that many lines; 100 by itself."),),
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """List it."""
+        key = self.key(user, server)
+        self.context.control.session(key)
+        limit = min(self.number("limit", 100), LONGEST_HISTORY)
+        since = await self.seen_since(user)
+        lines = self.context.control.audit(key, limit)
+        self.answer([line for line in lines if line.at >= since])
+
+
+class RenewLogin(PersonRoute):
+    """Make the login of a saved session valid again."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/renew-login"
+
+    @operation(
+        "Let the next start make the session's old login valid again, which the Hub"
+        " does not know any more; for administrators",
+        answer=SessionView,
+        errors=(404,),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Note it."""
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        key = self.key(user, server)
+        self.answer(await self.context.control.renew_login(key, self.person.label))
+
+
+class StartFresh(PersonRoute):
+    """Put what is saved aside."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/start-fresh"
+
+    @operation(
+        "Put the saved session aside, so that the next start is a new one",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Do it."""
+        key = self.key(user, server)
+        view = await self.context.control.start_fresh(key, self.person.label)
+        self.answer(view, 202)
+
+
+class BringBack(Value, frozen=True, kw_only=True):
+    """What may be done for it."""
+
+    #: Save the session first, if it runs; else that is refused.
+    save_running: bool = False
+
+
+class Saved(PersonRoute):
+    """All that is saved of a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/saved"
+
+    @operation(
+        "List the saved states of the session, the newest generation first",
+        answer=list[KeptState],
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """List them."""
+        self.answer(self.context.control.session(self.key(user, server)).kept)
+
+    @operation(
+        "Delete all that is saved of the session; what is kept, until when and why",
+        answer=Deleted,
+        errors=(404, 409),
+    )
+    async def delete(self, user: str, server: str) -> None:
+        """Delete it for good."""
+        key, by = self.key(user, server), self.person.label
+        self.answer(await self.context.control.delete(key, by, everything=True))
+
+
+class SavedOne(PersonRoute):
+    """One saved state of a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
+
+    @operation(
+        "Delete one saved state; what is still kept, until when and why",
+        answer=Deleted,
+        errors=(404, 409),
+    )
+    async def delete(self, user: str, server: str, checkpoint: str) -> None:
+        """Delete it for good."""
+        key = self.key(user, server)
+        by = self.person.label
+        self.answer(await self.context.control.delete(key, by, checkpoint))
+
+
+class BringBackSaved(PersonRoute):
+    """Bring back one saved state of a session."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
+
+    @operation(
+        "Bring one saved state back; what the session is in is put aside, and can be"
+        " brought back in the same way",
+        body=BringBack,
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str, checkpoint: str) -> None:
+        """Begin it."""
+        key, by = self.key(user, server), self.person.label
+        save = self.body(BringBack).save_running
+        bring_back = self.context.control.bring_back
+        self.answer(await bring_back(key, checkpoint, by, save_running=save), 202)
+
+
+ROUTES: tuple[type[Route], ...] = (
+    Sessions,
+    Session,
+    Why,
+    Suspend,
+    Resume,
+    KeepSession,
+    OptOutSession,
+    History,
+    RenewLogin,
+    StartFresh,
+    Saved,
+    SavedOne,
+    BringBackSaved,
+)

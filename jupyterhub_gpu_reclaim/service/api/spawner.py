@@ -1,0 +1,236 @@
+"""What the spawner in the Hub's process asks before, during and after a start or stop.
+
+Called by ``hub/client.py`` only, which shares a secret with us
+(``common/auth/handshake.py``), because an answer may carry the login of a saved
+session. The meaning of every call stands in ``docs/explanation/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, ClassVar
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import Hello
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.models import (
+    Event,
+    Placement,
+    SessionKey,
+    StartPlan,
+    StopPlan,
+)
+from jupyterhub_gpu_reclaim.service.api.base import (
+    Count,
+    Route,
+    SpawnerRoute,
+    VouchedRoute,
+)
+from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
+from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class SayHello(VouchedRoute):
+    """The service proves itself before the spawner says anything."""
+
+    path: ClassVar = "api/spawner/hello"
+
+    @operation(
+        "Which run of the service answers, proved", caller="anyone", answer=Hello
+    )
+    async def get(self) -> None:
+        """Say it."""
+        self.answer(Hello(run=self.context.run))
+
+
+class PlanStart(SpawnerRoute):
+    """Before a start."""
+
+    path: ClassVar = "api/spawner/plan-start"
+
+    @operation(
+        "How to start this session",
+        caller="spawner",
+        body=Placement,
+        answer=StartPlan,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Plan it."""
+        self.answer(await self.context.control.plan_start(self.body(Placement)))
+
+
+class Placed(SpawnerRoute):
+    """An init holds the session's place."""
+
+    path: ClassVar = "api/spawner/placed"
+
+    @operation(
+        "The place is ready: bring the checkpoint back there",
+        caller="spawner",
+        body=Placement,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Begin it."""
+        await self.context.control.placed(self.body(Placement))
+        self.set_status(202)
+        self.clear_header("Content-Type")
+        await self.finish()
+
+
+class Progress(SpawnerRoute):
+    """The steps of a restore."""
+
+    path: ClassVar = "api/spawner/progress/{user}/{server}"
+
+    def initialize(self) -> None:
+        """Nobody has left yet."""
+        self._left = asyncio.Event()
+        self._begun = False
+
+    def on_connection_close(self) -> None:
+        """Wake the stream, so that it ends."""
+        self._left.set()
+
+    @operation(
+        "Steps of the start in hand, one Event a line, until it ends",
+        caller="spawner",
+        answer=Event,
+        media="application/x-ndjson",
+        query=(Query("after", Count, "Leave out that many steps, already seen."),),
+        errors=(404, 409),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """Send until the start has ended or the reader has left."""
+        key = SessionKey.of_path(user, server)
+        events = self.context.control.progress(key, self.number("after"))
+        self.set_header("Content-Type", "application/x-ndjson")
+        try:
+            await self._send(events)
+        except ReclaimError as error:
+            if not self._begun:
+                raise
+            self.write_line(codec.encode(Event(failure=codec.failure_of(error))))
+
+    async def _send(self, events: AsyncIterator[Event]) -> None:
+        limits = self.context.limits
+        source = with_pauses(events, pause=limits.heartbeat, left=self._left)
+        async with aclosing(source) as paused:
+            await anext(paused)  # says that the source is being read
+            async for event in paused:
+                # an empty line now and then shows whether the reader is still there
+                if event is None:
+                    self.write(b"\n")
+                else:
+                    self.write_line(codec.encode(event))
+                self._begun = True
+                if not await flushed(self, limit=limits.stalled):
+                    return
+
+
+class Cancelled(SpawnerRoute):
+    """A start was called off."""
+
+    path: ClassVar = "api/spawner/cancelled"
+
+    @operation(
+        "The start was called off: end what was placed, keep the checkpoint",
+        caller="spawner",
+        body=Placement,
+        status=204,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Settle it."""
+        await self.context.control.cancelled(self.body(Placement))
+        self.no_content()
+
+
+class PlanStop(SpawnerRoute):
+    """Before a stop."""
+
+    path: ClassVar = "api/spawner/plan-stop"
+
+    @operation(
+        "Whether to stop the programs or to release a saved tree",
+        caller="spawner",
+        body=Placement,
+        answer=StopPlan,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Plan it."""
+        self.answer(await self.context.control.plan_stop(self.body(Placement)))
+
+
+class Release(SpawnerRoute):
+    """End a tree that is saved."""
+
+    path: ClassVar = "api/spawner/release"
+
+    @operation(
+        "End the saved tree; answered when it is dead",
+        caller="spawner",
+        body=Placement,
+        status=204,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """End it."""
+        await self.context.control.release(self.body(Placement))
+        self.no_content()
+
+
+class Stopped(SpawnerRoute):
+    """A real stop has happened."""
+
+    path: ClassVar = "api/spawner/stopped"
+
+    @operation(
+        "The programs were really stopped",
+        caller="spawner",
+        body=Placement,
+        status=204,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Note it."""
+        await self.context.control.stopped(self.body(Placement))
+        self.no_content()
+
+
+class Forget(SpawnerRoute):
+    """A server is gone for ever."""
+
+    path: ClassVar = "api/spawner/forget"
+
+    @operation(
+        "The server was deleted for ever: discard its checkpoints",
+        caller="spawner",
+        body=SessionKey,
+        status=204,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Discard them."""
+        await self.context.control.forget(self.body(SessionKey))
+        self.no_content()
+
+
+ROUTES: tuple[type[Route], ...] = (
+    SayHello,
+    PlanStart,
+    Placed,
+    Progress,
+    Cancelled,
+    PlanStop,
+    Release,
+    Stopped,
+    Forget,
+)

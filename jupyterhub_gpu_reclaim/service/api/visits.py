@@ -1,0 +1,98 @@
+"""Whose cookie counts: only that of a browser that opens one of our pages by itself.
+
+On a Hub without subdomains every user's server has the origin of this service. A page
+there may fetch our addresses with the visitor's cookies and read the answers, frame our
+pages, or open them in a window. So a login cookie counts for nothing but a page that
+the browser opens at its top level, which no script can pretend (``Sec-Fetch-*`` are the
+browser's own headers). What such a page does afterwards, its forms and scripts, it does
+with a *proof*: a secret that stands in the page and in no cookie. And nobody else can
+read the page: its ``sandbox`` policy gives it an origin of its own, so that a page
+around it or one that has opened its window cannot look inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+
+#: Seconds for which a proof is good after the last page that was made with it.
+PROOF_SECONDS = 86400.0
+#: Logins that are remembered; the oldest one's pages have to be loaded anew.
+MOST_LOGINS = 20_000
+#: What our pages may do; without ``allow-same-origin``, which is the point of it.
+SANDBOX = "sandbox allow-forms allow-scripts"
+
+#: What a browser sends with a page that a service worker gets (W3C Service Workers).
+_PRELOAD = "Service-Worker-Navigation-Preload"
+
+
+@dataclass(frozen=True)
+class Login:
+    """A login of the Hub, as a cookie of ours carries it."""
+
+    token: str = field(repr=False)
+    session_id: str = field(repr=False)
+
+
+class PageLogins:
+    """Proofs that stand in pages, and the logins that the pages were opened with.
+
+    The same login has the same proof, also after a restart of the service; then it is
+    known again as soon as one page has been opened.
+    """
+
+    def __init__(self, secret: bytes, clock: Clock, most: int = MOST_LOGINS) -> None:
+        self._secret = hmac.digest(secret, b"gpu-reclaim page", "sha256")
+        self._clock = clock
+        self._most = most
+        self._known: OrderedDict[bytes, tuple[Login, float]] = OrderedDict()
+
+    def proof(self, login: Login) -> str:
+        """What a page that is opened with that login gets."""
+        text = f"{login.token}\0{login.session_id}".encode()
+        proof = hmac.new(self._secret, text, "sha256").hexdigest()
+        name = _name(proof)
+        self._known[name] = (login, self._clock.monotonic() + PROOF_SECONDS)
+        self._known.move_to_end(name)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return proof
+
+    def login(self, proof: str) -> Login | None:
+        """The login behind a proof; None where it is none, or none any more."""
+        login, until = self._known.get(_name(proof), (None, 0.0))
+        return login if self._clock.monotonic() < until else None
+
+
+def _name(proof: str) -> bytes:
+    """What is compared instead of the proof itself, so that time tells nothing."""
+    return hashlib.sha256(proof.encode("utf-8", "replace")).digest()
+
+
+def is_told(headers: Mapping[str, str]) -> bool:
+    """Whether the browser says what it asks for; over plain HTTP none does."""
+    return "Sec-Fetch-Mode" in headers or "Sec-Fetch-Dest" in headers
+
+
+def is_visit(headers: Mapping[str, str]) -> bool:
+    """Whether a browser opens a page in a tab: no frame, no script, no picture.
+
+    Nor a service worker, which gets to read what the browser asks for while it wakes
+    (navigation preload); what it asks for itself is no navigation to a document.
+    """
+    mode, into = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
+    return mode == "navigate" and into == "document" and _PRELOAD not in headers
+
+
+def times_sent(headers: Mapping[str, str], name: str) -> int:
+    """How many cookies of that name the browser sends, each set for another path."""
+    pairs = headers.get("Cookie", "").split(";")
+    return sum(pair.partition("=")[0].strip() == name for pair in pairs)

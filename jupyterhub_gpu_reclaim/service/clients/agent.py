@@ -1,0 +1,262 @@
+"""The agent's HTTP calls, as the orchestrator's ``Agent``.
+
+Made by ``service/app.py``; called by the orchestrator. It decides nothing and retries
+nothing: who does not answer in time is ``Unreachable(AGENT_UNREACHABLE)``, and what
+the agent refuses is raised in the agent's own words. Calls, repetition and failure are
+in ``docs/explanation/architecture.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    Event,
+    Finding,
+    Identity,
+    Sample,
+    Tree,
+    Value,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Container
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+
+T = TypeVar("T")
+
+_JSON = {"Content-Type": "application/json"}
+
+
+class AgentClient:
+    """One node's agent.
+
+    Where anybody could listen in its place (plain HTTP), it has to prove itself first
+    and is never shown the token; else the file system or its certificate vouches.
+
+    Args:
+        address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
+        token: the bearer token, or a file that holds it; a file is read at each call,
+            so that it may appear or change later.
+        ca_file: certificates that vouch for an ``https`` agent; empty: the system's.
+        at: IP address of the agent; empty: that of the host in ``address``.
+        quick: seconds for a call that only asks.
+        slow: seconds for a call that waits for processes to end.
+        silence: longest time in seconds between two events of an operation.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | Path,
+        *,
+        ca_file: str = "",
+        at: str = "",
+        quick: float = 15.0,
+        slow: float = 120.0,
+        silence: float = 300.0,
+    ) -> None:
+        self._token = token
+        self._quick = quick
+        self._slow = slow
+        self._silence = silence
+        self._http: Connection | Vouched
+        if address.startswith("http://"):
+            self._http = Vouched(
+                Connection(address, lambda: dict(_JSON), at=at),
+                lambda: Vouching(self._read_token().encode()),
+                hello="/v1/hello",
+                quick=quick,
+            )
+        else:
+            self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
+
+    def close(self) -> None:
+        """Close connections; operations go on at the agent."""
+        self._http.close()
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._read_token()}", **_JSON}
+
+    def _read_token(self) -> str:
+        if isinstance(self._token, str):
+            return self._token
+        try:
+            return self._token.read_text().strip()
+        except OSError as error:
+            detail = f"token file {self._token}: {error.strerror}"
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=detail) from None
+
+    # --- looking
+    async def ready(self) -> list[Finding]:
+        """What keeps the node from saving sessions, or makes it slow."""
+        # 503 is the same answer, for probes that look at the status alone.
+        answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
+        return _understood(answer.body, _Ready, "/readyz").findings
+
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """Every incarnation with an init or a record, at least those of ``key``."""
+        del key  # one node has few of them
+        return await self._get("/v1/sessions", list[Tree])
+
+    async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
+        """One incarnation; ``NotFound`` where there is none (in that pod)."""
+        return await self._get(_session(incarnation, "", pod), Tree)
+
+    def labels(self, key: SessionKey) -> dict[str, str]:
+        """None: processes on a machine have no labels."""
+        del key
+        return {}
+
+    def waiting(self) -> list[Waiting]:
+        """Nobody: who starts a session on one machine gets a place there."""
+        return []
+
+    async def samples(self) -> list[Sample]:
+        """What every session does now."""
+        return await self._get("/v1/samples", list[Sample])
+
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed checkpoints, at least those of ``key``."""
+        del key
+        return await self._get("/v1/checkpoints", list[CheckpointInfo])
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login inside a checkpoint; never logged."""
+        return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
+
+    async def preflight(self, incarnation: str) -> list[Finding]:
+        """What keeps that session from being saved; touches nothing."""
+        path = f"/v1/sessions/{incarnation}/preflight"
+        return await self._post(path, list[Finding], limit=self._slow)
+
+    # --- doing
+    # ``pod`` is the uid of the session's pod, where sessions are pods; ``facts`` are
+    # what the API server knows of it: ``key``, ``image``, ``node_labels``.
+    def capture(
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        pod: str = "",
+        **facts: Any,
+    ) -> AsyncIterator[Event]:
+        """Save a tree, or attach to that; the last event is the end."""
+        body = {"checkpoint": checkpoint, "generation": generation, **facts}
+        return self._stream(_session(incarnation, "capture", pod), body)
+
+    def restore(
+        self, incarnation: str, checkpoint: str, *, pod: str = "", **facts: Any
+    ) -> AsyncIterator[Event]:
+        """Bring a tree back, or attach to that; the last event is the end."""
+        body = {"checkpoint": checkpoint, **facts}
+        return self._stream(_session(incarnation, "restore", pod), body)
+
+    async def thaw(self, incarnation: str, *, pod: str = "") -> Tree:
+        """Let a captured tree go on; its checkpoint is discarded."""
+        return await self._order(_session(incarnation, "thaw", pod))
+
+    async def release(
+        self, incarnation: str, checkpoint: str, *, pod: str = ""
+    ) -> Tree:
+        """End a captured tree, if that checkpoint is committed."""
+        path = _session(incarnation, "release", pod)
+        return await self._order(path, {"checkpoint": checkpoint})
+
+    async def kill(self, incarnation: str, *, pod: str = "") -> Tree:
+        """End an orphan."""
+        return await self._order(_session(incarnation, "kill", pod))
+
+    async def cancel(self, incarnation: str, *, pod: str = "") -> None:
+        """Call a running capture off."""
+        path = _session(incarnation, "cancel", pod)
+        await self._post(path, dict[str, Any], limit=self._quick)
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint."""
+        path = f"/v1/checkpoints/{checkpoint}"
+        await self._ask("DELETE", path, limit=self._slow)
+
+    # --- the border
+    async def _order(self, path: str, body: Any = None) -> Tree:
+        return await self._post(path, Tree, body, limit=self._slow)
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        answer = await self._ask("GET", path, limit=self._quick)
+        return _understood(answer.body, kind, path)
+
+    async def _post(
+        self, path: str, kind: type[T], body: Any = None, *, limit: float
+    ) -> T:
+        answer = await self._ask(
+            "POST", path, limit=limit, body=codec.encode(body or {})
+        )
+        return _understood(answer.body, kind, path)
+
+    async def _ask(
+        self, method: str, path: str, *, good: Container[int] = range(400), **more: Any
+    ) -> Answer:
+        try:
+            answer = await self._http.ask(method, path, **more)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+        if answer.status not in good:
+            raise _error(answer, path)
+        return answer
+
+    async def _stream(self, path: str, body: Any) -> AsyncIterator[Event]:
+        data = codec.encode(body)
+        lines = self._http.lines("POST", path, data, silence=self._silence)
+        try:
+            async for line in lines:
+                if isinstance(line, Answer):
+                    raise _error(line, path)
+                if line.strip():
+                    yield _understood(line, Event, path)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+
+
+def _session(incarnation: str, order: str, pod: str) -> str:
+    """The path of an order for one session, in that pod if it is in one."""
+    path = f"/v1/sessions/{incarnation}" + (f"/{order}" if order else "")
+    return f"{path}?pod={quote(pod, safe='')}" if pod else path
+
+
+class _Ready(Value, frozen=True, kw_only=True):
+    """The answer of ``/readyz``."""
+
+    findings: list[Finding]
+
+
+def _unreachable(detail: str) -> Unreachable:
+    return Unreachable(Reason.AGENT_UNREACHABLE, detail=detail)
+
+
+def _understood(data: bytes, kind: type[T], path: str) -> T:
+    """A value of ours; anything else is not our agent, or one that is too new."""
+    try:
+        return codec.decode(data, kind)
+    except BadRequest as error:
+        raise _unreachable(f"{path}: {error}") from None
+
+
+def _error(answer: Answer, path: str) -> ReclaimError:
+    """The agent's own words; without any it is no agent of ours that answers."""
+    refusal = answer.refusal()
+    if refusal is None:
+        return _unreachable(f"{path}: status {answer.status}")
+    if answer.status in {401, 403}:
+        return _unreachable(f"{path}: the agent does not take our token")
+    return refusal

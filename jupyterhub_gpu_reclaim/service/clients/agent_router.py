@@ -1,0 +1,315 @@
+"""The agents of a cluster as one ``Agent``: each order goes to the session's own node.
+
+Made by ``service/app.py`` where sessions are pods; asked by the orchestrator. Which
+session runs in which pod on which node, only the API server says; what an agent tells
+of other pods, or of other sessions in them, is left out. A node that does not answer
+makes its own sessions unknown, and no others. A pod is deleted here only after its tree
+is dead, never by force, and never another one of the same name.
+
+All agents of a cluster have the same store, so any of them answers for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.agents import named, silent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Event,
+        Identity,
+        Sample,
+        Waiting,
+    )
+    from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+    from jupyterhub_gpu_reclaim.service.clients.agents import Agents
+    from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
+    from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
+    from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod
+
+_log = logging.getLogger(__name__)
+
+
+#: A node that takes longer to say what runs there is silent; the others do not wait.
+LOOK_SECONDS = 5.0
+#: Seconds between attempts to read a node's labels from a server that is too busy.
+NODE_WAITS = (0.5, 2.0)
+
+
+class Cluster(Protocol):
+    """What is asked of ``kubernetes.Api`` beside the lists of pods."""
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete that very pod, if it is still there."""
+
+    async def node(self, name: str) -> Node:
+        """One node."""
+
+
+class Fleet:
+    """All agents of the cluster.
+
+    Args:
+        cluster: the API server.
+        sessions: which session is in which pod.
+        agents: the agents by node.
+        node_labels: which labels of its node a session with a GPU needs again.
+        gpu_use: knows of the use of GPUs, too; None: only the agents do.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        sessions: Seats,
+        agents: Agents,
+        node_labels: Sequence[str] = (),
+        gpu_use: GpuUse | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._sessions = sessions
+        self._agents = agents
+        self._node_labels = frozenset(node_labels)
+        self._gpu_use = gpu_use
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to follow what the API server tells."""
+        self._tasks = [
+            asyncio.create_task(followed.run())
+            for followed in (self._sessions, self._agents)
+        ]
+
+    async def stop(self) -> None:
+        """End that; operations go on at the agents."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._agents.close()
+        if self._gpu_use is not None:
+            await self._gpu_use.close()
+
+    # --- looking
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """See ``controlplane.model.interfaces.Agent``."""
+        pods = self._sessions.now() if key is None else await self._sessions.of(key)
+        by_node: dict[str, list[Pod]] = {}
+        for pod in pods:
+            if pod.node and not pod.over:
+                by_node.setdefault(pod.node, []).append(pod)
+        asked = [self._trees_on(node, mine) for node, mine in by_node.items()]
+        found = [tree for trees in await asyncio.gather(*asked) for tree in trees]
+        if key is not None:
+            for tree in found:
+                if tree.state is TreeState.UNKNOWN:
+                    raise silent(_node_of(pods, tree.pod))
+        return found
+
+    async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
+        ours = {(pod.incarnation, pod.uid): pod for pod in pods}
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                told = await self._agents.on(node).trees()
+        except (ReclaimError, TimeoutError) as error:
+            self._agents.silent(node, error)
+            return [
+                Tree(
+                    incarnation=pod.incarnation,
+                    key=pod.key,
+                    state=TreeState.UNKNOWN,
+                    init_pid=0,
+                    pod=pod.uid,
+                )
+                for pod in pods
+            ]
+        self._agents.heard(node)
+        return [
+            msgspec.structs.replace(tree, key=ours[tree.incarnation, tree.pod].key)
+            for tree in told
+            if (tree.incarnation, tree.pod) in ours
+        ]
+
+    async def tree(self, incarnation: str) -> Tree:
+        """One incarnation; ``NotFound`` where there is none."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            tree = await client.tree(incarnation, pod=pod.uid)
+        return msgspec.structs.replace(tree, key=pod.key)
+
+    async def samples(self) -> list[Sample]:
+        """What every session does; those on a silent node are not in the list."""
+        pods = {(p.incarnation, p.uid): p for p in self._sessions.now() if p.node}
+        nodes = sorted({pod.node for pod in pods.values() if not pod.over})
+        if self._gpu_use is not None:
+            self._gpu_use.ask()
+        told = await asyncio.gather(
+            *(self._samples_on(node) for node in nodes), return_exceptions=True
+        )
+        found: list[Sample] = []
+        for answer in told:
+            if isinstance(answer, list):
+                found += answer
+            elif not isinstance(answer, (ReclaimError, TimeoutError)):
+                raise answer
+        if nodes and not any(isinstance(answer, list) for answer in told):
+            raise silent(", ".join(nodes))
+        return [
+            self._completed(sample, pod)
+            for sample in found
+            if (pod := pods.get((sample.incarnation, sample.pod))) is not None
+        ]
+
+    def _completed(self, sample: Sample, pod: Pod) -> Sample:
+        """As the API server and others beside its agent know it."""
+        sample = msgspec.structs.replace(sample, key=pod.key)
+        return sample if self._gpu_use is None else self._gpu_use.complete(sample, pod)
+
+    async def _samples_on(self, node: str) -> list[Sample]:
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await self._agents.on(node).samples()
+
+    # --- doing
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree, with what its return will need."""
+        pod, client = await self._seat(incarnation, running=True)
+        events = client.capture(
+            incarnation,
+            checkpoint,
+            generation,
+            pod=pod.uid,
+            key=pod.key,
+            image=pod.image,
+            node_labels=await self._labels_of(pod),
+        )
+        with named(pod.node):
+            async for event in events:
+                yield event
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Bring a tree back in the pod that holds its place."""
+        pod, client = await self._seat(incarnation, running=True)
+        events = client.restore(
+            incarnation, checkpoint, pod=pod.uid, image=pod.image, key=pod.key
+        )
+        with named(pod.node):
+            async for event in events:
+                yield event
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured tree go on."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            return await client.thaw(incarnation, pod=pod.uid)
+
+    async def cancel(self, incarnation: str) -> None:
+        """Call a running capture off."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            await client.cancel(incarnation, pod=pod.uid)
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree, then delete its pod."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            tree = await client.release(incarnation, checkpoint, pod=pod.uid)
+        await self._delete(pod)
+        return tree
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End an orphan and delete its pod, which may not run anywhere (yet)."""
+        pod = await self._sessions.one(incarnation)
+        if pod.node and not pod.over:
+            # no init there (yet): the kubelet ends what there is
+            with suppress(NotFound), named(pod.node):
+                await self._agents.on(pod.node).kill(incarnation, pod=pod.uid)
+        await self._delete(pod)
+        return Tree(
+            incarnation=incarnation,
+            key=pod.key,
+            state=TreeState.GONE,
+            init_pid=0,
+            pod=pod.uid,
+        )
+
+    def labels(self, key: SessionKey) -> dict[str, str] | None:
+        """Of a session's pod, as its spawner has made it; None: not known."""
+        return self._sessions.labels(key)
+
+    def waiting(self) -> list[Waiting]:
+        """Sessions that no node has a GPU for, the longest first."""
+        return self._sessions.waiting()
+
+    # --- the store, which all of them have
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed ones; of a session, its own node hears first."""
+        pods = self._sessions.now()
+        nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
+        return await self._agents.anyone(lambda client: client.checkpoints(), nodes)
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login inside a checkpoint, and what it needs."""
+        return await self._agents.anyone(lambda client: client.identity(checkpoint))
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint."""
+        await self._agents.anyone(lambda client: client.discard(checkpoint))
+
+    # --- who and where
+    async def _seat(
+        self, incarnation: str, *, running: bool = False
+    ) -> tuple[Pod, AgentClient]:
+        """The pod of an incarnation, and its node's agent.
+
+        Raises:
+            NotFound: there is no such pod, or its container is dead.
+            Unreachable: nobody knows.
+        """
+        pod = await self._sessions.one(incarnation, running=running)
+        if not pod.node or pod.over:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        return pod, self._agents.on(pod.node)
+
+    async def _labels_of(self, pod: Pod) -> dict[str, str]:
+        """The labels of its node that a session with a GPU needs again."""
+        if not self._node_labels or not pod.wants_gpu:
+            return {}
+        for wait in (*NODE_WAITS, None):
+            try:
+                labels = (await self._cluster.node(pod.node)).metadata.labels or {}
+                return {
+                    name: labels[name] for name in self._node_labels & labels.keys()
+                }
+            except (NotFound, Unreachable) as error:
+                if error.reason is not Reason.CLUSTER_UNREACHABLE:
+                    # The agent of the next node compares the cards themselves.
+                    _log.warning("%s: labels of %s: %s", pod.key, pod.node, error)
+                    return {}
+                if wait is None:
+                    raise
+                await asyncio.sleep(wait)
+        return {}
+
+    async def _delete(self, pod: Pod) -> None:
+        """Its tree is dead; if this fails, the spawner's stop or next start does it."""
+        try:
+            await self._cluster.delete(pod)
+        except ReclaimError as error:
+            _log.warning("%s: pod %s: %s", pod.key, pod.metadata.name, error)
+
+
+def _node_of(pods: list[Pod], uid: str) -> str:
+    return next((pod.node for pod in pods if pod.uid == uid), "its node")

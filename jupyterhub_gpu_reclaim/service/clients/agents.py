@@ -1,0 +1,129 @@
+"""The agents of a cluster by their node: the pods of a DaemonSet, and clients for them.
+
+Asked by ``fleet.py``. An agent that is started anew has another address; it is found at
+the next question, and a stream that broke with the old one is begun again by whoever
+reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+    from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Agents:
+    """One client per node.
+
+    Args:
+        pods: the pods of the DaemonSet.
+        connect: makes a client for the agent with that IP address.
+    """
+
+    def __init__(self, pods: Mirror, connect: Callable[[str], AgentClient]) -> None:
+        self._pods = pods
+        self._connect = connect
+        self._clients: dict[str, AgentClient] = {}
+        self._silent: set[str] = set()
+        self._answered = ""  # the node whose agent answered for all last
+
+    async def run(self) -> None:
+        """Follow for ever where they are."""
+        await self._pods.run()
+
+    def close(self) -> None:
+        """Close connections; operations go on at the agents."""
+        for client in self._clients.values():
+            client.close()
+
+    def on(self, node: str) -> AgentClient:
+        """The agent of that node.
+
+        Raises:
+            Unreachable: there is none now.
+        """
+        ip = self._addresses().get(node)
+        if ip is None:
+            raise silent(node)
+        return self._at(ip)
+
+    def silent(self, node: str, error: Exception) -> None:
+        """It did not say what runs there; the log hears of it once per silence."""
+        if node not in self._silent:
+            self._silent.add(node)
+            _log.warning("the agent on %s does not answer: %s", node, error)
+
+    def heard(self, node: str) -> None:
+        """It did."""
+        if node in self._silent:
+            self._silent.discard(node)
+            _log.info("the agent on %s answers again", node)
+
+    async def anyone(
+        self, ask: Callable[[AgentClient], Awaitable[T]], first: Sequence[str] = ()
+    ) -> T:
+        """The first answer; the agent that gave the last one is asked first.
+
+        Args:
+            ask: the question.
+            first: nodes whose agents are asked even before that one.
+
+        Raises:
+            Unreachable: there is no agent, or none answers.
+        """
+        addresses = self._addresses()
+        last = Unreachable(Reason.NO_AGENT)
+        turn = lambda node: (node not in first, node != self._answered, node)  # noqa: E731
+        for node in sorted(addresses, key=turn):
+            try:
+                answer = await ask(self._at(addresses[node]))
+            except Unreachable as error:
+                last = error
+                continue
+            self._answered = node
+            return answer
+        raise last
+
+    def _at(self, ip: str) -> AgentClient:
+        if ip not in self._clients:
+            for old in self._clients.keys() - set(self._addresses().values()):
+                self._clients.pop(old).close()
+            self._clients[ip] = self._connect(ip)
+        return self._clients[ip]
+
+    def _addresses(self) -> dict[str, str]:
+        """IP address of the agent of each node; of two, the one that is ready."""
+        pods = [
+            pod
+            for pod in self._pods.now()
+            if pod.node and pod.status.pod_ip and pod.status.phase == "Running"
+        ]
+        pods.sort(key=lambda p: (p.ready, p.metadata.deletion_timestamp is None))
+        return {pod.node: pod.status.pod_ip or "" for pod in pods}
+
+
+def silent(node: str, detail: str = "") -> Unreachable:
+    """The error that says which node does not answer."""
+    return Unreachable(Reason.NODE_SILENT, node=node, detail=detail)
+
+
+@contextmanager
+def named(node: str) -> Iterator[None]:
+    """Say which node it is, where its agent does not answer."""
+    try:
+        yield
+    except Unreachable as error:
+        raise silent(node, str(error)) from None

@@ -1,0 +1,286 @@
+"""The Hub's REST API, as the orchestrator's ``Hub``: which servers run, start, stop.
+
+Made by ``service/app.py``; called by the orchestrator. The only module that speaks to
+the Hub's API about servers. It decides nothing and retries nothing; a Hub that does
+not answer in time is ``Unreachable(HUB_UNREACHABLE)``. The scopes that each call needs
+stand beside it; ``common/auth/scopes.py`` lists them with their reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+T = TypeVar("T")
+
+#: Users per page; the Hub's own bound is 200.
+PAGE = 200
+#: The Hub answers pages to those who ask for them by this type.
+_PAGINATION = "application/jupyterhub-pagination+json"
+
+
+class _Server(Value, frozen=True, kw_only=True):
+    """The part of the Hub's server model that we look at."""
+
+    ready: bool = False
+    pending: str | None = None
+    stopped: bool = False
+    user_options: Any = None  #: whatever somebody has said at the start
+
+
+class _User(Value, frozen=True, kw_only=True):
+    name: str = ""
+    groups: list[str] | None = None  #: left out likewise (``read:users:groups``)
+    created: datetime | None = None  #: left out likewise (``read:users``)
+    #: left out by a Hub that does not let us see them
+    servers: dict[str, _Server] | None = None
+
+
+class _NextPage(Value, frozen=True, kw_only=True):
+    offset: int
+
+
+class _Pagination(Value, frozen=True, kw_only=True):
+    next: _NextPage | None = None
+
+
+class _Page(Value, frozen=True, kw_only=True, rename={"pagination": "_pagination"}):
+    items: list[_User]
+    pagination: _Pagination = _Pagination()
+
+
+class _Message(Value, frozen=True, kw_only=True):
+    message: str = ""
+
+
+class HubClient:
+    """The Hub that has started us.
+
+    Args:
+        api_url: ``JUPYTERHUB_API_URL``.
+        token: the service's own token, ``JUPYTERHUB_API_TOKEN``.
+        ca_file: certificates that vouch for an ``https`` Hub; empty: the system's.
+        own: files of the certificate and key that such a Hub has given us; None: none.
+        quick: seconds for a call that only asks.
+        slow: seconds for a start or a stop: the Hub itself waits up to 10 s before
+            it says "pending".
+    """
+
+    def __init__(
+        self,
+        api_url: str,
+        token: str,
+        *,
+        ca_file: str = "",
+        own: tuple[str, str] | None = None,
+        quick: float = 15.0,
+        slow: float = 60.0,
+    ) -> None:
+        headers = {"Authorization": f"token {token}"}
+        self._http = Connection(api_url, lambda: headers, ca_file=ca_file, own=own)
+        self._quick = quick
+        self._slow = slow
+        self._users: dict[str, _User] = {}  # of the last answers
+
+    def close(self) -> None:
+        """Close connections; calls in flight fail."""
+        self._http.close()
+
+    async def servers(self) -> dict[SessionKey, HubState]:
+        """Every server that is not stopped (``list:users``, ``read:servers``).
+
+        Raises:
+            Unreachable: no answer, or not one for us.
+        """
+        found: dict[SessionKey, HubState] = {}
+        users: dict[str, _User] = {}
+        offset: int | None = 0
+        while offset is not None:
+            path = f"/users?state=active&offset={offset}&limit={PAGE}"
+            page = _understood(await self._get(path, accept=_PAGINATION), _Page, path)
+            for user in page.items:
+                users[user.name] = user
+                for name, server in _servers(user, path).items():
+                    found[SessionKey(user.name, name)] = _state(server)
+            following = page.pagination.next
+            offset = following.offset if following is not None else None
+        self._users = users
+        return {
+            key: state for key, state in found.items() if state is not HubState.STOPPED
+        }
+
+    async def server(self, key: SessionKey) -> HubState:
+        """One server (``read:servers``); an unknown one is stopped.
+
+        Raises:
+            Unreachable: no answer, or not one for us.
+        """
+        path = f"/users/{_quoted(key.user)}"
+        answer = await self._get(path, missing_ok=True)
+        if answer.status == 404:
+            return HubState.STOPPED
+        user = _understood(answer, _User, path)
+        self._users[key.user] = user
+        server = _servers(user, path).get(key.server)
+        return HubState.STOPPED if server is None else _state(server)
+
+    def groups(self, user: str) -> list[str] | None:
+        """Their groups (``read:users:groups``) as last told; None: not known."""
+        known = self._users.get(user)
+        return None if known is None else known.groups
+
+    def options(self, key: SessionKey) -> dict[str, list[str]] | None:
+        """What a server was started with, as texts; None: not known."""
+        known = self._users.get(key.user)
+        server = (known.servers or {}).get(key.server) if known is not None else None
+        return None if server is None else _texts(server.user_options)
+
+    async def created(self, user: str) -> float:
+        """When the Hub has made that user (``read:users``), seconds since the epoch.
+
+        Infinity where there is none now, or the Hub does not let us see it: a name may
+        have been another person's before.
+
+        Raises:
+            Unreachable: no answer, or not one for us.
+        """
+        path = f"/users/{_quoted(user)}"
+        answer = await self._get(path, missing_ok=True)
+        if answer.status == 404:
+            return math.inf
+        made = _understood(answer, _User, path).created
+        if made is None:
+            return math.inf
+        return made.replace(tzinfo=made.tzinfo or UTC).timestamp()
+
+    async def stop(self, key: SessionKey) -> None:
+        """Ask for a stop (``delete:servers``); one that is not there is stopped.
+
+        The answer may come before the server has stopped. Idempotent.
+
+        Raises:
+            Unreachable: no answer.
+            Refused: retryable: something else is pending there.
+        """
+        answer = await self._order("DELETE", key)
+        if answer.status not in {202, 204, 404}:
+            raise _refused(answer, f"stop {key}")
+
+    async def start(self, key: SessionKey) -> None:
+        """Ask for a start (``start:servers``), with the options of the last one.
+
+        The body is empty on purpose: options in it would replace those of the user.
+        The answer may come before the server is ready. Idempotent.
+
+        Raises:
+            Unreachable: no answer.
+            Refused: retryable: something is pending there; else: the Hub will not.
+        """
+        answer = await self._order("POST", key)
+        if answer.status in {201, 202}:
+            return
+        if answer.status == 400 and "already running" in _message(answer):
+            return
+        raise _refused(answer, f"start {key}")
+
+    async def _order(self, method: str, key: SessionKey) -> Answer:
+        path = f"/users/{_quoted(key.user)}/server"
+        if key.server:
+            path += f"s/{_quoted(key.server)}"
+        return await self._ask(method, path, limit=self._slow)
+
+    async def _get(
+        self, path: str, *, accept: str = "application/json", missing_ok: bool = False
+    ) -> Answer:
+        headers = {"Accept": accept}
+        answer = await self._ask("GET", path, limit=self._quick, headers=headers)
+        if answer.status == 200 or (missing_ok and answer.status == 404):
+            return answer
+        raise _unreachable(f"{path}: status {answer.status} {_message(answer)}")
+
+    async def _ask(self, method: str, path: str, **more: Any) -> Answer:
+        try:
+            answer = await self._http.ask(method, path, **more)
+        except Silent as silent:
+            raise _unreachable(str(silent)) from None
+        if answer.status >= 502:
+            raise _unreachable(f"{path}: status {answer.status}")
+        return answer
+
+
+def _quoted(name: str) -> str:
+    """A name in a path, as the Hub itself quotes it."""
+    return quote(name, safe="@~")
+
+
+def _servers(user: _User, path: str) -> dict[str, _Server]:
+    """The servers of a user; a Hub that hides them has not said that there are none."""
+    if user.servers is None:
+        raise _unreachable(f"{path}: no servers are told: is read:servers missing?")
+    return user.servers
+
+
+def _texts(options: Any) -> dict[str, list[str]]:
+    """Options as texts: forms give lists, KubeSpawner and scripts give anything.
+
+    What is no text, number or truth is left out.
+    """
+    found = {}
+    for name, value in options.items() if isinstance(options, dict) else ():
+        many = value if isinstance(value, list) else [value]
+        texts = [str(x).lower() if isinstance(x, bool) else x for x in many]
+        found[str(name)] = [str(x) for x in texts if isinstance(x, str | int | float)]
+    return found
+
+
+def _state(server: _Server) -> HubState:
+    if server.pending == "spawn":
+        return HubState.SPAWNING
+    if server.pending == "stop":
+        return HubState.STOPPING
+    if server.pending:
+        return HubState.UNSETTLED
+    return HubState.RUNNING if server.ready else HubState.STOPPED
+
+
+def _unreachable(detail: str) -> Unreachable:
+    return Unreachable(Reason.HUB_UNREACHABLE, detail=detail)
+
+
+def _understood(answer: Answer, kind: type[T], path: str) -> T:
+    try:
+        return codec.decode(answer.body, kind)
+    except BadRequest as error:
+        raise _unreachable(f"{path}: {error}") from None
+
+
+def _message(answer: Answer) -> str:
+    """The Hub's sentence, for the log and for telling one 400 from another."""
+    try:
+        return codec.decode(answer.body, _Message).message
+    except BadRequest:
+        return ""
+
+
+def _refused(answer: Answer, what: str) -> Refused:
+    """The Hub will not, now or at all."""
+    message = _message(answer)
+    detail = f"{what}: status {answer.status} {message}"
+    pending = answer.status == 400 and ("pending" in message or "renamed" in message)
+    if pending or answer.status in {429, 500, 503}:
+        return Refused(
+            Reason.OPERATION_IN_FLIGHT,
+            operation="start or stop",
+            detail=detail,
+            retryable=True,
+        )
+    what = f"The Hub refused: {message or answer.status}."
+    return Refused(Reason.INVALID, what=what, detail=detail, retryable=False)

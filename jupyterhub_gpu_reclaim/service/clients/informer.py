@@ -1,0 +1,162 @@
+"""The pods of one kind as they are now: listed once, then watched.
+
+Kept running by ``fleet.py``. A watch that ends, breaks, is throttled or falls too far
+behind costs a new list and some patience, never a wrong picture: who asks while nothing
+was heard for too long gets ``Unreachable``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, Watched
+
+_log = logging.getLogger(__name__)
+
+#: Seconds after which everything is listed anew, whatever the watch has told.
+RESYNC = 300.0
+#: Seconds without any word after which the picture counts as unknown. A watch is
+#: asked for anew every 30 s, which is a word.
+STALE = 60.0
+#: Seconds between two attempts, doubled from the first to the second.
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+
+
+class Source(Protocol):
+    """Fulfilled by ``kubernetes.Api``."""
+
+    async def pods(self, namespace: str, selector: str) -> Pods:
+        """List them."""
+
+    def watch(
+        self, namespace: str, selector: str, version: str
+    ) -> AsyncIterator[Watched]:
+        """What happens after that."""
+
+
+class Mirror:
+    """The pods of one namespace that match one selector."""
+
+    def __init__(
+        self, source: Source, clock: Clock, *, namespace: str, selector: str
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._where = (namespace, selector)
+        self._pods: dict[str, Pod] = {}
+        self._uids: dict[SessionKey, set[str]] = {}
+        self._heard: float | None = None
+        self._wait = FIRST_WAIT
+        self._error: ReclaimError | None = None
+
+    def now(self) -> list[Pod]:
+        """The pods, as of a moment ago.
+
+        Raises:
+            ReclaimError: nothing has been heard for too long; why, is in the error.
+        """
+        self._check()
+        return list(self._pods.values())
+
+    def of(self, key: SessionKey) -> list[Pod]:
+        """One session's pods, as of a moment ago; among many, as quick as among few.
+
+        Raises:
+            ReclaimError: nothing has been heard for too long; why, is in the error.
+        """
+        self._check()
+        return [self._pods[uid] for uid in sorted(self._uids.get(key, ()))]
+
+    def _check(self) -> None:
+        heard = self._heard
+        if heard is None or self._clock.monotonic() - heard > STALE:
+            raise self._error or Unreachable(
+                Reason.CLUSTER_UNREACHABLE, detail="not listed yet"
+            )
+
+    async def fresh(self, more: str = "") -> list[Pod]:
+        """The pods right now, from the server; the watch goes on by itself.
+
+        Args:
+            more: narrows the selector down.
+        """
+        namespace, selector = self._where
+        return (await self._source.pods(namespace, f"{selector}{more}")).items or []
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        while True:
+            try:
+                await self._follow()
+            except ReclaimError as error:
+                self._note(error)
+                asked = getattr(error, "wait", 0.0)
+                wait = max(min(asked, LONGEST_WAIT), self._wait)
+                self._wait = min(2 * self._wait, LONGEST_WAIT)
+                # Not all services of a cluster at once, after it was gone.
+                await self._clock.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311
+
+    def _note(self, error: ReclaimError) -> None:
+        if self._error is None:
+            _log.warning("pods %s: %s", "/".join(self._where), error)
+        self._error = error
+
+    def _heard_now(self) -> None:
+        self._heard = self._clock.monotonic()
+        if self._error is not None:
+            _log.info("pods %s: known again", "/".join(self._where))
+        self._error, self._wait = None, FIRST_WAIT
+
+    async def _follow(self) -> None:
+        """One list, and watches until it is time for the next."""
+        listed = await self._source.pods(*self._where)
+        self._replace(listed.items or ())
+        version = listed.metadata.resource_version
+        until = self._clock.monotonic() + RESYNC
+        while (begun := self._clock.monotonic()) < until:
+            watch = self._source.watch(*self._where, version)
+            async with aclosing(watch) as events:  # type: ignore[type-var]
+                async for event in events:
+                    version = event.object.metadata.resource_version or version
+                    self._take(event)
+            self._heard_now()
+            if self._clock.monotonic() - begun < FIRST_WAIT:
+                await self._clock.sleep(FIRST_WAIT)  # a server that ends all at once
+
+    def _replace(self, pods: Iterable[Pod]) -> None:
+        self._pods, self._uids = {}, {}
+        for pod in pods:
+            self._put(pod)
+        self._heard_now()
+
+    def _take(self, event: Watched) -> None:
+        if event.type == "DELETED":
+            self._remove(event.object.metadata.uid)
+        elif event.type != "BOOKMARK":
+            self._put(event.pod)
+        self._heard_now()
+
+    def _put(self, pod: Pod) -> None:
+        self._remove(pod.uid)
+        self._pods[pod.uid] = pod
+        self._uids.setdefault(pod.key, set()).add(pod.uid)
+
+    def _remove(self, uid: str) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        uids = self._uids[pod.key]
+        uids.discard(uid)
+        if not uids:
+            del self._uids[pod.key]

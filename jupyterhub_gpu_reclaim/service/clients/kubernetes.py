@@ -1,0 +1,275 @@
+"""The few calls that the service makes to the API server of Kubernetes.
+
+The only importer of ``kubernetes``; made by ``service/app.py`` where sessions are pods,
+used by ``mirror.py`` and ``fleet.py``. It keeps nothing and repeats nothing: an answer
+that does not come in time is ``Unreachable``, and so is one that says "too busy"
+(:class:`Busy`, which says how long to wait) or "too old" (:class:`Expired`).
+
+What it may do is :data:`RULES`; the manifests in ``etc/kubernetes`` are tested against
+that table, and so are the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import aiohttp
+import msgspec
+from kubernetes.aio import client, config
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod, Pods, Watched
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
+T = TypeVar("T")
+
+#: Pods in one piece of a list.
+PAGE = 500
+#: Seconds after which the server ends a watch; silence longer than that is a dead line.
+WATCH_SECONDS = 30
+_SLACK = 10.0
+#: The longest line of a watch, in bytes: etcd takes no object above 1.5 MiB.
+MAX_LINE = 4 << 20
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of the service's role.
+
+    Attributes:
+        resource: of the core API group.
+        verbs: that are used, and no others.
+        scope: ``sessions`` (the namespace of the users' pods), ``agents`` (that of the
+            agents) or ``cluster``.
+        why: for the administrator who reads the manifest.
+    """
+
+    resource: str
+    verbs: tuple[str, ...]
+    scope: str
+    why: str
+
+
+RULES = (
+    Rule("pods", ("list", "watch"), "sessions", "which session runs on which node"),
+    Rule("pods", ("delete",), "sessions", "remove the pod of a session that is saved"),
+    Rule("pods", ("list", "watch"), "agents", "find the agent of a session's node"),
+    Rule("nodes", ("get",), "cluster", "which GPU a session needs when it comes back"),
+)
+
+
+class Busy(Unreachable):
+    """The server throttles, or is being restarted (429, 5xx)."""
+
+    def __init__(self, detail: str, *, wait: float = 0.0) -> None:
+        super().__init__(Reason.CLUSTER_UNREACHABLE, detail=detail)
+        self.wait = wait  #: seconds that it asks for
+
+
+class Expired(Unreachable):
+    """What is asked for is too old for the server (410): list anew."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Reason.CLUSTER_UNREACHABLE, detail=detail)
+
+
+class Api:
+    """A connection to the API server.
+
+    Args:
+        api: the library's client; :meth:`open` makes it.
+        limit: seconds for a call that is no watch.
+    """
+
+    def __init__(self, api: client.ApiClient, *, limit: float = 15.0) -> None:
+        self._api = api
+        self._core = client.CoreV1Api(api)
+        self._limit = limit
+
+    @classmethod
+    async def open(cls, kubeconfig: str = "", *, limit: float = 15.0) -> Api:
+        """Connect with the pod's own account, or with a kubeconfig.
+
+        Args:
+            kubeconfig: a file; empty: the account of the pod that this runs in.
+            limit: seconds for a call that is no watch.
+
+        Raises:
+            Refused: there is no account and no such file.
+        """
+        settings = client.Configuration()
+        try:
+            if kubeconfig:
+                await config.load_kube_config(
+                    config_file=kubeconfig, client_configuration=settings
+                )
+            else:
+                config.load_incluster_config(client_configuration=settings)
+        except (config.ConfigException, OSError) as error:
+            what = f"There is no access to the API server of Kubernetes: {error}."
+            raise Refused(Reason.INVALID, what=what) from None
+        return cls(client.ApiClient(settings), limit=limit)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def pods(self, namespace: str, selector: str) -> Pods:
+        """The pods as they are now (a consistent list), with the list's version."""
+        found: list[Pod] = []
+        token = ""
+        while True:
+            listed = self._core.list_namespaced_pod_without_preload_content(
+                namespace,
+                label_selector=selector,
+                limit=PAGE,
+                _continue=token or None,
+            )
+            page = await self._answer("list", "pods", listed, Pods)
+            found += page.items or ()
+            token = page.metadata.continue_
+            if not token:
+                return Pods(metadata=page.metadata, items=found)
+
+    async def watch(
+        self, namespace: str, selector: str, version: str
+    ) -> AsyncIterator[Watched]:
+        """What happens to them after that version, until the server ends the watch.
+
+        Raises:
+            Expired: that version is too old.
+            Unreachable: it broke, or the line is dead.
+        """
+        asked = self._core.list_namespaced_pod_without_preload_content(
+            namespace,
+            label_selector=selector,
+            resource_version=version,
+            watch=True,
+            allow_watch_bookmarks=True,
+            timeout_seconds=WATCH_SECONDS,
+        )
+        async with _border():
+            response = await self._asked(asked)
+            try:
+                await _check(response, "watch", "pods")
+                while line := await _line(response):
+                    event = _decoded(line, Watched)
+                    if event.type == "ERROR":
+                        raise _error(event.object.code, event.object.message)
+                    yield event
+            finally:
+                response.close()
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete that very pod, with its own grace; one that is gone is fine.
+
+        Never by force, and never another pod of the same name.
+        """
+        options = client.V1DeleteOptions(
+            preconditions=client.V1Preconditions(uid=pod.uid)
+        )
+        deleted = self._core.delete_namespaced_pod_without_preload_content(
+            pod.metadata.name, pod.metadata.namespace, body=options
+        )
+        try:
+            await self._answer("delete", "pods", deleted, dict[str, Any])
+        except NotFound:
+            return
+        except Refused as error:
+            if error.reason is not Reason.OPERATION_IN_FLIGHT:
+                raise
+
+    async def node(self, name: str) -> Node:
+        """One node's labels; ``NotFound`` where there is none."""
+        read = self._core.read_node_without_preload_content(name)
+        return await self._answer("get", "nodes", read, Node)
+
+    # --- the border
+    async def _asked(self, asked: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(self._limit):
+            return await asked
+
+    async def _answer(
+        self, verb: str, resource: str, asked: Awaitable[Any], kind: type[T]
+    ) -> T:
+        async with _border():
+            response = await self._asked(asked)
+            try:
+                await _check(response, verb, resource)
+                async with asyncio.timeout(self._limit):
+                    return _decoded(await response.read(), kind)
+            finally:
+                response.release()
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this runs in; ``default`` outside of any."""
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "default"
+
+
+@asynccontextmanager
+async def _border() -> AsyncIterator[None]:
+    """Errors of the library and of the line are ours from here on."""
+    try:
+        yield
+    except TimeoutError:
+        raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail="no answer") from None
+    except (aiohttp.ClientError, OSError, client.ApiException) as error:
+        detail = f"{type(error).__name__}: {error}"
+        raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail) from None
+
+
+async def _line(response: Any) -> bytes:
+    """The next line of a watch; empty at its end."""
+    try:
+        async with asyncio.timeout(WATCH_SECONDS + _SLACK):
+            line: bytes = await response.content.readline()
+    except ValueError:
+        raise Unreachable(
+            Reason.CLUSTER_UNREACHABLE, detail="a line is too long"
+        ) from None
+    return line
+
+
+async def _check(response: Any, verb: str, resource: str) -> None:
+    """Raise what an answer that is an error says."""
+    if response.status < 400:
+        return
+    text = (await response.read())[:2000].decode(errors="replace")
+    if response.status == 403:
+        raise Unreachable(
+            Reason.CLUSTER_FORBIDS, verb=verb, resource=resource, detail=text
+        )
+    wait = response.headers.get("Retry-After", "")
+    raise _error(response.status, text, float(wait) if wait.isdecimal() else 0.0)
+
+
+def _error(status: int, text: str, wait: float = 0.0) -> Exception:
+    detail = f"status {status}: {text}"
+    if status == 404:
+        return NotFound(Reason.UNKNOWN_SESSION, session="on that node", detail=detail)
+    if status == 409:
+        return Refused(Reason.OPERATION_IN_FLIGHT, operation="pod", detail=detail)
+    if status == 410:
+        return Expired(detail)
+    return Busy(detail, wait=wait)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise Unreachable(
+            Reason.CLUSTER_UNREACHABLE, detail=f"not what was asked for: {error}"
+        ) from None

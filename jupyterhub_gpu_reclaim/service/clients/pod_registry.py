@@ -1,0 +1,90 @@
+"""Which session is in which pod, and where: what the API server says, and nobody else.
+
+Asked by ``fleet.py``. What the watch shows is believed for what is there; that there is
+no pod, only a fresh list can say, since it decides that a session is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.models import Waiting
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+    from jupyterhub_gpu_reclaim.service.clients.pods import Pod
+
+
+class Seats:
+    """The pods that have a session in them."""
+
+    def __init__(self, pods: Mirror) -> None:
+        self._pods = pods
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        await self._pods.run()
+
+    def now(self) -> list[Pod]:
+        """All of them, as of a moment ago.
+
+        Raises:
+            ReclaimError: that is not known.
+        """
+        return self._pods.now()
+
+    async def of(self, key: SessionKey) -> list[Pod]:
+        """One session's pods."""
+        mine = self._pods.of(key)
+        if mine and all(pod.node for pod in mine):
+            return mine
+        return [pod for pod in await self._pods.fresh() if pod.key == key]
+
+    async def one(self, incarnation: str, *, running: bool = False) -> Pod:
+        """An incarnation's pod.
+
+        Args:
+            incarnation: of the session in it.
+            running: what it runs has to be known, too.
+
+        Raises:
+            NotFound: there is none.
+        """
+        for pod in self._pods.now():
+            known = pod.node and (pod.image or not running)
+            if pod.incarnation == incarnation and known:
+                return pod
+        for pod in await self._pods.fresh(f",{INCARNATION}={incarnation}"):
+            if pod.incarnation == incarnation:
+                return pod
+        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+
+    def labels(self, key: SessionKey) -> dict[str, str] | None:
+        """Of the pod that a session runs in; None: there is none, or nobody knows."""
+        try:
+            pods = [pod for pod in self._pods.of(key) if not pod.over]
+        except ReclaimError:
+            return None
+        return (pods[0].metadata.labels or {}) if len(pods) == 1 else None
+
+    def waiting(self) -> list[Waiting]:
+        """Sessions that no node has a GPU for, the longest first."""
+        try:
+            pods = self._pods.now()
+        except ReclaimError:
+            return []
+        pods = [pod for pod in pods if pod.lacks_gpu]
+        pods.sort(key=lambda pod: (pod.metadata.creation_timestamp or "", pod.uid))
+        return [
+            Waiting(
+                key=pod.key,
+                since=pod.created,
+                gpus=pod.gpus,
+                reason=pod.unscheduled or "",
+            )
+            for pod in pods
+        ]

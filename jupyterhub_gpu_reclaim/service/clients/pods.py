@@ -1,0 +1,233 @@
+"""Pods and nodes as the API server tells them: the few fields that we read.
+
+Decoded by ``kubernetes.py``, kept by ``mirror.py``, read by ``fleet.py``. Names of
+fields are Kubernetes' own (JSON), so that they can be looked up.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+#: As ``hub/kube/pod.py`` labels them; no import, since that one is the Hub's process'.
+INCARNATION = "gpu-reclaim/incarnation"
+USER = "gpu-reclaim/user"
+SERVER = "gpu-reclaim/server"
+CONTAINER = "notebook"
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields that we do not know are left out."""
+
+
+class Meta(_Object, frozen=True, rename="camel"):
+    """Of an object, or of a list."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Resources(_Object, frozen=True, rename="camel"):
+    """What a container asks for."""
+
+    limits: dict[str, Any] | None = None
+
+
+class Container(_Object, frozen=True, rename="camel"):
+    """A container as it was asked for."""
+
+    name: str
+    resources: Resources | None = None
+
+
+class Spec(_Object, frozen=True, rename="camel"):
+    """A pod as it was asked for."""
+
+    containers: list[Container] | None = None  #: none in a bookmark
+    node_name: str | None = None
+
+
+class ContainerStatus(_Object, frozen=True, rename="camel"):
+    """A container as the kubelet reports it."""
+
+    name: str
+    image_id: str = msgspec.field(default="", name="imageID")
+    ready: bool = False
+    state: dict[str, Any] | None = None
+
+
+class Condition(_Object, frozen=True, rename="camel"):
+    """One thing that is so, or not."""
+
+    type: str
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+
+
+class Status(_Object, frozen=True, rename="camel"):
+    """A pod as the kubelet reports it."""
+
+    phase: str = ""
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+
+
+class Pod(_Object, frozen=True, rename="camel"):
+    """A pod."""
+
+    metadata: Meta
+    spec: Spec = Spec()
+    status: Status = Status()
+
+    @property
+    def uid(self) -> str:
+        """Its name for ever."""
+        return self.metadata.uid
+
+    @property
+    def node(self) -> str:
+        """Where it runs; empty: nowhere yet."""
+        return self.spec.node_name or ""
+
+    @property
+    def incarnation(self) -> str:
+        """Of the session in it."""
+        return (self.metadata.labels or {}).get(INCARNATION, "")
+
+    @property
+    def key(self) -> SessionKey:
+        """Whose session is in it, as its spawner has noted."""
+        notes = self.metadata.annotations or {}
+        return SessionKey(notes.get(USER, ""), notes.get(SERVER, ""))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        told = self.status.conditions or ()
+        return any(c.type == "Ready" and c.status == "True" for c in told)
+
+    @property
+    def over(self) -> bool:
+        """Whether the session's container is dead, as the kubelet has reported."""
+        if self.status.phase in {"Succeeded", "Failed"}:
+            return True
+        mine = self._mine()
+        return mine is not None and "terminated" in (mine.state or {})
+
+    @property
+    def image(self) -> str:
+        """What its container runs, by digest; empty: not known yet."""
+        mine = self._mine()
+        return "" if mine is None else mine.image_id.removeprefix("docker-pullable://")
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Whether it asks for a GPU of any make."""
+        return self.gpus > 0
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it asks for, or parts (MIG) of them."""
+        return sum(
+            _count(number)
+            for container in self.spec.containers or ()
+            for name, number in (
+                (container.resources or Resources()).limits or {}
+            ).items()
+            if _is_gpu(name)
+        )
+
+    @property
+    def unscheduled(self) -> str | None:
+        """Why no node takes it, as the scheduler says; None: one does, or may."""
+        for told in self.status.conditions or ():
+            if told.type == "PodScheduled" and told.reason == "Unschedulable":
+                return told.message or "no node takes it"
+        return None
+
+    @property
+    def lacks_gpu(self) -> bool:
+        """Whether a GPU that comes free may help it.
+
+        The scheduler's words name what is short: "0/3 nodes are available: 2
+        Insufficient nvidia.com/gpu, …". Where it has none, it may be that.
+        """
+        why = self.unscheduled
+        if why is None or not self.wants_gpu:
+            return False
+        return "Insufficient" not in why or _is_gpu(why)
+
+    @property
+    def created(self) -> float:
+        """When, in seconds since the epoch; 0 where that is not told."""
+        told = self.metadata.creation_timestamp
+        try:
+            return datetime.fromisoformat(told).timestamp() if told else 0.0
+        except ValueError:
+            return 0.0
+
+    def _mine(self) -> ContainerStatus | None:
+        statuses = self.status.container_statuses or ()
+        return next((each for each in statuses if each.name == CONTAINER), None)
+
+
+def _is_gpu(words: str) -> bool:
+    return "/gpu" in words or "/mig-" in words
+
+
+def _count(number: object) -> int:
+    """A number of devices: Kubernetes writes it as a number or as digits."""
+    try:
+        return max(0, int(str(number)))
+    except ValueError:
+        return 1
+
+
+class Pods(_Object, frozen=True, rename="camel"):
+    """A list, or a piece of one."""
+
+    metadata: Meta = Meta()
+    items: list[Pod] | None = None
+
+
+class Node(_Object, frozen=True, rename="camel"):
+    """A node."""
+
+    metadata: Meta
+
+
+class Thing(_Object, frozen=True, rename="camel"):
+    """What a watch tells of: a pod, or (ERROR) a status."""
+
+    metadata: Meta = Meta()
+    spec: Spec = Spec()
+    status: Status | str = ""
+    code: int = 0
+    message: str = ""
+
+
+class Watched(_Object, frozen=True, rename="camel"):
+    """One line of a watch."""
+
+    type: str  #: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR
+    object: Thing
+
+    @property
+    def pod(self) -> Pod:
+        """The pod, unless it is an error or a bookmark."""
+        thing = self.object
+        status = thing.status if isinstance(thing.status, Status) else Status()
+        return Pod(metadata=thing.metadata, spec=thing.spec, status=status)

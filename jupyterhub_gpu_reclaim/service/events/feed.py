@@ -1,0 +1,110 @@
+"""Brings the journal's audit into the event log, behind the sessions' backs.
+
+Run by ``service/app.py`` as a task of its own. It reads the audit by a mark that the
+journal keeps: whatever becomes of the log's disk, no session is held up, and what could
+not be written is written later, in order. It changes nothing but its mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
+from jupyterhub_gpu_reclaim.service.events.log import EventLog
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the audit; and after a failure.
+PACE, PAUSE = 1.0, 30.0
+#: Looks at the end; what is left then is written after the next start.
+LAST_LOOKS = 10
+
+
+class Feed:
+    """One reader of the audit.
+
+    Args:
+        trail: the audit with this reader's mark.
+        log: where to.
+        clock: for the pauses.
+    """
+
+    def __init__(self, trail: Trail, log: EventLog, clock: Clock) -> None:
+        self._trail = trail
+        self._log = log
+        self._clock = clock
+
+    def once(self) -> bool:
+        """Write what is new, some lines at most; whether there was anything.
+
+        A crash between the line and the mark writes the line once more.
+
+        Raises:
+            OSError: the log could not be written; the mark stands before that line.
+            StoreError: the journal could not be read or written.
+        """
+        lines = self._trail.next()
+        written = 0
+        try:
+            for each in lines:
+                self._log.session(each.id, each.line)
+                written = each.id
+        finally:
+            if written:
+                self._trail.done(written)
+        return bool(lines)
+
+    async def run(self) -> None:
+        """Write for ever; what fails is tried again."""
+        while True:
+            try:
+                pause = 0.0 if self.once() else PACE
+            except (OSError, ReclaimError) as error:
+                _log.warning("events: not written now, later again: %s", error)
+                pause = PAUSE
+            await self._clock.sleep(pause)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Write while the block lasts, and at its end what is left."""
+        task = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            with contextlib.suppress(OSError, ReclaimError):
+                for _ in range(LAST_LOOKS):
+                    if not self.once():
+                        break
+
+
+@contextlib.asynccontextmanager
+async def feeding(
+    journal: Journal, place: str, clock: Clock
+) -> AsyncIterator[EventLog | None]:
+    """Keep an event log while the block lasts; None where no place is named.
+
+    Raises:
+        Refused: the place cannot be written.
+    """
+    if not place:
+        yield None
+        return
+    log = EventLog(place)
+    try:
+        async with Feed(Trail(journal, "events"), log, clock).running():
+            yield log
+    finally:
+        log.close()

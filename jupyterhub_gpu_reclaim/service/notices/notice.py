@@ -1,0 +1,86 @@
+"""Which lines of the audit people are told of, and in which words.
+
+Used by ``courier.py`` for each line. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Numbered
+
+#: Every kind of notice, with the beginning of its subject.
+SUBJECTS = {
+    "warned": "About to be suspended",
+    "suspended": "Suspended",
+    "suspend-failed": "Could not be suspended",
+    "resume-failed": "Could not be brought back",
+    "deletion-ahead": "Will be deleted",
+}
+_KINDS = {
+    "warned": "warned",
+    "released": "suspended",
+    "capture_failed": "suspend-failed",
+    "thawed": "suspend-failed",
+    "restore_failed": "resume-failed",
+    "lost": "resume-failed",
+    "deletion ahead": "deletion-ahead",
+}
+_ADVICE = {
+    "warned": "Use it, or choose Keep on its page, and it goes on running. A suspended"
+    " session is not lost: it comes back with everything in it.",
+    "suspended": "Open it as ever, and it comes back with everything in it.",
+    "suspend-failed": "Nothing is lost, and you need not do anything.",
+    "resume-failed": "What is saved of it is kept. Try again, or choose to start"
+    " afresh.",
+    "deletion-ahead": "If you still need it, bring it back before.",
+}
+#: A suspend that somebody called off, or a user who came back, is no failure.
+_NO_FAILURES = {Reason.CANCELLED.value, Reason.WENT_ON.value}
+
+
+class Notice(Value, frozen=True, kw_only=True):
+    """What a receiver is told. ``id`` is the same when it is told again."""
+
+    id: int
+    kind: str
+    at: float  #: seconds since the epoch
+    session: SessionKey
+    sentence: str
+    advice: str
+    code: str = ""  #: of the reason, where there is one
+    link: str = ""
+
+    @property
+    def subject(self) -> str:
+        """One line."""
+        server = f" {self.session.server}" if self.session.server else ""
+        return f"{SUBJECTS[self.kind]}: your JupyterHub session{server}"
+
+
+def notice_of(numbered: Numbered, link: str) -> Notice | None:
+    """The notice that a line is worth, if any.
+
+    Args:
+        numbered: the line.
+        link: address of the page where people see their sessions; may be empty.
+    """
+    number, line = numbered
+    kind = _KINDS.get(line.what)
+    if kind is None or line.code in _NO_FAILURES:
+        return None
+    return Notice(
+        id=number,
+        kind=kind,
+        at=line.at,
+        session=line.key,
+        sentence=sentence(line),
+        advice=_ADVICE[kind],
+        code=line.code,
+        link=link,
+    )

@@ -1,0 +1,121 @@
+"""The service's address, held while its Hub lives, so that nobody else can take it.
+
+The proxy sends people's requests, with their logins, to whoever listens there. So the
+Hub's own process holds the listening socket, and each supervisor takes a copy of it
+(``pidfd_getfd``). While there is none, whoever asks waits for the next one.
+
+A copy takes rights that a Hub has as root, but not in every container; where it has
+them not, the supervisor opens the address itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.linux import pidfd
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: In the service's environment: the Hub's pid and the socket's number there.
+HELD = "GPU_RECLAIM_HELD_ADDRESS"
+#: Seconds between two attempts at an address that cannot be had.
+AGAIN = 0.5
+_BACKLOG = 256
+_CAP_SYS_PTRACE = 19  # linux/capability.h
+
+#: What this process holds, by address.
+_held: dict[tuple[str, int], socket.socket] = {}
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there, on all addresses of that name's first kind."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def hold(host: str, port: int, seconds: float) -> str:
+    """Hold that address from now on; for the Hub's process.
+
+    Args:
+        host: as the service's URL names it.
+        port: likewise.
+        seconds: how long to wait for a predecessor to leave it.
+
+    Returns:
+        what :data:`HELD` is to say; empty where it cannot be held.
+    """
+    if not _can_be_copied():
+        return ""
+    until = time.monotonic() + seconds
+    while (host, port) not in _held:
+        try:
+            _held[host, port] = listening(host, port)
+        except OSError:
+            if time.monotonic() >= until:
+                return ""
+            await asyncio.sleep(AGAIN)
+    return f"{os.getpid()},{_held[host, port].fileno()}"
+
+
+def let_go() -> None:
+    """Hold nothing any more: the service has not come up with it."""
+    for each in _held.values():
+        each.close()
+    _held.clear()
+
+
+def taken(environment: Mapping[str, str], port: int) -> socket.socket | None:
+    """A copy of the socket that the Hub holds; None where it holds none for us."""
+    pid, _, number = environment.get(HELD, "").partition(",")
+    if not (pid.isdecimal() and number.isdecimal()):
+        return None
+    with suppress(OSError):
+        made = socket.socket(fileno=_copied(int(pid), int(number)))
+        if made.getsockname()[1] == port:
+            return made
+        made.close()
+    return None
+
+
+def _can_be_copied() -> bool:
+    """Whether a child of ours, with our rights, may copy our descriptors."""
+    status = Path("/proc/self/status").read_text()
+    rights = int(status.partition("CapEff:")[2].split(None, 1)[0], 16)
+    if not rights >> _CAP_SYS_PTRACE & 1:
+        return False
+    try:  # an old kernel has no such call, and a container may forbid it
+        with Path("/proc/self/status").open("rb") as file:
+            os.close(_copied(os.getpid(), file.fileno()))
+    except OSError:
+        return False
+    return True
+
+
+def _copied(pid: int, number: int) -> int:
+    """A copy of another process's descriptor (pidfd_getfd(2), Linux 5.6).
+
+    Raises:
+        OSError: no such process or descriptor, or not allowed.
+    """
+    process = os.pidfd_open(pid)
+    try:
+        return pidfd.copied(process, number)
+    finally:
+        os.close(process)

@@ -1,0 +1,181 @@
+"""The service lives as long as its Hub, and alone on its state folder.
+
+Called by ``app.py`` before anything is opened. Two services on one journal would be
+two brains; an orphan of a Hub that was killed would hold the port of its successor.
+Nothing here knows what the service does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+#: Where the Hub says in our environment which process it is (``hub_config``).
+HUB_PID = "GPU_RECLAIM_HUB_PID"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(hub: int = 0) -> int:
+    """Have the kernel send SIGTERM when the parent ends; return whom to :func:`watch`.
+
+    The kernel does it even while the event loop is stuck. A parent that ended before
+    this call is not noticed by it: another process has taken its place by then, which
+    may never end.
+
+    Args:
+        hub: pid of the Hub that started us, as it told itself; 0 where it did not.
+
+    Returns:
+        the parent's pid, or the Hub's, where that has ended already.
+    """
+    parent = os.getppid()
+    _at_parents_end(signal.SIGTERM)
+    return hub if hub and hub != parent and not _exists(hub) else parent
+
+
+def hub_of(environment: Mapping[str, str]) -> int:
+    """The pid that the Hub has told; 0 where it did not."""
+    told = environment.get(HUB_PID, "")
+    return int(told) if told.isdecimal() else 0
+
+
+def live_on() -> None:
+    """Take :func:`die_with_parent` back."""
+    _at_parents_end(0)
+
+
+def _at_parents_end(number: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def watch(parent: int, on_end: Callable[[], None]) -> Callable[[], None]:
+    """Call ``on_end`` once in the running loop when process ``parent`` has ended.
+
+    Returns:
+        what takes the watch back.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(parent)
+    except ProcessLookupError:
+        loop.call_soon(on_end)
+        return lambda: None
+    if os.getppid() != parent:  # it ended before, and the number is another's
+        os.close(descriptor)
+        loop.call_soon(on_end)
+        return lambda: None
+
+    def forget() -> None:
+        if loop.remove_reader(descriptor):
+            os.close(descriptor)
+
+    def ended() -> None:
+        forget()
+        on_end()
+
+    loop.add_reader(descriptor, ended)
+    return forget
+
+
+class StateFolder:
+    """The service's own folder (0700), which one process at a time holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    def open(self, *, patience: float) -> None:
+        """Make it where missing and take its lock, waiting ``patience`` seconds.
+
+        A predecessor whose Hub was killed needs a moment to end.
+
+        Raises:
+            Refused: another service holds it, or it cannot be used.
+        """
+        try:
+            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            lock = os.open(
+                self.path / "service.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            what = f"The state folder {self.path} cannot be used: {error.strerror}."
+            raise Refused(Reason.INVALID, what=what) from error
+        deadline = time.monotonic() + patience
+        while not _locked(lock):
+            if time.monotonic() >= deadline:
+                holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+                os.close(lock)
+                what = (
+                    f"Another service (process {holder or 'unknown'}) works on the"
+                    f" state folder {self.path}."
+                )
+                raise Refused(Reason.INVALID, what=what)
+            time.sleep(0.1)  # before the event loop; flock has no time limit
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def secret(self, name: str, size: int = 32) -> bytes:
+        """Random bytes kept in the folder (0600), made at the first call.
+
+        Raises:
+            Refused: the file is there but cannot be read, or is cut short.
+        """
+        path = self.path / name
+        try:
+            if not path.exists():
+                fresh = path.with_suffix(".new")
+                fresh.touch(mode=0o600)
+                fresh.write_bytes(os.urandom(size))
+                fresh.replace(path)
+            data = path.read_bytes()
+        except OSError as error:
+            what = f"The file {path} cannot be used: {error.strerror}."
+            raise Refused(Reason.INVALID, what=what) from error
+        if len(data) < size:
+            what = f"The file {path} is cut short; delete it and start again."
+            raise Refused(Reason.INVALID, what=what)
+        return data
+
+
+def _exists(pid: int) -> bool:
+    """Whether it lives; one that has ended and waits to be reaped does not."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([descriptor], [], [], 0)[0]
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock is ours now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""What is served while the service cannot work (yet): why, and no more.
+
+The service listens from its first second on, so that the Hub finds it; which of two
+applications answers is decided here, request by request.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from tornado.httputil import HTTPServerConnectionDelegate
+from tornado.web import Application
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api.base import Route, VouchedRoute
+from jupyterhub_gpu_reclaim.service.api.operators import Health
+from jupyterhub_gpu_reclaim.service.web import pages
+from jupyterhub_gpu_reclaim.service.web.site import log_request
+
+if TYPE_CHECKING:
+    from tornado.httputil import HTTPMessageDelegate
+
+    from jupyterhub_gpu_reclaim.common.models import Failure
+    from jupyterhub_gpu_reclaim.service.settings.environment import Surroundings
+
+
+class Stage(HTTPServerConnectionDelegate):
+    """Hands requests to the application that is on now; for ``HTTPServer``."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._words = _Words(surroundings)
+        self._standby = _application(self._words)
+        self.application = self._standby
+
+    def wait(self, why: Reason) -> None:
+        """Nothing works from now on, and everybody who asks is told why."""
+        self._words.why = why
+        self.application = self._standby
+
+    def start_request(
+        self, server_conn: object, request_conn: Any
+    ) -> HTTPMessageDelegate:
+        """The application of this moment answers."""
+        return self.application.start_request(server_conn, request_conn)
+
+    def on_close(self, server_conn: object) -> None:
+        """No application of ours wants to know."""
+
+
+class _Waits(Route):
+    """Any call of a program: not here, and not yet."""
+
+    async def prepare(self) -> None:
+        """Say why."""
+        raise Unreachable(self.settings["context"].why)
+
+
+class _SpawnerWaits(VouchedRoute):
+    """Any call of the spawner: the same, proved to be our word."""
+
+    async def prepare(self) -> None:
+        """Say why."""
+        raise Unreachable(self.settings["context"].why)
+
+
+class _Alive(Route):
+    """The program answers; whether it may work is what ``readyz`` says."""
+
+    def get(self) -> None:
+        """It does."""
+        self.answer(Health(version=__version__))
+
+
+class _Page(pages.HtmlErrors):
+    """Any page."""
+
+    async def prepare(self) -> None:
+        """Say why there is none."""
+        self.set_header("Retry-After", "5")
+        raise Unreachable(self.settings["context"].why)
+
+    def write_failure(self, failure: Failure) -> None:
+        """On our own page with 200: the Hub ends itself at an error there."""
+        if self.request.path == self.settings["context"].prefix:
+            self.set_status(200)
+        super().write_failure(failure)
+
+
+class _Words:
+    """The little of a context that pages need which show a failure."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.why = Reason.SERVICE_STARTING
+        self.templates = pages.templates()
+        self.prefix = surroundings.prefix
+        self.hub_prefix = surroundings.hub_prefix
+        self.hub_host = surroundings.hub_host
+        self.spawner_token = surroundings.spawner_token.encode()
+
+
+def _application(words: _Words) -> Application:
+    """The application of a service that waits."""
+    base = re.escape(words.prefix)
+    looks = [r for r in pages.rules(words.prefix) if r[1] is pages.Static]
+    return Application(
+        [
+            (rf"{base}healthz", _Alive),
+            (rf"{base}api/spawner/.*", _SpawnerWaits),
+            (rf"{base}(readyz|metrics|api/.*)", _Waits),
+            *looks,
+            (r".*", _Page),
+        ],
+        context=words,
+        log_function=log_request,
+    )

@@ -1,0 +1,164 @@
+"""Answers at the service's address while the service itself does not.
+
+A few lines of HTTP on the standard library, so that it listens a moment after the
+program has started. It says that the service is being started, or the one sentence of
+what hinders it; it never touches a session. The page of the service itself is answered
+with 200, since JupyterHub ends itself when a managed service answers with an error at
+its start; every other address is a 503 in our own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    import socket
+
+    from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+
+#: Connections at a time; what comes on top is closed unheard.
+MOST = 128
+#: Seconds that a request, and the taking of its answer, may last.
+PATIENCE = 5.0
+#: Largest head, and largest body, that is read, in bytes.
+_MAX_HEAD, _MAX_BODY = 16 * 1024, 64 * 1024
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="robots" content="noindex">
+<meta http-equiv="refresh" content="{again}"><title>Sessions</title></head>
+<body><main><h1>Sessions</h1>
+<p id="why" data-code="{code}">{message}</p><p>{hint}</p>
+<p>Saved sessions are kept, and running ones go on.</p></main></body></html>
+"""
+
+
+@dataclass(frozen=True)
+class State:
+    """Why the service does not answer itself: it is being started, or ``why``."""
+
+    why: str = ""
+
+    @property
+    def reason(self) -> Reason:
+        """As callers are told."""
+        return Reason.SERVICE_BROKEN if self.why else Reason.SERVICE_STARTING
+
+
+class StandIn:
+    """The stand-in at a listening socket, which it shares and never closes."""
+
+    def __init__(
+        self, listening: socket.socket, prefix: str, vouching: Vouching | None = None
+    ) -> None:
+        self.state = State()
+        self._vouching = vouching
+        self._listening = listening
+        self._prefix = prefix
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    async def begin(self) -> None:
+        """Take connections; doing it already is fine."""
+        if self._server is None:
+            # A copy: closing it takes nothing from who shares the socket.
+            self._server = await asyncio.start_server(
+                self._serve, sock=self._listening.dup(), limit=_MAX_HEAD
+            )
+
+    def end(self) -> None:
+        """Leave the connections to others."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._open += 1
+        try:
+            if self._open <= MOST:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE):
+                        await self._answer(reader, writer)
+        except (OSError, ValueError, asyncio.IncompleteReadError):
+            pass  # no HTTP, or nobody who still listens
+        except asyncio.LimitOverrunError:
+            pass  # a head that nobody needs
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.split("\r\n")
+        method, target, _ = first.split(" ", 2)
+        # Unread bytes would make the kernel reset the connection under our answer.
+        if length := min(int(_header(lines, "Content-Length") or 0), _MAX_BODY):
+            await reader.readexactly(length)
+        status, kind, body = self._told(target.partition("?")[0])
+        told = [
+            f"HTTP/1.1 {status}",
+            f"Content-Type: {kind}; charset=utf-8",
+            f"Content-Length: {len(body)}",
+            "Cache-Control: no-store",
+            "Retry-After: 2",
+            "X-Content-Type-Options: nosniff",
+            "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'",
+            "Connection: close",
+        ]
+        nonce = _header(lines, NONCE)
+        if nonce and self._vouching is not None:
+            number = int(status.partition(" ")[0])
+            told.append(f"{PROOF}: {self._vouching.proof(nonce, number, body)}")
+        told.append("\r\n")
+        writer.write("\r\n".join(told).encode() + (b"" if method == "HEAD" else body))
+        await writer.drain()
+
+    def _told(self, path: str) -> tuple[str, str, bytes]:
+        """Status, type and body for a path."""
+        if path == f"{self._prefix}healthz":
+            return "200 OK", "application/json", _json({"version": __version__})
+        reason, why = self.state.reason, self.state.why
+        message = reason.sentence(why=why)
+        if not path.startswith(self._prefix) or path.startswith(
+            (f"{self._prefix}api/", f"{self._prefix}readyz", f"{self._prefix}metrics")
+        ):
+            failure = {
+                "code": reason.value,
+                "message": message,
+                "hint": reason.hint,
+                "retryable": reason.retryable,
+            }
+            return "503 Service Unavailable", "application/json", _json(failure)
+        page = _PAGE.format(
+            again=30 if why else 2,
+            code=escape(reason.value),
+            message=escape(message),
+            hint=escape(reason.hint),
+        )
+        ours = "200 OK" if path == self._prefix else "503 Service Unavailable"
+        return ours, "text/html", page.encode()
+
+
+def _header(lines: list[str], wanted: str) -> str:
+    """A field of the head; empty where it is not there."""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == wanted.lower():
+            return value.strip()
+    return ""
+
+
+def _json(value: dict[str, object]) -> bytes:
+    return json.dumps(value).encode()

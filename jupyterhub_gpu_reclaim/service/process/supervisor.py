@@ -1,0 +1,232 @@
+"""``jupyterhub-gpu-reclaim-service``: keeps the address, runs the service behind it.
+
+JupyterHub ends itself when a managed service exits, or does not answer, while the Hub
+starts. So this small program, which imports next to nothing, answers at once at the
+address (``held.py``) and stays whatever happens: the service proper (``app.py``) is its
+child, which takes the connections over when it is ready. Until then, and whenever the
+child has ended or moves no more,
+:class:`~jupyterhub_gpu_reclaim.service.process.standin.StandIn` says why, and the child
+is started again, each time a little later. It ends when it is told to, or with its Hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
+from jupyterhub_gpu_reclaim.service.process.reporting import (
+    BEATS,
+    SUPERVISED,
+    Pulse,
+    heard,
+)
+from jupyterhub_gpu_reclaim.service.process.standin import StandIn, State
+from jupyterhub_gpu_reclaim.service.settings.environment import (
+    PROBLEMS,
+    SPAWNER_TOKEN,
+    address_of,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+#: Seconds until the next start of a child that ended, at first and at most.
+SOONEST, LATEST = 1.0, 60.0
+#: A child that was ready for so many seconds has not failed at its start.
+_STEADY = 60.0
+#: Seconds that a child has to end when it is told to; its own farewells take less.
+_FAREWELL = 12.0
+_PROGRAM = "from jupyterhub_gpu_reclaim.service.app import main; main()"
+_CHILD = (sys.executable, "-P", "-c", _PROGRAM)
+
+
+class Supervisor:
+    """Keeps one child alive behind one address.
+
+    Args:
+        command: the child's.
+        environment: the child's; it says where to listen, and what is wrong already.
+
+    Raises:
+        Refused: the environment has no address: nobody runs this under a Hub.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._environment = dict(environment)
+        self._problems = _problems(environment)
+        self._host, self._port, self._prefix = address_of(environment)
+        self._told = asyncio.Event()
+        self._forget_parent = lambda: None
+        self._delay = self._wait = SOONEST
+        self._standin: StandIn
+
+    async def run(self) -> None:
+        """Until told to end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told.set)
+        hub = lifeline.die_with_parent(lifeline.hub_of(self._environment))
+        self._forget_parent = lifeline.watch(hub, self._told.set)
+        listening = await self._listen()
+        if listening is None:
+            return
+        secret = self._environment.get(SPAWNER_TOKEN, "")
+        vouching = Vouching(secret.encode()) if secret else None
+        self._standin = StandIn(listening, self._prefix, vouching)
+        await self._standin.begin()
+        if self._problems:
+            self._say(" ".join(self._problems))
+            await self._told.wait()
+        while not self._told.is_set():
+            await self._one_life(listening)
+            await self._unless_told(self._wait)
+        self._standin.end()
+
+    async def _listen(self) -> socket.socket | None:
+        """The address, as soon as it can be had; None: told to end before."""
+        said = ""
+        while not self._told.is_set():
+            try:
+                return held_socket.taken(
+                    self._environment, self._port
+                ) or held_socket.listening(self._host, self._port)
+            except OSError as error:
+                why = (
+                    f"The address {self._host}:{self._port} cannot be used:"
+                    f" {error.strerror or error}."
+                )
+                if why != said:  # a predecessor needs a moment to end
+                    _log(f"{why} Trying on.")
+                said = why
+                await self._unless_told(held_socket.AGAIN)
+        return None
+
+    async def _one_life(self, listening: socket.socket) -> None:
+        """Start the child, hear what it reports, and see it end."""
+        reading, writing = os.pipe()
+        number = listening.fileno()
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**self._environment, SUPERVISED: f"{number},{writing}"},
+                pass_fds=(number, writing),
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        except OSError as error:
+            os.close(reading)
+            self._failed(f"It cannot be started: {error.strerror}.")
+            return
+        finally:
+            os.close(writing)
+        tasks = [asyncio.ensure_future(self._end_when_told(child))]
+        ready = why = ""
+        began = time.monotonic()
+        pulse = Pulse(0)
+        async for name, text in heard(reading):
+            if name == "ready":
+                ready, began = "yes", time.monotonic()
+                self._standin.end()
+                pulse = Pulse(float(text or 0))
+                tasks.append(asyncio.ensure_future(self._watch(child, pulse)))
+            elif name == "moves":
+                pulse.heard()
+            elif name == "failed":
+                why = text
+            elif name == "stays":
+                self._stay()
+        status = await child.wait()
+        for task in tasks:
+            task.cancel()
+        if self._told.is_set():
+            return
+        await self._standin.begin()
+        if ready and time.monotonic() - began >= _STEADY:
+            self._delay = SOONEST
+        self._failed(why or ("" if ready else _ended(status)), _ended(status))
+
+    def _failed(self, why: str, detail: str = "") -> None:
+        """Say so, and wait longer next time; with no reason it is just started."""
+        self._standin.state = State(why)
+        self._wait, self._delay = self._delay, min(2 * self._delay, LATEST)
+        _log(f"{why or detail} Started again in {self._wait:.0f} s.")
+
+    def _say(self, why: str) -> None:
+        self._standin.state = State(why)
+        _log(f"Every session is left alone: {why}")
+
+    async def _end_when_told(self, child: asyncio.subprocess.Process) -> None:
+        await self._told.wait()
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+            await asyncio.sleep(_FAREWELL)
+            child.kill()
+
+    async def _watch(self, child: asyncio.subprocess.Process, pulse: Pulse) -> None:
+        """End a child that moves no more; first answer in its place for a while."""
+        async for silent in pulse.silences():
+            if silent >= BEATS:
+                _log(f"It has not moved for {pulse.limit:g} s, and is ended.")
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+                return
+            if silent >= BEATS // 4:
+                await self._standin.begin()
+            elif not silent:
+                self._standin.end()
+
+    async def _unless_told(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._told.wait(), seconds)
+
+    def _stay(self) -> None:
+        """Outlive the process that started us: nobody's Hub has."""
+        self._forget_parent()
+        lifeline.live_on()
+
+
+def _problems(environment: Mapping[str, str]) -> list[str]:
+    """What ``configure(c)`` found wrong with the settings, in sentences."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(environment.get(PROBLEMS) or "[]")
+        return [str(each) for each in found]
+    return ["The settings are wrong; the Hub's log says why."]
+
+
+def _ended(status: int) -> str:
+    """How a child has ended, in a sentence."""
+    if status < 0:
+        return f"Its program was ended by signal {-status}."
+    return f"Its program ended with status {status}; the Hub's log says why."
+
+
+def _log(what: str) -> None:
+    """A line in the Hub's log."""
+    sys.stderr.write(f"jupyterhub-gpu-reclaim-service: {what}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Keep it running; without a Hub's environment, a sentence and status 1."""
+    command = [*_CHILD, *sys.argv[1:]]
+    if any(word in {"-h", "--help", "--help-all", "--version"} for word in command):
+        os.execv(command[0], command)  # noqa: S606 - ourselves, and no shell
+    try:
+        asyncio.run(Supervisor(command, os.environ).run())
+    except Refused as error:
+        _log(error.message)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The orchestrator's counts as Prometheus metrics.
+
+Registered by ``app.py``; asked by the ``/metrics`` route. Everything is read at the
+moment of the scrape, nothing is kept here. Label values that are known beforehand are
+there from the start with 0, so that a rate over them never misses the first event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.counters import (
+    BUCKETS,
+    CAUSES,
+    WAITS,
+    Histogram,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client import Metric
+
+    from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+
+PREFIX = "jupyterhub_gpu_reclaim_"
+OPERATIONS = ("suspend", "resume")
+OUTCOMES = ("ok", "failed")
+#: The agent's steps, as ``node/workflows/capture.py`` and ``node/workflows/restore.py``
+#: name them.
+STEPS = {
+    "suspend": ("preflight", "gpu", "connections", "dump", "files", "commit"),
+    "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
+}
+#: Failures that an alert may be made of before they have ever happened.
+USUAL_FAILURES = (
+    Reason.CAPTURE_FAILED,
+    Reason.RESTORE_FAILED,
+    Reason.TIMED_OUT,
+    Reason.CANCELLED,
+    Reason.AGENT_RESTARTED,
+    Reason.AGENT_UNREACHABLE,
+    Reason.HUB_UNREACHABLE,
+    Reason.STORE_FULL,
+    Reason.STORE_FAILED,
+    Reason.NOT_ENOUGH_MEMORY,
+    Reason.GPU_FAILED,
+    Reason.GPU_STUCK,
+    Reason.GPU_DRIVER_SILENT,
+    Reason.GPU_MEMORY,
+    Reason.GPU_WAIT_OVER,
+    Reason.CHECKPOINT_DAMAGED,
+    Reason.NODE_SILENT,
+    Reason.INTERNAL,
+)
+
+
+class Exporter(Collector):
+    """Turns one snapshot into metric families.
+
+    Args:
+        snapshot: asked at every scrape; cheap.
+    """
+
+    def __init__(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: the registry need not ask the orchestrator."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, of one moment."""
+        now = self._snapshot()
+        yield _info()
+        yield from _sessions(now)
+        yield from _operations(now)
+        yield _steps(now)
+        yield from _queue(now)
+        yield from _bytes(now)
+
+
+def registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
+    """A registry of its own with the exporter, the process and nothing else."""
+    made = CollectorRegistry(auto_describe=False)
+    made.register(Exporter(snapshot))
+    return made
+
+
+def _info() -> Metric:
+    family = GaugeMetricFamily(
+        PREFIX + "build_info", "Always 1; says which version runs.", labels=["version"]
+    )
+    family.add_metric([__version__], 1)
+    return family
+
+
+def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
+    phases = GaugeMetricFamily(
+        PREFIX + "sessions", "Sessions, by phase.", labels=["phase"]
+    )
+    for phase in Phase:
+        phases.add_metric([phase.value], now.phases.get(phase, 0))
+    yield phases
+    yield GaugeMetricFamily(
+        PREFIX + "sessions_watched",
+        "Sessions with recent samples; the others are not suspended.",
+        value=now.watched,
+    )
+    age = GaugeMetricFamily(
+        PREFIX + "sample_age_seconds",
+        "Time since the agent last told what the sessions do; absent until it has.",
+    )
+    if now.sample_age is not None:
+        age.add_metric([], now.sample_age)
+    yield age
+
+
+def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        PREFIX + "operations",
+        "Suspends and resumes that ended, by outcome.",
+        labels=["operation", "outcome"],
+    )
+    for operation in OPERATIONS:
+        for outcome in OUTCOMES:
+            count = now.counters.operations[operation, outcome]
+            ended.add_metric([operation, outcome], count)
+    yield ended
+    begun = CounterMetricFamily(
+        PREFIX + "suspends",
+        "Suspends that were begun, by cause: idle, pressure (somebody waited for a"
+        " GPU), request (a person's).",
+        labels=["cause"],
+    )
+    for cause in sorted({*CAUSES, *now.counters.causes}):
+        begun.add_metric([cause], now.counters.causes[cause])
+    yield begun
+    failed = CounterMetricFamily(
+        PREFIX + "operation_failures",
+        "Suspends and resumes that failed, by reason code.",
+        labels=["operation", "code"],
+    )
+    usual = {(one, code.value) for one in OPERATIONS for code in USUAL_FAILURES}
+    for operation, code in sorted(usual | set(now.counters.failures)):
+        count = now.counters.failures[operation, code]
+        failed.add_metric([operation, code], count)
+    yield failed
+
+
+def _steps(now: MetricsSnapshot) -> Metric:
+    family = HistogramMetricFamily(
+        PREFIX + "step_duration_seconds",
+        "Time that one step of a suspend or a resume took.",
+        labels=["operation", "step"],
+    )
+    usual = {(operation, step) for operation in STEPS for step in STEPS[operation]}
+    for operation, step in sorted(usual | now.counters.steps.keys()):
+        seen = now.counters.steps.get((operation, step), Histogram())
+        _add(family, [operation, step], seen)
+    return family
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], seen: Histogram) -> None:
+    buckets = [
+        (str(bound), float(count))
+        for bound, count in zip(BUCKETS, seen.buckets, strict=True)
+    ]
+    buckets.append(("+Inf", float(seen.count)))
+    family.add_metric(labels, buckets=buckets, sum_value=seen.total)
+
+
+def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        PREFIX + "sessions_waiting",
+        "Sessions in the queue for a GPU.",
+        value=now.waiting,
+    )
+    waits = HistogramMetricFamily(
+        PREFIX + "wait_duration_seconds",
+        "Time in the queue for a GPU, by how it ended: served, left (called off),"
+        " expired (the time limit).",
+        labels=["outcome"],
+    )
+    for outcome in WAITS:
+        _add(waits, [outcome], now.counters.waits.get(outcome, Histogram()))
+    yield waits
+    yield CounterMetricFamily(
+        PREFIX + "gpu_seconds_reclaimed",
+        "GPUs times seconds that suspended sessions have left to others, by the GPUs"
+        " that each held when it was saved; it lasts over restarts.",
+        value=now.gpu_seconds,
+    )
+
+
+def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        PREFIX + "saved_logical_bytes",
+        "Bytes that saved sessions held, summed over all suspends.",
+        value=now.counters.logical_bytes,
+    )
+    yield CounterMetricFamily(
+        PREFIX + "saved_stored_bytes",
+        "Bytes that were written for them.",
+        value=now.counters.stored_bytes,
+    )
+    yield CounterMetricFamily(
+        PREFIX + "saved_deduplicated_bytes",
+        "Bytes that stood in the store already and were not written again.",
+        value=now.counters.deduplicated_bytes,
+    )
+    yield GaugeMetricFamily(
+        PREFIX + "checkpoints", "Checkpoints that are kept.", value=now.checkpoints
+    )
+    yield GaugeMetricFamily(
+        PREFIX + "checkpoints_stored_bytes",
+        "Bytes that they take in the store.",
+        value=now.stored_bytes,
+    )

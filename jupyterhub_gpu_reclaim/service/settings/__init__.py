@@ -1,0 +1,1 @@
+"""Every setting of the service, judged before anything acts on it."""

@@ -1,0 +1,118 @@
+"""What the Hub tells its service in the environment, checked once at the start.
+
+Read by ``app.py``. Everything that is missing is named in one sentence, so that an
+administrator need not find out one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SPAWNER_TOKEN = "GPU_RECLAIM_SPAWNER_TOKEN"  # noqa: S105 - a variable's name
+#: What ``configure(c)`` found wrong with the settings: a JSON list of sentences.
+PROBLEMS = "GPU_RECLAIM_SETTINGS_PROBLEMS"
+_NEEDED = (
+    "JUPYTERHUB_API_TOKEN",
+    "JUPYTERHUB_API_URL",
+    "JUPYTERHUB_SERVICE_URL",
+    "JUPYTERHUB_SERVICE_PREFIX",
+    SPAWNER_TOKEN,
+)
+#: A secret that is shorter was not made by us and may be guessed.
+_SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Addresses and secrets from the Hub; secrets never show when printed."""
+
+    api_url: str
+    host: str
+    port: int
+    prefix: str
+    hub_prefix: str
+    hub_host: str
+    api_token: str = field(repr=False)
+    spawner_token: str = field(repr=False)
+    #: Under ``JupyterHub.internal_ssl``: the Hub's certificates, and ours with its key.
+    hub_ca: str = ""
+    own: tuple[str, str] | None = None
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Surroundings:
+        """Take them from the environment.
+
+        Raises:
+            Refused: something is missing or makes no sense.
+        """
+        missing = [name for name in _NEEDED if not environment.get(name)]
+        if missing:
+            raise _refused(
+                f"{', '.join(missing)} must be set: this program is run by JupyterHub"
+                " as a managed service (see hub_config.configure)."
+            )
+        if len(environment[SPAWNER_TOKEN]) < _SHORTEST_TOKEN:
+            raise _refused(f"{SPAWNER_TOKEN} is too short to be a secret.")
+        host, port, prefix = address_of(environment)
+        certificate = environment.get("JUPYTERHUB_SSL_CERTFILE")
+        key = environment.get("JUPYTERHUB_SSL_KEYFILE")
+        base = _slashed(environment.get("JUPYTERHUB_BASE_URL", "/"))
+        return cls(
+            api_url=environment["JUPYTERHUB_API_URL"],
+            host=host,
+            port=port,
+            prefix=prefix,
+            hub_prefix=f"{base}hub/",
+            hub_host=environment.get("JUPYTERHUB_HOST", ""),
+            api_token=environment["JUPYTERHUB_API_TOKEN"],
+            spawner_token=environment[SPAWNER_TOKEN],
+            hub_ca=environment.get("JUPYTERHUB_SSL_CLIENT_CA", ""),
+            own=(certificate, key) if certificate and key else None,
+        )
+
+
+def address_of(environment: Mapping[str, str]) -> tuple[str, int, str]:
+    """Host, port and path that the Hub expects the service at.
+
+    Raises:
+        Refused: the environment is not that of a managed service.
+    """
+    url = environment.get("JUPYTERHUB_SERVICE_URL")
+    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX")
+    if not url or not prefix:
+        raise _refused(
+            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX must be set: this"
+            " program is run by JupyterHub as a managed service (see"
+            " hub_config.configure)."
+        )
+    return *_address(url), _slashed(prefix)
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Host and port to listen on."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "http" and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass  # no number where the port stands: said below
+    what = f"The service's address {url!r} must be of the form http://127.0.0.1:10202."
+    raise _refused(what)
+
+
+def _slashed(path: str) -> str:
+    """A URL path with slashes at both ends."""
+    inner = path.strip("/")
+    return f"/{inner}/" if inner else "/"
+
+
+def _refused(what: str) -> Refused:
+    return Refused(Reason.INVALID, what=what)

@@ -1,0 +1,298 @@
+"""Every setting of the service, with its unit, its effect and what 0 or empty means.
+
+Read by ``app.py`` only, from ``--ReclaimService.x=…`` or a configuration file. The
+reference documentation is generated from these traits. Secrets are not among them:
+the Hub's token and the spawner's token come in the environment.
+"""
+
+from __future__ import annotations
+
+from traitlets import Bool, Enum, Float, Int, List, Unicode
+
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.service.api.context import Limits
+from jupyterhub_gpu_reclaim.service.settings.store import StoreOptions
+
+_DEFAULTS = Settings()
+_DAY = 86400.0
+
+
+class Options(StoreOptions):
+    """The service's settings; mixed into the application."""
+
+    config_file = Unicode(
+        "",
+        help="A Python configuration file (`c.ReclaimService.grace = 600`). Empty:"
+        " none.",
+    ).tag(config=True)
+
+    placement = Enum(
+        ["local", "kubernetes"],
+        default_value="local",
+        help="Where sessions run. `local`: on this machine, with one agent (`agent`)."
+        " `kubernetes`: in pods of KubeSpawner, with one agent per node, found"
+        " through the API server.",
+    ).tag(config=True)
+
+    agent = Unicode(
+        "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
+        help="Address of the machine's agent: `unix:/path` for a socket,"
+        " `https://host:8099` for TCP, `http://127.0.0.1:8099` on the same machine. By"
+        " plain HTTP the agent has to prove itself before it is told anything, since"
+        " others could take its port while it is away.",
+    ).tag(config=True)
+
+    agent_token_file = Unicode(
+        "/var/lib/jupyterhub-gpu-reclaim/agent.token",
+        help="File with the agent's bearer token. The agent makes it at its first"
+        " start; only root may read it. It may appear after the service has started.",
+    ).tag(config=True)
+
+    agent_ca_file = Unicode(
+        "",
+        help="Certificates (PEM) that vouch for an `https` agent. Empty: those of the"
+        " system.",
+    ).tag(config=True)
+
+    kubeconfig = Unicode(
+        "",
+        help="With `placement = kubernetes`: file that says how to reach the API"
+        " server. Empty: the account of the pod that the service runs in.",
+    ).tag(config=True)
+
+    namespace = Unicode(
+        "",
+        help="With `placement = kubernetes`: namespace of the users' pods. Empty: the"
+        " one that the service runs in.",
+    ).tag(config=True)
+
+    agent_namespace = Unicode(
+        "",
+        help="With `placement = kubernetes`: namespace of the agents' DaemonSet, which"
+        " needs rights that a namespace of users should not give. Empty: that of the"
+        " users' pods.",
+    ).tag(config=True)
+
+    agent_selector = Unicode(
+        "app.kubernetes.io/name=gpu-reclaim-agent",
+        help="With `placement = kubernetes`: labels of the agents' pods.",
+    ).tag(config=True)
+
+    agent_port = Int(
+        8099,
+        min=1,
+        max=65535,
+        help="With `placement = kubernetes`: port of every agent.",
+    ).tag(config=True)
+
+    agent_tls_name = Unicode(
+        "gpu-reclaim-agent",
+        help="With `placement = kubernetes`: the name in the certificate of every"
+        " agent, which `agent_ca_file` vouches for. Empty: plain HTTP, on which the"
+        " token and the sessions' logins can be read by whoever sees the network.",
+    ).tag(config=True)
+
+    gpu_node_labels = List(
+        Unicode(),
+        ["nvidia.com/gpu.product"],
+        help="With `placement = kubernetes`: labels of its node that a session with a"
+        " GPU needs again when it comes back, so that it waits for a fitting node."
+        " Empty: any node; the agent there refuses what does not fit.",
+    ).tag(config=True)
+
+    state_dir = Unicode(
+        "/var/lib/jupyterhub-gpu-reclaim/service",
+        help="Folder of the service (made with mode 0700): the journal and the secret"
+        " that signs login cookies. One service works on it at a time. Losing it loses"
+        " no session: they are found again at the agent and the Hub.",
+    ).tag(config=True)
+
+    journal_url = Unicode(
+        "",
+        help="SQLAlchemy URL of the journal, for example"
+        " `postgresql+psycopg://user@host/db`. Empty: SQLite in `state_dir`.",
+    ).tag(config=True)
+
+    journal_lease = Float(
+        15.0,
+        min=1,
+        max=600,
+        help="Seconds without a sign of life of the service that works on the journal"
+        " until another service on the same `journal_url` may take its place. Shorter"
+        " takes over sooner after the loss of a machine; a service that is paused for"
+        " longer than this stops working and waits. An orderly end, and the end of a"
+        " program on the same machine, are noticed at once.",
+    ).tag(config=True)
+
+    sample_interval = Float(
+        _DEFAULTS.sample_interval,
+        min=0.5,
+        max=600,
+        help="Seconds between two looks at what the sessions do. Shorter notices"
+        " activity sooner and asks every session's server more often. Three missed"
+        " looks begin the watching anew.",
+    ).tag(config=True)
+
+    tick_interval = Float(
+        _DEFAULTS.tick_interval,
+        min=0.5,
+        max=600,
+        help="Seconds between two comparisons of journal, agent and Hub, even if"
+        " nothing was heard. One request to the Hub and one to the agent each.",
+    ).tag(config=True)
+
+    warn_for = Float(
+        _DEFAULTS.warn_for,
+        min=0,
+        max=86400,
+        help="Seconds before a suspend at which its user is warned. They come on top of"
+        " `IdlePolicy.idle_after`; any activity and Keep take the warning back, and"
+        " right before the suspend there is one more look. Longer gives people time to"
+        " answer; shorter gives the GPU back sooner, and under 30 an open tab may not"
+        " show it in time. 0: suspended without a warning."
+        " Example: 600 for ten minutes before.",
+    ).tag(config=True)
+
+    gpu_wait = Float(
+        _DEFAULTS.gpu_wait,
+        min=0,
+        max=86400,
+        help="Seconds that a resume waits in the queue for memory of a GPU, where"
+        " sessions share the GPUs of a machine. Must be shorter than"
+        " `Spawner.start_timeout`, at which the Hub gives the start up. On Kubernetes"
+        " a pod waits for a node as long as that. 0: a resume that finds no room"
+        " fails at once, with the reason. Example: 120.",
+    ).tag(config=True)
+
+    keep_limit = Float(
+        _DEFAULTS.keep_limit,
+        min=0,
+        max=366 * _DAY,
+        help="Longest time in seconds for which somebody may ask that a session be"
+        " left alone, for example 86400 for a day. Who has the manage scope may ask for"
+        " a year. 0: nobody else may ask.",
+    ).tag(config=True)
+
+    keep_per_day = Float(
+        _DEFAULTS.keep_per_day,
+        min=0,
+        help="Seconds for which one user may have sessions left alone in any 24 hours,"
+        " all their sessions together; what lies ahead counts, and what is taken back"
+        " can be used again. Fairer to others where it is short. Who has the manage"
+        " scope is not bound. 0: no such limit. Example: 14400 for four hours a day.",
+    ).tag(config=True)
+
+    orphan_grace = Float(
+        _DEFAULTS.orphan_grace,
+        min=5,
+        help="Seconds for which a state that makes no sense (programs that the Hub"
+        " does not know of, say) must last before anything is ended for it.",
+    ).tag(config=True)
+
+    release_limit = Float(
+        _DEFAULTS.release_limit,
+        min=10,
+        help="Seconds for which a saved session stays frozen while the Hub does not"
+        " take the stop. Then it is thawed and goes on running.",
+    ).tag(config=True)
+
+    settle_limit = Float(
+        _DEFAULTS.settle_limit,
+        min=5,
+        help="Seconds for which a start or a stop waits for a suspend under way.",
+    ).tag(config=True)
+
+    operation_limit = Float(
+        _DEFAULTS.operation_limit,
+        min=60,
+        help="Seconds that one whole suspend or resume may take. The agent limits"
+        " each of its steps besides.",
+    ).tag(config=True)
+
+    backoff = Float(
+        _DEFAULTS.backoff,
+        min=1,
+        help="Seconds until the next try after a suspend that failed; doubled with"
+        " every failure in a row, up to `backoff_limit`.",
+    ).tag(config=True)
+
+    backoff_limit = Float(
+        _DEFAULTS.backoff_limit,
+        min=1,
+        help="Longest wait in seconds between two tries to suspend a session.",
+    ).tag(config=True)
+
+    captures = Int(
+        _DEFAULTS.captures,
+        min=1,
+        max=64,
+        help="Sessions that are saved at the same time. More of them share the"
+        " store's bandwidth, so that each is frozen for longer.",
+    ).tag(config=True)
+
+    event_log = Unicode(
+        "",
+        help="File that gets one line of JSON for everything that happens to a session,"
+        " with who and why; only root may read it. `-`: the standard output, which is"
+        " the Hub's log. It is opened anew after a rotation. Empty: none; the journal"
+        " keeps the same for `audit_days`.",
+    ).tag(config=True)
+
+    metrics_open = Bool(
+        False,
+        help="Whether `/metrics` needs no login. False: a Hub token with the scope"
+        " `read:metrics` or `custom:gpu-reclaim:manage`. The names of users never"
+        " stand in the metrics.",
+    ).tag(config=True)
+
+    trust_plain_http = Bool(
+        False,
+        help="Whether a login's cookie counts though the browser does not say how a"
+        " page was opened. Browsers say it (`Sec-Fetch-*`) over HTTPS and at localhost,"
+        " not over plain HTTP. True: where the Hub has no subdomains, any page on a"
+        " user's server can do everything at this service that its visitor may do."
+        " False: over plain HTTP the service's pages say that they need HTTPS.",
+    ).tag(config=True)
+
+    hung_after = Float(
+        60.0,
+        min=0,
+        max=3600,
+        help="Seconds without a move of its program after which the service is taken"
+        " for hung and started again; sessions are not concerned. After a quarter of it"
+        " whoever asks is told to wait. A short time takes a busy machine for a hung"
+        " program. 0: never.",
+    ).tag(config=True)
+
+    end_with_hub = Bool(
+        True,
+        help="Whether the service ends when the process that started it ends. False"
+        " where it is not started by the Hub but, say, by systemd.",
+    ).tag(config=True)
+
+    def settings(self) -> Settings:
+        """The orchestrator's part of the settings."""
+        return Settings(
+            sample_interval=self.sample_interval,
+            tick_interval=self.tick_interval,
+            warn_for=self.warn_for,
+            grace=self.grace,
+            set_aside=self.set_aside_days * _DAY,
+            audit=self.audit_days * _DAY,
+            forewarn=self.tell_deletion_hours * 3600,
+            retention=self.retention(),
+            orphan_grace=self.orphan_grace,
+            release_limit=self.release_limit,
+            settle_limit=self.settle_limit,
+            operation_limit=self.operation_limit,
+            gpu_wait=self.gpu_wait,
+            keep_limit=self.keep_limit,
+            keep_per_day=self.keep_per_day,
+            backoff=self.backoff,
+            backoff_limit=self.backoff_limit,
+            captures=self.captures,
+        )
+
+    def limits(self) -> Limits:
+        """The HTTP side's part."""
+        return Limits(set_aside_days=self.set_aside_days)

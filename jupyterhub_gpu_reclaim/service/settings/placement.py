@@ -1,0 +1,98 @@
+"""Who is asked about sessions: the machine's one agent, or the agents of a cluster.
+
+Called by ``app.py`` at its start. Where sessions are processes of this machine, nothing
+of Kubernetes is ever imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.service.clients.agent_router import Fleet
+from jupyterhub_gpu_reclaim.service.clients.agents import Agents
+from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.service.settings.options import Options
+
+    LetGo = Callable[[], Awaitable[None]]
+
+
+async def agent_of(options: Options, token: Path) -> tuple[Agent, LetGo]:
+    """The agent, and what closes the connections to it.
+
+    Raises:
+        Refused: there is no way to the API server, or a setting is of no use here.
+    """
+    source = DcgmSource(parent=options)
+    if options.placement == "kubernetes":
+        return await _fleet(options, token, source)
+    if source.url:
+        what = "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
+        raise Refused(Reason.INVALID, what=what)
+    agent = AgentClient(options.agent, token, ca_file=options.agent_ca_file)
+
+    async def let_go() -> None:
+        agent.close()
+
+    return agent, let_go
+
+
+async def _fleet(
+    options: Options, token: Path, source: DcgmSource
+) -> tuple[Agent, LetGo]:
+    try:
+        from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
+    except ImportError as error:
+        what = (
+            f"Sessions in pods need more packages ({error.name}):"
+            " pip install 'jupyterhub-gpu-reclaim[kubernetes]'."
+        )
+        raise Refused(Reason.INVALID, what=what) from None
+    clock = SystemClock()
+    gpu_use = source.open(clock)
+    api = await kubernetes.Api.open(options.kubeconfig)
+    namespace = options.namespace or kubernetes.own_namespace()
+    fleet = Fleet(
+        api,
+        sessions=Seats(Mirror(api, clock, namespace=namespace, selector=INCARNATION)),
+        agents=Agents(
+            Mirror(
+                api,
+                clock,
+                namespace=options.agent_namespace or namespace,
+                selector=options.agent_selector,
+            ),
+            lambda ip: _connect(options, token, ip),
+        ),
+        node_labels=options.gpu_node_labels,
+        gpu_use=gpu_use,
+    )
+    fleet.start()
+
+    async def let_go() -> None:
+        await fleet.stop()
+        await api.close()
+
+    return fleet, let_go
+
+
+def _connect(options: Options, token: Path, ip: str) -> AgentClient:
+    """The agent there, by the one name that all agents' certificates bear."""
+    port = options.agent_port
+    if options.agent_tls_name:
+        address = f"https://{options.agent_tls_name}:{port}"
+        return AgentClient(address, token, ca_file=options.agent_ca_file, at=ip)
+    host = f"[{ip}]" if ":" in ip else ip
+    return AgentClient(f"http://{host}:{port}", token)

@@ -1,0 +1,210 @@
+"""Judges settings before anything acts on them: names, types, bounds, contradictions.
+
+The same judgement for a command line, a configuration file and the call of
+``configure(c)``, so that what one lets through the other takes. It returns sentences
+for an administrator and raises nothing. A value is repeated only where it can be no
+secret, that is, where a number or a choice was wanted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub.services.auth import HubOAuth
+from traitlets import (
+    Bool,
+    Container,
+    Dict,
+    Enum,
+    Float,
+    HasTraits,
+    Int,
+    TraitError,
+    TraitType,
+)
+from traitlets.config import Application
+from traitlets.config.loader import DeferredConfig, LazyConfigValue
+
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
+from jupyterhub_gpu_reclaim.policy.rules import Rules
+from jupyterhub_gpu_reclaim.service.notices.settings import Notices
+from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
+from jupyterhub_gpu_reclaim.service.settings.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: Every section of the service's settings, and whose traits they are.
+SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
+    "ReclaimService": (Options, Application),
+    **{
+        each.__name__: (each,)
+        for each in (Guards, IdlePolicy, PressurePolicy, Rules, Notices, DcgmSource)
+    },
+    "HubOAuth": (HubOAuth,),
+    "HubAuth": (HubOAuth,),
+}
+#: traitlets has these sections for every program; they are left to it.
+_EVERYBODYS = {
+    "Application",
+    "Configurable",
+    "LoggingConfigurable",
+    "SingletonConfigurable",
+}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)\s*", re.IGNORECASE)
+_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def problems(
+    config: Mapping[str, Mapping[str, Any]],
+    sections: Mapping[str, tuple[type[HasTraits], ...]] = SECTIONS,
+) -> list[str]:
+    """What is wrong with these settings, in sentences; nothing: an empty list.
+
+    Args:
+        config: values by section and name, as they are or as a command line has them.
+        sections: which there are.
+    """
+    found: list[str] = []
+    sound: dict[str, dict[str, Any]] = {}
+    for section, values in config.items():
+        if section in _EVERYBODYS:
+            continue
+        if section not in sections:
+            found.append(
+                f"{section} is no section of settings{meant(section, sections)}"
+            )
+            continue
+        for name, value in values.items():
+            judged = _judged(section, name, value, sections[section])
+            if isinstance(judged, str):
+                found.append(judged)
+            else:
+                sound.setdefault(section, {})[name] = judged[0]
+    return found or contradictions(sound)
+
+
+def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> str:
+    """What is wrong with a value for that trait of ``owner``; empty: nothing."""
+    judged = _value(owner, owner.class_traits(config=True)[name], value, called)
+    return judged if isinstance(judged, str) else ""
+
+
+def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Settings that are sound one by one and make no sense together."""
+    ours = config.get("ReclaimService", {})
+    found = []
+    first, last = _both(ours, "backoff", "backoff_limit")
+    if first > last:
+        found.append(
+            f"ReclaimService.backoff ({first:g}) is longer than"
+            f" ReclaimService.backoff_limit ({last:g})."
+        )
+    if (
+        config.get("DcgmSource", {}).get("url")
+        and ours.get("placement") != "kubernetes"
+    ):
+        found.append(
+            "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
+        )
+    return found
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of the sentence for a name that there is not: what may be meant."""
+    near = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f"; did you mean {near[0]}?" if near else "."
+
+
+# --- one value -----------------------------------------------------------------------
+
+
+def _judged(
+    section: str, name: str, value: Any, owners: tuple[type[HasTraits], ...]
+) -> str | tuple[Any]:
+    traits = {n: (o, t) for o in owners for n, t in o.class_traits(config=True).items()}
+    if name not in traits:
+        return f"{section}.{name} is no setting{meant(name, traits)}"
+    owner, trait = traits[name]
+    return _value(owner, trait, value, f"{section}.{name}")
+
+
+def _value(
+    owner: type[HasTraits], trait: TraitType[Any, Any], value: Any, called: str
+) -> str | tuple[Any]:
+    """The value as the trait has it, in a tuple; or the sentence."""
+    if isinstance(value, LazyConfigValue):
+        return (value,)  # extends a default, which is not known here
+    if (value is None and not trait.allow_none) or (
+        isinstance(value, bool) and isinstance(trait, Float | Int)
+    ):
+        return f"{called} must be {_wanted(trait)}, not {value}."
+    try:
+        if isinstance(value, DeferredConfig):
+            value = _read(trait, value)
+        # Made without its __init__: a judgement starts nothing.
+        bare: HasTraits = owner.__new__(owner)
+        value = trait._validate(bare, value)  # noqa: SLF001 - what an assignment calls
+    except (TraitError, ValueError, TypeError, SyntaxError) as error:
+        return _wrong(trait, value, called, error)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{called} must be {_wanted(trait)}, not {value}."
+    return (value,)
+
+
+def _read(trait: TraitType[Any, Any], words: Any) -> Any:
+    """A value from a command line; traitlets' own ``get_value`` hides errors."""
+    words = words if isinstance(words, list) else [words]
+    if isinstance(trait, Container | Dict):
+        return trait.from_string_list([str(word) for word in words])
+    return trait.from_string(str(words[-1]))
+
+
+def _wrong(
+    trait: TraitType[Any, Any], value: Any, called: str, error: Exception
+) -> str:
+    if not isinstance(trait, Float | Int | Bool | Enum):
+        # A validator of ours says it best, and repeats no secret; those of traitlets
+        # repeat the value.
+        own = isinstance(error, TraitError) and str(error).startswith(called)
+        sentence = str(error) if own else f"{called} must be {_wanted(trait)}"
+        return sentence.removesuffix(".") + "."
+    shown = repr(str(value) if isinstance(value, DeferredConfig) else value)
+    hint = ""
+    if isinstance(trait, Float | Int):
+        found = _DURATION.fullmatch(str(value))
+        if found is not None:
+            seconds = float(found[1]) * _UNITS[found[2].lower()]
+            hint = f"; {found[0].strip()} is {seconds:g}"
+    return f"{called} must be {_wanted(trait)}, not {shown[:80]}{hint}."
+
+
+def _wanted(trait: TraitType[Any, Any]) -> str:
+    """What the trait takes, in words."""
+    if isinstance(trait, Enum):
+        return "one of " + ", ".join(repr(each) for each in trait.values or ())
+    if isinstance(trait, Bool):
+        return "True or False"
+    if not isinstance(trait, Float | Int):
+        each = getattr(trait, "_trait", None)
+        of = f", each {_wanted(each)}" if isinstance(each, Enum) else ""
+        return f"{trait.info()}{of}"
+    if trait.info_text not in {"a float", "an int"}:
+        return str(trait.info_text)
+    kind = "a whole number" if isinstance(trait, Int) else "a number"
+    low = None if trait.min == -math.inf else trait.min
+    high = None if trait.max == math.inf else trait.max
+    if low is not None and high is not None:
+        return f"{kind} from {low:g} to {high:g}"
+    return f"{kind} of at least {low:g}" if low is not None else kind
+
+
+def _both(values: Mapping[str, Any], *names: str) -> tuple[float, ...]:
+    """Values as set, or by default."""
+    traits = Options.class_traits(config=True)
+    return tuple(float(values.get(n, traits[n].default_value)) for n in names)

@@ -1,0 +1,331 @@
+"""A session as the page shows it: words, numbers and the buttons that make sense.
+
+Called by ``pages.py`` for every session on the page; pure, so that each case can be
+tested without a browser. What a button may do is decided by the orchestrator again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from jupyterhub_gpu_reclaim.common import text as words
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.web.svg import spark
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        KeptState,
+        SessionView,
+        Step,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
+    from jupyterhub_gpu_reclaim.service.web.svg import Spark
+
+_STATES: dict[Phase, tuple[str, str]] = {
+    Phase.RUNNING: ("Running", "good"),
+    Phase.WARNED: ("Running, to be suspended soon", "warn"),
+    Phase.SUSPENDING: ("Being saved", "busy"),
+    Phase.RELEASING: ("Saved, being stopped", "busy"),
+    Phase.SUSPENDED: ("Suspended", "calm"),
+    Phase.RESUMING: ("Coming back", "busy"),
+    Phase.STOPPED: ("Stopped", "calm"),
+}
+_LIVE = (Phase.RUNNING, Phase.WARNED)
+
+
+def state_of(phase: Phase) -> str:
+    """A phase in words."""
+    return _STATES[phase][0]
+
+
+@dataclass(frozen=True)
+class Button:
+    """One form of a card: where it posts to, what it says, what it sends along."""
+
+    action: str
+    label: str
+    tone: str = "plain"  #: main, plain
+    sends: tuple[str, str] = ("", "")  #: name and value of a field of its form
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of an operation under way."""
+
+    title: str
+    state: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time for people and for machines."""
+
+    words: str
+    iso: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved state that was put aside."""
+
+    id: str
+    about: str
+
+
+@dataclass(frozen=True)
+class State:
+    """A saved state that can be brought back."""
+
+    id: str
+    title: str  #: "State of 2026-11-22 06:44 UTC"
+    about: str
+    saves_first: bool  #: the session runs, and is saved before
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything that the template prints of one session."""
+
+    name: str
+    user: str
+    session: str  #: the key, as events name it
+    url: str  #: of the session's pages, relative to the service, without a slash
+    open_url: str
+    phase: str
+    state: str
+    tone: str
+    since: Moment
+    reason: str
+    due: Moment | None
+    node: str
+    gpu: str  #: what it holds, or had held before it was suspended
+    line: Spark | None
+    idle: Moment | None
+    kept: Moment | None
+    pinned_by: str
+    place: str
+    failure: str
+    failure_hint: str
+    second: str  #: programs beside it that the reader may end; empty: none
+    last: str
+    back: str
+    steps: list[Progress]
+    main: list[Button]
+    more: list[Button]
+    can_start_fresh: bool
+    can_delete: bool
+    saved: list[Saved]
+    states: list[State]
+
+
+def card(
+    view: SessionView,
+    *,
+    now: float,
+    user_prefix: str,
+    line: Line | None = None,
+    manages: bool = False,
+) -> Card:
+    """The card of one session.
+
+    Args:
+        view: the session.
+        now: seconds since the epoch.
+        user_prefix: URL under which the Hub serves ``user/<name>/``.
+        line: its last hour.
+        manages: whether the reader may do what only managers may.
+    """
+    state, tone = _STATES[view.phase]
+    user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
+    suspended = view.phase is Phase.SUSPENDED
+    has_saved = suspended and bool(view.checkpoint)
+    live = view.phase in _LIVE
+    return Card(
+        name=view.key.server or "Default server",
+        user=view.key.user,
+        session=str(view.key),
+        url=f"sessions/{view.key.path}",
+        open_url=f"{user_prefix}user/{user}/{f'{server}/' if server else ''}",
+        phase=view.phase.value,
+        state=state,
+        tone=tone,
+        since=Moment(words.duration(now - view.since), _iso(view.since)),
+        reason=view.verdict.message if view.verdict and live else "",
+        due=_due(view, now) if live else None,
+        node=str(view.facts.get("node") or ""),
+        gpu=_gpu(view),
+        line=spark(line) if line is not None else None,
+        idle=_idle(view, now) if live else None,
+        kept=_kept(view, now) if live else None,
+        pinned_by=str(view.facts.get("opted_out_by") or ""),
+        place=_place(view),
+        failure=view.failure.message if view.failure else "",
+        failure_hint=view.failure.hint if view.failure else "",
+        second=view.failure.incarnation if view.failure and manages else "",
+        last=saved_words(view.last_suspend, now) if view.last_suspend else "",
+        back=_back(view, now),
+        steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
+        main=_main(view, manages=manages),
+        more=_more(view, manages=manages),
+        can_start_fresh=has_saved,
+        can_delete=has_saved,
+        saved=[Saved(one.id, saved_words(one, now)) for one in view.saved],
+        states=_states(view, now),
+    )
+
+
+def _states(view: SessionView, now: float) -> list[State]:
+    """What can be brought back beside what the session is in, the newest first."""
+    live = view.phase in _LIVE
+    if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
+        return []
+    return [
+        State(
+            id=one.id,
+            title=f"State of {words.moment(one.created)}",
+            about=_about(one, now),
+            saves_first=live,
+        )
+        for one in view.kept
+        if one.keeping in {"aside", "superseded"}
+    ]
+
+
+def _about(state: KeptState, now: float) -> str:
+    """How old, how large, and how long it is kept: "5 min ago, 1.2 GB, …"."""
+    parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
+    if state.keeping == "superseded":
+        parts.append("the session came back from it")
+    if state.expires is not None:
+        parts.append(f"kept for {words.duration(state.expires - now)}")
+    return ", ".join(parts)
+
+
+def ago(at: float, now: float) -> Moment:
+    """A moment in the past: "12 min ago"."""
+    past = now - at
+    text = "just now" if past < 5 else f"{words.duration(past)} ago"
+    return Moment(text, _iso(at))
+
+
+def ahead(at: float, now: float) -> Moment:
+    """A moment to come: "in 12 min"."""
+    return Moment(f"in {words.duration(at - now)}" if at > now else "now", _iso(at))
+
+
+def saved_words(info: CheckpointInfo, now: float) -> str:
+    """What a checkpoint held and took: "1.2 GB in 3.4 s, 400 MB stored"."""
+    took = sum(step.seconds for step in info.steps) or info.frozen_seconds
+    text = words.size(info.logical_bytes)
+    if took:
+        text += f" in {took:.1f} s"
+    stored = words.size(info.stored_bytes)
+    return f"{text}, {stored} stored, {ago(info.created, now).words}"
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def _due(view: SessionView, now: float) -> Moment | None:
+    at = view.suspends_at
+    if at is None and view.verdict is not None:
+        at = view.verdict.at
+    return None if at is None else ahead(at, now)
+
+
+def _gpu(view: SessionView) -> str:
+    """What it holds: "NVIDIA A100, 12 GB used"; or what its suspend has freed."""
+    if view.phase is Phase.SUSPENDED:
+        freed = view.facts.get("gpus_held") or 0
+        return f"{freed} GPU{'s' if freed > 1 else ''} freed" if freed else ""
+    if not view.gpus:
+        return ""
+    names = sorted({gpu.name or "GPU" for gpu in view.gpus})
+    held = [gpu.memory for gpu in view.gpus if gpu.memory is not None]
+    text = ", ".join(names)
+    if len(view.gpus) > 1:
+        text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
+    if any(gpu.instance is not None for gpu in view.gpus):
+        text += " (MIG)"
+    return text + (f", {words.size(sum(held))} used" if held else "")
+
+
+def _idle(view: SessionView, now: float) -> Moment | None:
+    at = view.usage.last_active if view.usage is not None else None
+    return None if at is None else Moment(words.duration(now - at), _iso(at))
+
+
+def _kept(view: SessionView, now: float) -> Moment | None:
+    until = view.kept_until
+    if until is None or until <= now:
+        return None
+    return Moment(words.duration(until - now), _iso(until))
+
+
+def _place(view: SessionView) -> str:
+    place = view.facts.get("place")
+    return f"Waits for a free GPU: place {place} in the queue." if place else ""
+
+
+def _back(view: SessionView, now: float) -> str:
+    """What its last return took: "1.2 GB in 2.1 s, 5 min ago"."""
+    facts = view.facts.get("resumed")
+    if not isinstance(facts, dict) or not facts.get("at"):
+        return ""
+    took = f"{words.size(facts['bytes'])} in {facts['seconds']:.1f} s"
+    return f"{took}, {ago(facts['at'], now).words}"
+
+
+def _progress(step: Step) -> Progress:
+    parts = []
+    if step.bytes:
+        done = words.size(step.bytes)
+        whole = f" of {words.size(step.total_bytes)}" if step.total_bytes else ""
+        parts.append(done + whole)
+    if step.seconds >= 0.05:
+        parts.append(f"{step.seconds:.1f} s")
+    return Progress(step.title, step.state, ", ".join(parts))
+
+
+def _main(view: SessionView, *, manages: bool) -> list[Button]:
+    """What the session's state asks for."""
+    if view.phase in _LIVE:
+        return [Button("suspend", "Suspend now")]
+    if view.phase is Phase.SUSPENDED:
+        revoked = Reason.TOKEN_REVOKED.value
+        if manages and view.failure is not None and view.failure.code == revoked:
+            renew = Button("renew-login", "Make its login valid again", "main")
+            return [renew, Button("resume", "Try again")]
+        asks = view.failure is not None and view.failure.code.startswith("saved_")
+        again = "Bring back" if asks else "Try again"
+        return [Button("resume", again if view.failure else "Resume", "main")]
+    return []
+
+
+def _more(view: SessionView, *, manages: bool) -> list[Button]:
+    """What can be done besides."""
+    if view.phase not in _LIVE:
+        return []
+    hours = (1, 4, 24) if manages else (1, 4)
+    buttons = [
+        Button(
+            "keep",
+            f"Keep running for {'1 d' if many == 24 else f'{many} h'}",
+            sends=("seconds", str(many * 3600)),
+        )
+        for many in hours
+    ]
+    if view.kept_until is not None:
+        buttons.append(Button("keep", "Keep no longer", sends=("seconds", "0")))
+    if view.facts.get("opted_out_by"):
+        buttons.append(Button("pin", "Suspend when idle again", sends=("out", "0")))
+    elif manages:
+        buttons.append(Button("pin", "Never suspend when idle", sends=("out", "1")))
+    return buttons

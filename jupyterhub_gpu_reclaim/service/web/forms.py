@@ -1,0 +1,140 @@
+"""What the pages' buttons do: forms that work without scripts, and "start fresh".
+
+Called by browsers with the proof that stands in the page (``visits.py``), by a script
+of ours or without one. Every action goes through the same calls as the API's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from tornado.web import HTTPError
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api.base import Forbidden
+from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
+from jupyterhub_gpu_reclaim.service.web.pages import DONE, Page
+from jupyterhub_gpu_reclaim.service.web.table import Wanted
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+
+#: Failures to which a person has to say what is to come back: a visit alone does not.
+ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
+
+
+class Act(Page):
+    """A button of a card was pressed."""
+
+    async def post(self, user: str, server: str, action: str) -> None:
+        """Do it and lead back to the page that it was pressed on."""
+        key = self.key(user, server)
+        action = await self._act(key, action)
+        if self.for_script:
+            self.set_header("Content-Type", "application/json")
+            self.finish(codec.encode(DONE[action]))
+        else:
+            self.redirect(self._back(key, action), status=303)
+
+    def _back(self, key: SessionKey, action: str) -> str:
+        """Its address, made anew: nothing that a form says leads elsewhere."""
+        prefix, page = self.context.prefix, self.get_body_argument("page", "mine")
+        if page == "start":  # the Hub's page of a start, which shows how it goes
+            return self.start_url(key)
+        if page == "one":
+            return f"{prefix}sessions/{key.path}?done={action}"
+        if page != "all":
+            return f"{prefix}mine?done={action}"
+        wanted = Wanted.of(self.get_body_argument("query", "")).query()
+        return f"{prefix}all?{wanted}{'&' if wanted else ''}done={action}"
+
+    async def _act(self, key: SessionKey, action: str) -> str:
+        """Do it; the name of what the page says of that."""
+        control, by = self.context.control, self.person.label
+        if action == "suspend":
+            await control.suspend(key, by)
+        elif action == "resume":
+            await control.resume(key, by, manages=self.person.manages)
+        elif action == "keep":
+            manages = self.person.manages
+            await control.keep(key, self._seconds(), by, manages=manages)
+        elif action == "bring-back":
+            checkpoint = self.get_body_argument("checkpoint", "")
+            save = self.get_body_argument("save", "") == "1"
+            await control.bring_back(key, checkpoint, by, save_running=save)
+        elif action == "delete":
+            checkpoint = self.get_body_argument("checkpoint", "")
+            answer = await control.delete(key, by, checkpoint or None)
+            return action if answer.deleted else "delete-later"
+        elif action == "pin":
+            out = self.get_body_argument("out", "") == "1"
+            await control.opt_out(key, check_opt_out(self, out), by)
+        else:
+            await self._manage(key, action)
+        return action
+
+    async def _manage(self, key: SessionKey, action: str) -> None:
+        """Do what only those who manage may."""
+        control, by = self.context.control, self.person.label
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        if action == "renew-login":
+            await control.renew_login(key, by)
+        elif action == "end-tree":
+            incarnation = self.get_body_argument("incarnation", "")
+            await control.end_second(key, incarnation, by)
+        else:
+            raise HTTPError(404)
+
+    def _seconds(self) -> float:
+        text = self.get_body_argument("seconds", "")
+        try:
+            return float(text)
+        except ValueError:
+            what = "The form's 'seconds' must be a number."
+            raise BadRequest(Reason.INVALID, what=what) from None
+
+
+class Fresh(Page):
+    """The "start fresh" page: what happens to the saved session, and the button for it.
+
+    The Hub's own page leads here when a session could not be brought back.
+    """
+
+    async def get(self, user: str, server: str) -> None:
+        """Ask."""
+        view = self.context.control.session(self.key(user, server))
+        (shown,) = self.cards([view])
+        self.page(
+            "fresh.html",
+            card=shown,
+            failure=view.failure,
+            saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
+            start=self.start_url(self.key(user, server)),
+            asks=view.failure is not None and view.failure.code in ASKS,
+            days=f"{self.context.limits.set_aside_days:g}",
+            xsrf=self.xsrf(),
+        )
+
+    async def post(self, user: str, server: str) -> None:
+        """Put the saved session aside and lead to the Hub's start page."""
+        key = self.key(user, server)
+        await self.context.control.start_fresh(key, self.person.label)
+        self.redirect(self.start_url(key), status=303)
+
+
+_ACTIONS = "suspend|resume|keep|pin|delete|bring-back|renew-login|end-tree"
+
+
+def rules(prefix: str) -> list[tuple[Any, ...]]:
+    """The tornado rules of the forms under a URL prefix."""
+    one = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
+    return [
+        (rf"{one}/fresh", Fresh),
+        (rf"{one}/({_ACTIONS})", Act),
+    ]

@@ -1,0 +1,214 @@
+"""The managers' pages: totals over time, the table of all sessions, the store's use.
+
+Called by browsers with the Hub's OAuth login. The table is filtered, sorted and cut
+here (``table.py``), so that a browser never gets more than a page of it; its script
+fetches the changed parts alone. Everything works without scripts, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jupyterhub_gpu_reclaim.common import text as words
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api.base import Forbidden, PersonRoute
+from jupyterhub_gpu_reclaim.service.web.cards import state_of
+from jupyterhub_gpu_reclaim.service.web.pages import Page
+from jupyterhub_gpu_reclaim.service.web.svg import plot
+from jupyterhub_gpu_reclaim.service.web.table import SORTS, Wanted, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point
+
+#: How far back the plot may reach: hours, and the words for it.
+PERIODS = ((24, "24 hours"), (7 * 24, "7 days"), (31 * 24, "31 days"))
+#: Most who wait, and users of the store, that are shown by name.
+_MOST_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number at the top of the page."""
+
+    value: str
+    words: str
+    about: str = ""
+    name: str = ""  #: of the plot's area that it belongs to
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """Somebody who waits for a GPU."""
+
+    place: int
+    key: SessionKey
+    waits: str  #: how long; empty where it is not known
+
+
+class ManagerPage(Page):
+    """A page that tells of everybody's sessions."""
+
+    async def prepare(self) -> None:
+        """Let in who manages."""
+        await super().prepare()
+        if not self._finished:  # it is, where it leads to the login
+            self.check_manages()
+
+    def check_manages(self) -> None:
+        """Let nobody else in.
+
+        Raises:
+            Forbidden: it is for managers.
+        """
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+
+    def table(self, views: Sequence[SessionView]) -> dict[str, Any]:
+        """What the table's template prints."""
+        wanted = Wanted.of(self.request.query)
+        found = table(views, wanted)
+        columns = dict(SORTS)
+        if not found.nodes:
+            del columns["node"]
+        return {
+            "wanted": wanted,
+            "table": found,
+            "rows": self.cards(found.views),
+            "columns": {name: title for name, (title, _) in columns.items()},
+            "states": [(phase.value, state_of(phase)) for phase in Phase],
+            "xsrf": self.xsrf(),
+        }
+
+    def summary(self, views: Sequence[SessionView]) -> dict[str, Any]:
+        """What the template of the totals prints."""
+        hours = self.number("hours", 24)
+        if hours not in dict(PERIODS):
+            hours = 24
+        control, now = self.context.control, self.context.clock.now()
+        totals = control.totals(hours)
+        present = totals.now
+        freed = totals.gpu_seconds_freed / 3600
+        whole = totals.gpu_seconds_reclaimed / 3600
+        period = f"in the last {dict(PERIODS)[hours]}"
+        return {
+            "hours": hours,
+            "periods": PERIODS,
+            "plot": plot(totals, hours),
+            "numbers": [
+                Number(str(present.gpus_in_use), "GPUs in use", name="in-use"),
+                Number(str(present.gpus_idle), "GPUs idle", "held, not used", "idle"),
+                _freed(present),
+                Number(
+                    f"{freed:,.0f}", "GPU-hours freed", f"{period}; {whole:,.0f} in all"
+                ),
+                _stored(views),
+            ],
+            "phases": [
+                (phase.value, state_of(phase), present.sessions[phase.value])
+                for phase in Phase
+                if present.sessions.get(phase.value) and phase is not Phase.STOPPED
+            ],
+            "waiters": _waiters(views, now),
+        }
+
+
+class Overview(ManagerPage):
+    """The whole page."""
+
+    async def get(self) -> None:
+        """Show it."""
+        views = self.context.control.sessions()
+        self.page(
+            "overview.html",
+            done=self.done(),
+            **self.summary(views),
+            **self.table(views),
+        )
+
+
+class Part(ManagerPage):
+    """The table or the totals alone, for the script that keeps the page up to date."""
+
+    is_page: ClassVar = False
+
+    async def prepare(self) -> None:
+        """A script is never led to a login."""
+        await PersonRoute.prepare(self)
+        if not self._finished:
+            self.check_manages()
+
+    async def get(self, part: str) -> None:
+        """Show it."""
+        views = self.context.control.sessions()
+        if part == "table":
+            self.page("table.html", **self.table(views))
+        else:
+            wanted = Wanted.of(self.request.query)
+            self.page("summary.html", wanted=wanted, **self.summary(views))
+
+
+class Store(ManagerPage):
+    """Who has saved how much."""
+
+    async def get(self) -> None:
+        """Show it."""
+        uses = self.context.control.store_use()
+        most = max((use.stored_bytes for use in uses), default=0) or 1
+        shown = [
+            (
+                use.user,
+                use.checkpoints,
+                words.size(use.logical_bytes),
+                words.size(use.stored_bytes),
+                round(100 * use.stored_bytes / most, 1),
+            )
+            for use in uses[:_MOST_SHOWN]
+        ]
+        self.page(
+            "store.html",
+            uses=shown,
+            users=len(uses),
+            checkpoints=sum(use.checkpoints for use in uses),
+            stored=words.size(sum(use.stored_bytes for use in uses)),
+            logical=words.size(sum(use.logical_bytes for use in uses)),
+        )
+
+
+def _freed(present: Point) -> Number:
+    count = str(present.gpus_freed)
+    return Number(count, "GPUs freed", "by saved sessions", "freed")
+
+
+def _stored(views: Sequence[SessionView]) -> Number:
+    kept = [one for view in views for one in (view.last_suspend, *view.saved)]
+    stored = sum(info.stored_bytes for info in kept if info is not None)
+    return Number(words.size(stored), "in the store", "of all sessions")
+
+
+def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
+    """Who waits for a GPU, the first one first."""
+    waiters = []
+    for view in views:
+        place = view.facts.get("place")
+        if isinstance(place, int):
+            since = view.facts.get("waiting_since")
+            known = isinstance(since, int | float)
+            waits = words.duration(now - float(since or now)) if known else ""
+            waiters.append(Waiter(place, view.key, waits))
+    return sorted(waiters, key=lambda one: one.place)[:_MOST_SHOWN]
+
+
+def rules(prefix: str) -> list[tuple[Any, ...]]:
+    """The tornado rules of these pages under a URL prefix."""
+    base = re.escape(prefix)
+    return [
+        (rf"{base}all", Overview),
+        (rf"{base}all/(table|summary)", Part),
+        (rf"{base}store", Store),
+    ]

@@ -1,0 +1,309 @@
+"""The service's own pages: sessions with their reasons and buttons.
+
+Plain HTML forms that work without JavaScript; a script keeps the cards up to date.
+Called by browsers with the Hub's OAuth login. What the buttons do is in ``forms.py``,
+the managers' page in ``overview.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jupyterhub.services.auth import HubOAuthCallbackHandler
+from tornado.web import HTTPError, StaticFileHandler
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
+from jupyterhub_gpu_reclaim.service.api.base import (
+    Forbidden,
+    PersonRoute,
+    Route,
+    Unauthenticated,
+)
+from jupyterhub_gpu_reclaim.service.api.users import story_since
+from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
+from jupyterhub_gpu_reclaim.service.web.cards import Card, ago, card
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionView
+    from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
+
+#: What the page says after a form was taken, by the form's name.
+DONE = {
+    "suspend": "The session is being saved.",
+    "resume": "The session is coming back.",
+    "keep": "Noted.",
+    "pin": "Noted.",
+    "delete": "The saved session is deleted.",
+    "bring-back": "That state is coming back.",
+    "renew-login": (
+        "Noted: the login is made valid at the next visit of the session's user."
+    ),
+    "end-tree": "The programs are ended.",
+    "delete-later": (
+        "The order to delete it stands: it cannot be brought back, and is deleted as"
+        " soon as its machine and the store answer."
+    ),
+}
+#: Lines of a log on one page.
+_LOG_LINES = 50
+
+
+def templates() -> Environment:
+    """The templates that come with the package; everything is escaped."""
+    return Environment(
+        loader=PackageLoader("jupyterhub_gpu_reclaim", "service/web/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+class HtmlErrors(Route):
+    """A handler that answers with pages, also when something is wrong."""
+
+    def set_default_headers(self) -> None:
+        """Only our own scripts and styles, and forms that lead to us or to the Hub."""
+        super().set_default_headers()
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        host = self.context.hub_host
+        self.set_header(
+            "Content-Security-Policy",
+            "default-src 'none'; script-src 'self'; style-src 'self'; "
+            f"img-src 'self' {host}; connect-src 'self'; base-uri 'none'; "
+            f"form-action 'self' {host}; frame-ancestors 'none'; {SANDBOX}",
+        )
+
+    def page(self, name: str, **values: Any) -> None:
+        """Answer with a template."""
+        context = self.context
+        text = context.templates.get_template(name).render(
+            prefix=context.prefix,
+            hub=context.hub_host + context.hub_prefix,
+            person=getattr(self, "person", None),
+            **values,
+        )
+        self.finish(text)
+
+    @property
+    def for_script(self) -> bool:
+        """Whether a script of ours asks, which shows the answer by itself."""
+        return "application/json" in self.request.headers.get("Accept", "")
+
+    def write_failure(self, failure: Failure) -> None:
+        """The failure's sentence on a page."""
+        if self.for_script:
+            super().write_failure(failure)
+            return
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.page("failure.html", failure=failure)
+
+
+class Page(PersonRoute, HtmlErrors):
+    """A page for somebody who is logged in; a visit without a login leads to it."""
+
+    is_page: ClassVar = True
+
+    async def prepare(self) -> None:
+        """Log in where that is missing; a script is never led to a login."""
+        try:
+            await super().prepare()
+        except Unauthenticated:
+            if not self.is_visit():
+                raise
+            self.redirect(self.get_login_url())
+
+    @property
+    def user_prefix(self) -> str:
+        """Where the Hub serves ``user/<name>/``."""
+        context = self.context
+        return context.hub_host + context.hub_prefix.removesuffix("hub/")
+
+    def cards(self, views: Sequence[SessionView]) -> list[Card]:
+        """Sessions as the templates print them."""
+        control, now = self.context.control, self.context.clock.now()
+        lines = {line.key: line for line in control.lines({v.key for v in views})}
+        return [
+            card(
+                view,
+                now=now,
+                user_prefix=self.user_prefix,
+                line=lines.get(view.key),
+                manages=self.person.manages,
+            )
+            for view in views
+        ]
+
+    def start_url(self, key: SessionKey) -> str:
+        """The Hub's page that starts a server."""
+        path = quote(key.user, safe="")
+        if key.server:
+            path += "/" + quote(key.server, safe="")
+        return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
+
+    def done(self) -> str:
+        """What was just done by a form, in words."""
+        return DONE.get(self.get_query_argument("done", ""), "")
+
+    def xsrf(self) -> str:
+        """The proof that the page's forms and scripts send back (``visits.py``)."""
+        logins: PageLogins = self.settings["page_logins"]
+        return logins.proof(self._login) if self._login is not None else ""
+
+
+class Mine(Page):
+    """The visitor's own sessions."""
+
+    async def get(self) -> None:
+        """Show them."""
+        name = self.person.name if self.person.is_user else None
+        mine = [v for v in self.context.control.sessions() if v.key.user == name]
+        mine.sort(key=lambda view: view.key)
+        cards = self.cards(mine)
+        self.page("sessions.html", mine=cards, done=self.done(), xsrf=self.xsrf())
+
+
+class Index(Mine):
+    """Where people arrive: managers at the overview, users at their own sessions."""
+
+    async def get(self) -> None:
+        """Show or lead there."""
+        if self.person.manages:
+            self.redirect(f"{self.context.prefix}all")
+        else:
+            await super().get()
+
+
+class One(Page):
+    """One session with every reason and its log."""
+
+    async def get(self, user: str, server: str) -> None:
+        """Show it."""
+        control, key = self.context.control, self.key(user, server)
+        (shown,) = self.cards([control.session(key)])
+        now = self.context.clock.now()
+        since = await self.seen_since(user)
+        log = [
+            (ago(one.at, now), sentence(one))
+            for one in control.audit(key, _LOG_LINES)
+            if one.at >= since
+        ]
+        self.page(
+            "session.html",
+            card=shown,
+            why=control.why(key),
+            log=log,
+            done=self.done(),
+            xsrf=self.xsrf(),
+        )
+
+
+class Log(Page):
+    """What happened to all sessions of a user, also to those that are deleted."""
+
+    async def get(self) -> None:
+        """Tell it, a page at a time.
+
+        Raises:
+            NotFound: another user.
+        """
+        user = self.get_query_argument("user", "") or self.person.name
+        if not self.person.may_see(SessionKey(user)):
+            raise NotFound(Reason.UNKNOWN_SESSION, session=user)
+        now = self.context.clock.now()
+        control, before = self.context.control, self.number("before")
+        since = await self.seen_since(user)
+        story = story_since(control.story(user, before, _LOG_LINES), since)
+        self.page(
+            "log.html",
+            user=user,
+            lines=[(ago(line.at, now), line) for line in story.lines],
+            older=story.next,
+        )
+
+
+class Fragment(Page):
+    """One session's card, for the script that keeps the page up to date."""
+
+    is_page: ClassVar = False
+
+    async def prepare(self) -> None:
+        """A script is never led to a login."""
+        await PersonRoute.prepare(self)
+
+    async def get(self, user: str, server: str) -> None:
+        """Show it."""
+        view = self.context.control.session(self.key(user, server))
+        (shown,) = self.cards([view])
+        page = "one" if self.get_query_argument("page", "") == "one" else "mine"
+        self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())
+
+
+class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
+    """The Hub's answer to a login; sets the cookie and goes on."""
+
+    async def prepare(self) -> None:
+        """A login that a script or a frame has begun ends here.
+
+        Raises:
+            Forbidden: it was not a visit.
+        """
+        told = is_told(self.request.headers)
+        if told and not is_visit(self.request.headers):
+            raise Forbidden(Reason.FORBIDDEN)
+
+
+class NoPage(HtmlErrors):
+    """Any address that no page has."""
+
+    async def prepare(self) -> None:
+        """Say so."""
+        raise HTTPError(404)
+
+
+class Static(StaticFileHandler):
+    """Scripts and styles: asked for again each time, so that versions never mix."""
+
+    def validate_absolute_path(self, root: str, absolute_path: str) -> str | None:
+        """The file that is asked for.
+
+        Raises:
+            HTTPError: 404: no file can have that name.
+        """
+        if "\0" in absolute_path:
+            raise HTTPError(404)
+        return super().validate_absolute_path(root, absolute_path)
+
+    def set_extra_headers(self, path: str) -> None:
+        """A copy that a browser has is good only if it is still the same."""
+        del path
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Content-Security-Policy", "default-src 'none'; sandbox")
+        # our pages have an origin of their own, and modules are asked for as across one
+        self.set_header("Access-Control-Allow-Origin", "*")
+
+
+def rules(prefix: str) -> list[tuple[Any, ...]]:
+    """The tornado rules of the pages under a URL prefix."""
+    base = re.escape(prefix)
+    one = rf"{base}sessions/([^/]+)/([^/]+)"
+    static = files("jupyterhub_gpu_reclaim") / "service" / "web" / "static"
+    return [
+        (base, Index),
+        (rf"{base}mine", Mine),
+        (rf"{base}log", Log),
+        (one, One),
+        (rf"{one}/card", Fragment),
+        (rf"{base}oauth_callback", OAuthCallback),
+        (rf"{base}static/(.+)", Static, {"path": str(static)}),
+    ]

@@ -1,0 +1,72 @@
+"""The service's HTTP side in one value: every route and page under one prefix.
+
+Called by ``app.py`` and by tests. It opens nothing and knows no settings beyond the
+context that it is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from tornado.web import Application
+
+from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
+from jupyterhub_gpu_reclaim.service.api.base import NothingHere
+from jupyterhub_gpu_reclaim.service.api.openapi import pattern
+from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
+from jupyterhub_gpu_reclaim.service.web import forms, overview, pages
+
+if TYPE_CHECKING:
+    from tornado.web import RequestHandler
+
+    from jupyterhub_gpu_reclaim.service.api.context import Context
+
+log = logging.getLogger(__name__)
+
+#: Largest request body that is read, in bytes; the calls of ours need a few hundred.
+MAX_BODY = 64 * 1024
+
+
+def application(context: Context, *, cookie_secret: bytes) -> Application:
+    """The tornado application.
+
+    Args:
+        context: the parts that handlers work with.
+        cookie_secret: signs login cookies; the same after a restart keeps people
+            logged in.
+    """
+    base = re.escape(context.prefix)
+    api = [(base + pattern(route.path), route) for route in ROUTES]
+    return Application(
+        [
+            *api,
+            (rf"{base}api/.*", NothingHere),
+            *pages.rules(context.prefix),
+            *forms.rules(context.prefix),
+            *overview.rules(context.prefix),
+            (r".*", pages.NoPage),
+        ],
+        context=context,
+        openapi=openapi(context.prefix),
+        cookie_secret=cookie_secret,
+        page_logins=PageLogins(cookie_secret, context.clock),
+        log_function=log_request,
+        # a cookie alone changes nothing (visits.py), and a token needs no more
+        xsrf_cookies=False,
+    )
+
+
+def log_request(handler: RequestHandler) -> None:
+    """One line a request, without its query, which may hold a login's code."""
+    status = handler.get_status()
+    level = logging.WARNING if status >= 500 else logging.DEBUG
+    log.log(
+        level,
+        "%s %s %d in %.0f ms",
+        handler.request.method,
+        handler.request.path,
+        status,
+        1000 * handler.request.request_time(),
+    )

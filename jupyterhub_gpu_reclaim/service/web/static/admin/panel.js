@@ -1,0 +1,275 @@
+// The Hub's admin page with what the service knows of each server: the program that is
+// loaded by hub/templates/admin.html. Where the service is away, or the page is another one
+// than we know, it says so in one line and leaves the Hub's page as it is.
+
+import { Api, Refusal } from "./api.js";
+import { RUNS } from "./cell.js";
+import { ask, isOpen, reasons, tell } from "./dialogs.js";
+import { Login, NotAllowed } from "./login.js";
+import { Table } from "./table.js";
+import { clock, duration, keyOf, nameOf } from "./words.js";
+
+const LOOK_MS = 30000; // between two looks at the lines, and at what may be missed
+const AGAIN_MS = 3000; // before another attempt, at first
+const LONGEST_MS = 60000;
+const STALE_MS = 1500; // the Hub's buttons may be behind for so long
+const IN_USE = 300; // seconds since the last use in which a suspend is asked twice
+
+class Panel {
+  constructor(place) {
+    const { service, hub, user } = place.dataset;
+    const tokens = `${hub}api/users/${encodeURIComponent(user)}/tokens`;
+    this.login = new Login(tokens, window.jhdata.xsrf_token);
+    this.api = new Api(service, this.login);
+    this.note = place.querySelector("[data-note]");
+    this.heard = place.querySelector("[data-heard]");
+    this.table = new Table(
+      () => this.drawn(),
+      (action, key) => this.act(action, key),
+    );
+    this.views = new Map();
+    this.lines = new Map();
+    this.asked = new Set(); // sessions whose state was asked for
+    this.up = false;
+    this.mine = new Map(); // what this person has begun, until it is done
+    this.stale = new Map(); // session -> [since when, not again before]
+    this.stopping = null;
+  }
+
+  // --- the life of the page ---------------------------------------------------------
+
+  begin() {
+    document.addEventListener("click", (event) => this.guard(event), true);
+    document.addEventListener("visibilitychange", () => this.turned());
+    addEventListener("pagehide", () => this.stop());
+    addEventListener("pageshow", () => this.turned());
+    setInterval(() => document.hidden || this.look(), LOOK_MS);
+    setInterval(() => this.refresh(), 500);
+    setTimeout(() => this.drawn(), 10000); // a page that never shows a row
+    this.turned();
+  }
+
+  turned() {
+    clearTimeout(this.leaving);
+    if (!document.hidden) {
+      if (!this.stopping) this.follow();
+    } else {
+      this.leaving = setTimeout(() => this.stop(), LONGEST_MS);
+    }
+  }
+
+  stop() {
+    this.stopping?.abort();
+    this.stopping = null;
+    this.login.end();
+  }
+
+  /** Follows the service until the page is left; says once that it is away. */
+  async follow() {
+    const { signal } = (this.stopping = new AbortController());
+    let wait = AGAIN_MS;
+    while (!signal.aborted) {
+      this.attempt = new AbortController();
+      try {
+        await this.api.follow(
+          AbortSignal.any([signal, this.attempt.signal]),
+          () => {
+            wait = AGAIN_MS;
+            this.up = true;
+            this.say("");
+            this.look();
+          },
+          (view) => this.changed(view),
+        );
+      } catch (error) {
+        if (signal.aborted) return;
+        this.away(error);
+        if (error instanceof NotAllowed) return;
+      }
+      await new Promise((wake) => setTimeout(wake, wait));
+      wait = Math.min(2 * wait, LONGEST_MS);
+    }
+  }
+
+  away(error) {
+    console.warn(`gpu-reclaim: ${error}`);
+    this.up = false;
+    this.table.clear();
+    const final = error instanceof NotAllowed;
+    const why = final ? error.message : "the service does not answer";
+    this.say(`GPU states and buttons are not shown: ${why}.`);
+  }
+
+  /** One quiet line above the table. */
+  say(words) {
+    this.note.hidden = !words;
+    const text = this.note.querySelector("[data-words]");
+    if (text.textContent !== words) text.textContent = words;
+  }
+
+  // --- what is shown ----------------------------------------------------------------
+
+  drawn() {
+    if (!this.up) return;
+    if (this.table.isStrange) {
+      const words = "This version of JupyterHub's admin page is not known here.";
+      if (this.note.hidden) console.warn(`gpu-reclaim: ${words}`);
+      this.say(`${words} GPU states and buttons are not shown.`);
+      return;
+    }
+    const shown = (session) => [this.views.get(session), this.lines.get(session)];
+    this.table.show(shown, Date.now() / 1000);
+    if (this.table.rows().some(({ session }) => !this.asked.has(session))) this.look();
+  }
+
+  changed(view) {
+    const session = keyOf(view.key);
+    if (!this.asked.has(session)) return; // of another page of the table
+    this.views.set(session, view);
+    this.tellEnd(session, view);
+    this.drawn();
+  }
+
+  /** Asks for the sessions of the rows that there are now. */
+  async look() {
+    const sessions = this.table.rows().map((one) => one.session);
+    if (!this.up || !sessions.length || this.looking) return;
+    this.looking = true;
+    try {
+      this.asked = new Set(sessions);
+      const named = new URLSearchParams(sessions.map((one) => ["session", one]));
+      const [views, lines] = await Promise.all([
+        this.api.call(`sessions?${named}`),
+        this.api.call(`lines?${named}`).catch(() => []), // states without lines, then
+      ]);
+      this.views = new Map(views.map((view) => [keyOf(view.key), view]));
+      this.lines = new Map(lines.map((line) => [keyOf(line.key), line]));
+    } catch (error) {
+      this.attempt.abort(error); // a proxy may hold the stream of one that is away
+      return;
+    } finally {
+      this.looking = false;
+    }
+    this.drawn();
+  }
+
+  /** Has the Hub read its table again where its buttons tell another state. */
+  async refresh() {
+    if (!this.up || document.hidden || !this.table.isShown || isOpen()) return;
+    const now = Date.now();
+    let due = false;
+    for (const [session, { phase }] of this.views) {
+      const settled = RUNS.includes(phase) || phase === "suspended";
+      if (!settled || !this.table.contradicts(session, RUNS.includes(phase))) {
+        this.stale.delete(session);
+        continue;
+      }
+      const known = this.stale.get(session) ?? { at: now + STALE_MS, wait: STALE_MS };
+      if (now >= known.at) due = true;
+      this.stale.set(session, known);
+    }
+    if (!due || this.table.isBusy || this.reading) return;
+    for (const known of this.stale.values()) {
+      known.wait = Math.min(2 * known.wait, LONGEST_MS);
+      known.at = now + known.wait;
+    }
+    this.reading = true;
+    const focus = await this.table.readAgain();
+    this.reading = false;
+    this.drawn();
+    focus();
+  }
+
+  // --- what is done -----------------------------------------------------------------
+
+  async act(action, key) {
+    const session = keyOf(key);
+    const view = this.views.get(session);
+    try {
+      if (action === "why") await this.why(view);
+      else if (action === "resume" || (await this.sure(view))) {
+        this.mine.set(session, action);
+        const begun = await this.api.call(`sessions/${this.path(key)}/${action}`, {
+          method: "POST",
+        });
+        this.changed(begun);
+      }
+    } catch (error) {
+      this.mine.delete(session);
+      const known = error instanceof Refusal;
+      if (!known) this.attempt.abort(error);
+      const sentence = known ? error.message : "The service does not answer. Try again.";
+      await tell(nameOf(key), sentence);
+    }
+  }
+
+  path({ user, server }) {
+    const named = (server ?? "").replace(/^-*$/, "$&-"); // models.SessionKey.path
+    return `${encodeURIComponent(user)}/${encodeURIComponent(named)}`;
+  }
+
+  async why(view) {
+    const name = nameOf(view.key);
+    if (!RUNS.includes(view.phase)) {
+      const { message, hint } = view.failure;
+      await reasons(`Why ${name} did not come back`, [`${message} ${hint ?? ""}`.trim()]);
+      return;
+    }
+    const verdicts = await this.api.call(`sessions/${this.path(view.key)}/why`);
+    const title = view.phase === "warned" ? "is to be suspended" : "is not suspended";
+    const said = verdicts.map(({ message, at }) =>
+      at > Date.now() / 1000 ? `${message} Not before ${clock(at)}.` : message,
+    );
+    await reasons(`Why ${name} ${title}`, said);
+  }
+
+  /** Asks where somebody may be at work. */
+  async sure(view) {
+    const { usage } = view;
+    const idle = usage?.last_active == null ? 0 : Date.now() / 1000 - usage.last_active;
+    const used = [];
+    if (usage?.busy_kernel) used.push(`Kernel ${usage.busy_kernel} is at work.`);
+    else if (idle < IN_USE) {
+      used.push(
+        usage?.last_active == null
+          ? "It is not known whether it is in use."
+          : `It was used ${duration(idle)} ago.`,
+      );
+    }
+    if (!used.length) return true;
+    const lost = "Its programs stop until it is resumed, and their connections to other machines are cut.";
+    return ask(`Suspend ${nameOf(view.key)}?`, [...used, lost], "Suspend");
+  }
+
+  /** Says to a screen reader how what was begun here has ended. */
+  tellEnd(session, view) {
+    const begun = this.mine.get(session);
+    if (!begun) return;
+    const name = nameOf(view.key);
+    const end = { suspend: "suspended", resume: "running" }[begun];
+    const back = { suspend: "running", resume: "suspended" }[begun];
+    if (view.phase === end) this.heard.textContent = `${name}: ${end}`;
+    else if (view.phase === back && view.failure) {
+      this.heard.textContent = `${name}: ${view.failure.message}`;
+    } else return;
+    this.mine.delete(session);
+  }
+
+  /** The Hub's "Delete Server" deletes what is saved, too: that is asked first. */
+  async guard(event) {
+    const button = event.target.closest?.("button.stop-button");
+    if (!button || button.textContent !== "Delete Server" || this.agreed) return;
+    const row = this.table.rows().find((one) => one.row.contains(button));
+    const view = row && this.views.get(row.session);
+    if (view?.phase !== "suspended") return;
+    event.preventDefault();
+    event.stopPropagation();
+    const lost = "Its session is saved. With the server it is deleted for good.";
+    if (!(await ask(`Delete ${nameOf(view.key)}?`, [lost], "Delete for good"))) return;
+    this.agreed = true;
+    button.click();
+    this.agreed = false;
+  }
+}
+
+new Panel(document.getElementById("gpu-reclaim-panel")).begin();

@@ -1,0 +1,211 @@
+"""The managers' table: which sessions, in which order, and which page of them.
+
+Called by ``overview.py`` with all sessions and what the address asks for; pure. The
+whole table is never sent: ten thousand rows would hang a browser.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.service.web.cards import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+
+#: Rows of one page.
+ROWS = 50
+#: Longest text that is looked for.
+LONGEST = 100
+_LIVE = (Phase.RUNNING, Phase.WARNED)
+_NEVER = float("inf")
+
+
+def _node(view: SessionView) -> str:
+    return str(view.facts.get("node") or "")
+
+
+def _why(view: SessionView) -> str:
+    live = view.phase in _LIVE and view.verdict is not None
+    return view.verdict.code if live and view.verdict else ""
+
+
+def _memory(view: SessionView) -> float:
+    return -sum(gpu.memory or 0 for gpu in view.gpus) if view.gpus else _NEVER
+
+
+def _percent(view: SessionView) -> float:
+    percent = view.usage.gpu_percent if view.usage and view.gpus else None
+    return _NEVER if percent is None else -percent
+
+
+def _idle_since(view: SessionView) -> float:
+    at = view.usage.last_active if view.usage and view.phase in _LIVE else None
+    return _NEVER if at is None else at
+
+
+def _due(view: SessionView) -> float:
+    if view.phase not in _LIVE:
+        return _NEVER
+    at = view.suspends_at or (view.verdict.at if view.verdict else None)
+    return _NEVER if at is None else at
+
+
+def _saved(view: SessionView) -> float:
+    return -view.last_suspend.created if view.last_suspend else _NEVER
+
+
+#: Column → what it is sorted by, first what one looks for: the most, the longest.
+SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
+    "session": ("Session", lambda view: str(view.key)),
+    "state": ("State", lambda view: state_of(view.phase)),
+    "node": ("Node", _node),
+    "gpu": ("GPU", _memory),
+    "use": ("Last hour", _percent),
+    "idle": ("Idle for", _idle_since),
+    "due": ("Suspends", _due),
+    "saved": ("Last saved", _saved),
+    "why": ("Why not suspended", _why),
+}
+
+#: Columns that have the largest, longest or newest first.
+_FALLING = {"gpu", "use", "idle", "saved"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an address asks for; anything that makes no sense there is left out."""
+
+    text: str = ""
+    state: str = ""
+    node: str = ""
+    why: str = ""
+    sort: str = "session"
+    down: bool = False  #: the other way round
+    page: int = 1
+
+    @classmethod
+    def of(cls, query: str) -> Wanted:
+        """From the part of an address after the question mark."""
+        given = dict(parse_qsl(query, errors="replace"))
+        page = given.get("page", "1")
+        return cls(
+            text=given.get("text", "").strip()[:LONGEST],
+            state=given.get("state", "") if given.get("state") in set(Phase) else "",
+            node=given.get("node", ""),
+            why=given.get("why", ""),
+            sort=given["sort"] if given.get("sort") in SORTS else "session",
+            down=given.get("down") == "1",
+            page=int(page)
+            if page.isascii() and page.isdigit() and page < "9" * 9
+            else 1,
+        )
+
+    def query(self, **changes: object) -> str:
+        """The same as the part of an address, changed; a change leads to page 1."""
+        changed: dict[str, Any] = {"page": 1, **changes}
+        wanted = replace(self, **changed)
+        values: Mapping[str, object] = {
+            "text": wanted.text,
+            "state": wanted.state,
+            "node": wanted.node,
+            "why": wanted.why,
+            "sort": wanted.sort if wanted.sort != "session" else "",
+            "down": "1" if wanted.down else "",
+            "page": wanted.page if wanted.page > 1 else "",
+        }
+        return urlencode({name: value for name, value in values.items() if value})
+
+    @property
+    def order(self) -> str:
+        """How the column that it is sorted by goes, as ``aria-sort`` has it."""
+        return "descending" if self.down ^ (self.sort in _FALLING) else "ascending"
+
+    def sorted_by(self, column: str) -> str:
+        """Where the head of a column leads to: the other way round if it is sorted."""
+        return self.query(sort=column, down=column == self.sort and not self.down)
+
+    def takes(self, view: SessionView) -> bool:
+        """Whether that session is among those that are looked for."""
+        return (
+            self.state in {"", view.phase.value}
+            and self.node in {"", _node(view)}
+            and self.why in {"", _why(view)}
+            and all(word in _text(view) for word in self.text.casefold().split())
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a filter, and how many sessions have it."""
+
+    value: str
+    words: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """One page of the sessions."""
+
+    views: list[SessionView]
+    known: int
+    found: int
+    page: int
+    pages: int
+    nodes: list[Choice]
+    whys: list[Choice]
+
+    @property
+    def first(self) -> int:
+        """Number of the first row, from 1 on."""
+        return (self.page - 1) * ROWS + 1 if self.found else 0
+
+    @property
+    def last(self) -> int:
+        """Number of the last row."""
+        return min(self.page * ROWS, self.found)
+
+
+def table(views: Sequence[SessionView], wanted: Wanted) -> Table:
+    """The page that is asked for, or the last one where there are not so many."""
+    found = [view for view in views if wanted.takes(view)]
+    found.sort(key=lambda view: view.key)
+    if wanted.sort != "session":
+        _, of = SORTS[wanted.sort]
+        # what has no value stays at the end, whichever way it is sorted
+        known = [view for view in found if of(view) not in {_NEVER, ""}]
+        known.sort(key=of, reverse=wanted.down)
+        found = known + [view for view in found if of(view) in {_NEVER, ""}]
+    elif wanted.down:
+        found.reverse()
+    pages = max(1, -(-len(found) // ROWS))
+    page = min(max(wanted.page, 1), pages)
+    return Table(
+        views=found[(page - 1) * ROWS : page * ROWS],
+        known=len(views),
+        found=len(found),
+        page=page,
+        pages=pages,
+        nodes=_choices(_node(view) for view in views),
+        whys=_choices(_why(view) for view in views),
+    )
+
+
+def _choices(values: Iterable[str]) -> list[Choice]:
+    counts = Counter(value for value in values if value)
+    return [Choice(v, v.replace("_", " "), n) for v, n in sorted(counts.items())]
+
+
+def _text(view: SessionView) -> str:
+    """What the text is looked for in."""
+    message = view.verdict.message if _why(view) and view.verdict else ""
+    failure = view.failure.message if view.failure else ""
+    gpus = " ".join(gpu.name for gpu in view.gpus)
+    return f"{view.key} {_node(view)} {gpus} {message} {failure}".casefold()

@@ -1,0 +1,5 @@
+"""Where objects are kept: a folder, S3, GCS, Azure, two of them as tiers.
+
+Each passes one contract suite (``tests/store_backends``); ``address`` opens any of
+them.
+"""

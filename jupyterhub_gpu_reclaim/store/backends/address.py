@@ -1,0 +1,75 @@
+"""Opens the backend of a path, an address or a ``spec``.
+
+Called by the agent, by the command line, and by the store's workers, which get a spec
+from the process that has started them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
+from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
+from jupyterhub_gpu_reclaim.store.backends.read_ahead import ReadAhead
+from jupyterhub_gpu_reclaim.store.backends.retry import Patience, Retrying
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Spec
+
+PATIENCE_SECONDS = 60.0
+
+
+def spec_of(
+    url: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    options_file: str = "",
+    patience: float = PATIENCE_SECONDS,
+) -> Spec:
+    """The spec of a folder's path, a ``file://`` address or an object store's.
+
+    Args:
+        url: where the store is.
+        options: of an object store; see :class:`~.object_options.ObjectOptions`.
+        options_file: the same.
+        patience: seconds for which an object store's requests are repeated.
+
+    Raises:
+        BadRequest: it is no such place, or has options that it cannot have.
+    """
+    path = url.removeprefix("file://")
+    if path.startswith("/"):
+        if options or options_file:
+            raise BadRequest(Reason.INVALID, what="A folder has no store options.")
+        return {"kind": "folder", "path": path}
+    given = ObjectOptions(url, dict(options or {}), options_file)
+    return {"kind": "objects", **given.spec(), "patience": patience}
+
+
+def open_backend(spec: Spec) -> Backend:
+    """The backend that a spec describes; an object store is not asked anything yet.
+
+    Raises:
+        BadRequest: there is no such kind, or its options cannot be read.
+        StoreError: a folder cannot be made or is not ours.
+    """
+    match spec.get("kind"):
+        case "folder":
+            return FolderBackend(Path(spec["path"]))
+        case "objects":
+            patience = float(spec["patience"])
+            options = ObjectOptions.from_spec(spec)
+            options.all()  # a file that cannot be read is said now, not at first use
+            objects = ObjectsBackend(options, patience=patience)
+            return ReadAhead(Retrying(objects, Patience(2 * patience)))
+        case "tiers":
+            local, remote = open_backend(spec["local"]), open_backend(spec["remote"])
+            return Tiers(local, remote, Means(spec["means"]))
+    raise BadRequest(Reason.INVALID, what="That is no description of a store.")

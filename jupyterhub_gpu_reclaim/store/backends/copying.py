@@ -1,0 +1,105 @@
+"""Copies objects from one backend to another: what stands there already is not sent.
+
+Called by the tiers and by the upload. The bytes are copied as they are, encrypted; that
+nobody has changed them is found out by whoever reads them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+
+_BUFFER_BYTES = 4 * 1024 * 1024
+#: One upload does not fill a line; each holds about 25 MiB.
+_AT_ONCE = 4
+
+
+def missing(target: Backend, entries: Iterable[Entry]) -> list[Entry]:
+    """Those of some objects that do not stand there with that length."""
+    wanted = list(entries)
+    folders = {entry.name.rpartition("/")[0] + "/" for entry in wanted}
+    there = {found for folder in sorted(folders) for found in target.list(folder)}
+    return [entry for entry in wanted if entry not in there]
+
+
+def copy_missing(
+    source: Backend,
+    target: Backend,
+    entries: Iterable[Entry],
+    *,
+    go_on: Callable[[], bool] = lambda: True,
+) -> int:
+    """Make all of them stand in the target, durably.
+
+    Args:
+        source: where they are taken from.
+        target: where they are wanted.
+        entries: names and lengths.
+        go_on: asked between pieces; False calls it off.
+
+    Returns:
+        Bytes that were sent.
+
+    Raises:
+        StoreError: ``CANCELLED``, or one could not be copied; those that were copied
+            stand there and are not sent again.
+    """
+    todo = missing(target, entries)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="copy") as threads:
+        copies = [threads.submit(_copy, source, target, entry, go_on) for entry in todo]
+        try:
+            for copy in copies:
+                copy.result()
+        except BaseException:
+            for copy in copies:
+                copy.cancel()
+            raise
+    return sum(entry.length for entry in todo)
+
+
+def _copy(
+    source: Backend, target: Backend, entry: Entry, go_on: Callable[[], bool]
+) -> None:
+    try:
+        writer = target.create(entry.name)
+        try:
+            _fill(source, writer.write, entry, go_on)
+            writer.finish()
+        finally:
+            writer.abandon()
+    except ObjectExists:
+        # Somebody else has sent the same meanwhile; or it is none of ours, and what
+        # stands there may be needed by others.
+        if target.length(entry.name) != entry.length:
+            raise
+
+
+def _fill(
+    source: Backend,
+    write: Callable[[memoryview], None],
+    entry: Entry,
+    go_on: Callable[[], bool],
+) -> None:
+    buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(1, entry.length))))
+    done = 0
+    while done < entry.length:
+        if not go_on():
+            raise StoreError(Reason.CANCELLED)
+        part = buffer[: min(len(buffer), entry.length - done)]
+        count = source.read_into(entry.name, done, part)
+        if not count:
+            break
+        write(part[:count])
+        done += count
+    if done != entry.length or source.length(entry.name) != entry.length:
+        why = f"{entry.name} has not {entry.length} bytes"
+        raise StoreError(Reason.STORE_FAILED, why=why)

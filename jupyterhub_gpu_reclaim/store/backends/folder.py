@@ -1,0 +1,304 @@
+"""A folder as a backend: files of root's, synced, published by rename.
+
+Made by :mod:`.opening`, called by the repository and its workers.
+It never follows a symbolic link and never leaves its folder.
+
+Why not obstore's ``LocalStore``: it never syncs. ``strace`` of a put and of a writer
+(obstore 0.12.1) shows open, write, rename, and neither ``fsync`` of the file nor of its
+folder, so that what it has said to be written may be gone after a loss of power. It
+opens what it makes with mode 0666, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.store.backend import (
+    Entry,
+    ObjectExists,
+    ObjectMissing,
+    aside_of,
+)
+from jupyterhub_gpu_reclaim.store.backends.folder_files import (
+    fail,
+    read_all,
+    read_into,
+    translate,
+    walk,
+)
+from jupyterhub_gpu_reclaim.store.format.layout import INTENTS, MANIFESTS, PACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
+
+#: File systems without hard links: there the look before is all there is.
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+#: What a store's folder has from its first object on, and a new file system's.
+_OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
+_NOBODYS = {"lost+found"}
+_NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class FolderBackend:
+    """Objects as files under one folder, mode 0600 in folders of 0700.
+
+    Args:
+        root: made when it is missing. One that others may enter is closed to them.
+
+    Raises:
+        StoreError: it cannot be made, is no folder, belongs to somebody else, or others
+            may enter it and it holds something else than a store.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = root.stat()
+            if found.st_uid != os.geteuid():
+                fail(f"its folder belongs to user id {found.st_uid}")
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                if not _may_be_closed(root):
+                    fail("others may enter its folder, and it holds something else")
+                root.chmod(0o700)
+        except OSError as error:
+            translate(error, str(root))
+
+    def create(self, name: str) -> _FileWriter:
+        """Begin a file under ``tmp/``; ``finish`` gives it its name."""
+        path = self._root / name
+        if path.exists():
+            raise ObjectExists(name)
+        return self._begin(name)
+
+    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+        """The same for a small one, in one go."""
+        del needs  # there is one place only
+        self._write_whole(self.create(name), data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """The same, over what stands there."""
+        self.length(name)
+        self._write_whole(self._begin(name, replaces=True), data)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``."""
+        with self._reading(name) as fd:
+            return read_all(fd, offset, length)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """The same into a buffer of the caller's, without a copy of ours."""
+        with self._reading(name) as fd:
+            return read_into(fd, offset, buffer)
+
+    def length(self, name: str) -> int:
+        """Bytes of that file."""
+        try:
+            found = (self._root / name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissing(name) from None
+        except OSError as error:
+            translate(error, name)
+        if not stat.S_ISREG(found.st_mode):
+            raise ObjectMissing(name)
+        return found.st_size
+
+    def list(self, prefix: str) -> list[Entry]:
+        """Regular files below that folder; links and odd things are not seen."""
+        entries: list[Entry] = []
+        try:
+            walk(self._root, prefix.rstrip("/"), entries)
+        except OSError as error:
+            translate(error, prefix)
+        return sorted(entries)
+
+    def delete(self, name: str) -> None:
+        """Unlink, sync the folder, and drop folders that are now empty."""
+        path = self._root / name
+        try:
+            path.unlink()
+            _sync_folder(path.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            translate(error, name)
+        with contextlib.suppress(OSError):
+            # Not empty, or gone already: both are fine.
+            for folder in path.parents:
+                if self._root in (folder, folder.parent):
+                    break
+                folder.rmdir()
+
+    def free_bytes(self) -> int | None:
+        """Room for those who are not root: root's reserve is not ours to fill."""
+        try:
+            found = os.statvfs(self._root)
+        except OSError as error:
+            translate(error, str(self._root))
+        return found.f_bavail * found.f_frsize
+
+    def spec(self) -> Spec:
+        """Its path."""
+        return {"kind": "folder", "path": str(self._root.absolute())}
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        """An object's file, open; what fails inside is translated, too."""
+        try:
+            fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissing(name) from None
+        except OSError as error:
+            translate(error, name)
+
+    def _begin(self, name: str, *, replaces: bool = False) -> _FileWriter:
+        """A new file under ``tmp/``; a random part keeps two writers apart."""
+        aside = self._root / aside_of(name, secrets.token_hex(4))
+        try:
+            self._make_folders(aside.parent)
+            fd = os.open(aside, _NEW | os.O_EXCL, 0o600)
+        except OSError as error:
+            translate(error, name)
+        return _FileWriter(self, fd, aside, name, replaces=replaces)
+
+    def _write_whole(self, writer: _FileWriter, data: bytes) -> None:
+        try:
+            writer.write(data)
+            writer.finish()
+        except BaseException:
+            writer.drop()
+            raise
+
+    def place(self, aside: Path, name: str, *, replaces: bool) -> None:
+        """Give a file that has been synced its name, durably.
+
+        Raises:
+            ObjectExists: one of that name stands; never with ``replaces``.
+        """
+        path = self._root / name
+        try:
+            self._make_folders(path.parent)
+            put_in_place(aside, path, replaces=replaces)
+        except FileExistsError:
+            raise ObjectExists(name) from None
+        except FileNotFoundError:
+            if not aside.exists():
+                raise
+            # A delete has pruned the empty folder in between: once is enough.
+            self._make_folders(path.parent)
+            put_in_place(aside, path, replaces=replaces)
+        _sync_folder(path.parent)
+
+    def _make_folders(self, folder: Path) -> None:
+        """Make what is missing between root and it; each synced into its parent."""
+        missing = []
+        while folder != self._root and not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(each.parent)
+
+
+class _FileWriter:
+    """One file that is being written; see :class:`~.backend.ObjectWriter`."""
+
+    def __init__(
+        self, folder: FolderBackend, fd: int, aside: Path, name: str, *, replaces: bool
+    ) -> None:
+        self._folder = folder
+        self._fd = fd
+        self._aside = aside
+        self._name = name
+        self._replaces = replaces
+
+    def write(self, data: Buffer) -> None:
+        """Append all of it, however the kernel cuts it up."""
+        rest = memoryview(data).cast("B")
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            translate(error, self._name, len(rest), self._aside.parent)
+
+    def read_back(self, offset: int, buffer: memoryview) -> int:
+        """Out of the file, which has no name yet."""
+        try:
+            return read_into(self._fd, offset, buffer)
+        except OSError as error:
+            translate(error, self._name)
+
+    def finish(self) -> None:
+        """Sync the file, give it its name, sync the folder that names it."""
+        try:
+            os.fsync(self._fd)
+            fd, self._fd = self._fd, -1
+            os.close(fd)  # network file systems report late errors here
+            self._folder.place(self._aside, self._name, replaces=self._replaces)
+        except OSError as error:
+            translate(error, self._name, 0, self._aside.parent)
+
+    def abandon(self) -> None:
+        """Close it; what has no name yet stays as remains."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def drop(self) -> None:
+        """Close it and leave no remains, as far as that can be done."""
+        self.abandon()
+        with contextlib.suppress(OSError):
+            self._aside.unlink(missing_ok=True)
+
+
+def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
+    """Give a file its name; unlike a rename, a link never replaces what stands.
+
+    Raises:
+        OSError: ``FileExistsError`` where something stands.
+    """
+    if not replaces:
+        try:
+            os.link(aside, path, follow_symlinks=False)
+        except FileExistsError:
+            # A network file system may have lost its answer to our own link.
+            if not aside.samefile(path):
+                raise
+            aside.unlink()
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            aside.unlink()
+            return
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "stands already", str(path))
+    aside.rename(path)
+
+
+def _may_be_closed(root: Path) -> bool:
+    """Whether it is a store's, or nobody's; ``/var`` named by mistake is neither."""
+    names = {each.name for each in root.iterdir()}
+    return bool(names & _OURS) or names <= _NOBODYS
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""Which checkpoints are committed, and what nobody needs any more."""

@@ -1,0 +1,249 @@
+"""Removes what nobody needs, beside whoever writes (``FORMAT.md``, order of deleting).
+
+Called by the repository, which holds its lock meanwhile; other processes write, copy
+and remove at the same time. A pack stays while any manifest or any intent names it;
+where that cannot be known, it stays too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import ASIDE, ObjectMissing
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.locks import deletion, intents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+
+log = logging.getLogger(__name__)
+
+
+class _Needed(NamedTuple):
+    """What must stay."""
+
+    packs: frozenset[str]  #: objects that readable manifests name
+    owners: frozenset[str]  #: checkpoints all of whose packs must stay
+    coming: frozenset[str]  #: checkpoints that are being written or copied
+    committed: frozenset[str]  #: checkpoints that exist
+    blind: bool  #: some manifest could not be read: it may name anything
+
+
+class Garbage:
+    """Knows what is needed, and removes the rest.
+
+    Args:
+        backend: where the objects stand.
+        clock: for the age of intents.
+        body: what a manifest says, None where it cannot be read.
+    """
+
+    def __init__(
+        self, backend: Backend, clock: Clock, body: Callable[[str], Body | None]
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._body = body
+
+    def remove(self, checkpoint: str) -> int:
+        """Remove a checkpoint, or its remains: manifest first; idempotent.
+
+        Packs that others need stay.
+
+        Returns:
+            Bytes that were freed, without the manifest's.
+
+        Raises:
+            StoreError: something could not be removed. Once the manifest is gone the
+                rest is remains, which a sweep removes.
+        """
+        backend = self._backend
+        never, earlier = False, []
+        if self._stands(layout.manifest(checkpoint)):
+            body = self._body(checkpoint)
+            earlier = [origin.id for origin in body.origins[1:]] if body else []
+            # The intent goes first: where it stands alone, nothing was ever committed.
+            self._drop_intent(checkpoint)
+            backend.delete(layout.manifest(checkpoint))
+        else:
+            never = self._is_writers(checkpoint)
+        aside = [e for e in backend.list(ASIDE) if layout.id_of(e.name) == checkpoint]
+        packs = backend.list(layout.pack_prefix(checkpoint))
+        done = self._clear(
+            checkpoint, aside + packs, never=never, except_writing=checkpoint
+        )
+        for owner in earlier:
+            # That only it has kept alive.
+            if not self._stands(layout.manifest(owner)):
+                packs = backend.list(layout.pack_prefix(owner))
+                done += self._clear(
+                    owner, packs, never=False, except_writing=checkpoint
+                )
+        self._drop_intent(checkpoint)
+        return sum(entry.length for entry in done)
+
+    def sweep(self, writing: AbstractSet[str]) -> tuple[list[str], int]:
+        """Remove the remains of checkpoints that do not exist, and stale odds and ends.
+
+        Args:
+            writing: checkpoints that are known to be written.
+
+        Returns:
+            Whose remains were removed, and bytes that were freed.
+
+        Raises:
+            StoreError: the store does not work; what was removed is removed.
+        """
+        # In this order: who commits meanwhile is found by an intent or a manifest.
+        found: dict[str, list[Entry]] = {}
+        for prefix in (layout.PACKS, ASIDE, layout.INTENTS):
+            for entry in self._backend.list(prefix):
+                if id_ := layout.id_of(entry.name):
+                    found.setdefault(id_, []).append(entry)
+        self._drop_marks()
+        needed = self._needed()
+        removed, freed = [], 0
+        for id_ in sorted(found.keys() - needed.owners - needed.coming - writing):
+            entries = found[id_]
+            if id_ in needed.committed:
+                # Its packs are its own affair; what it left beside them is not needed.
+                entries = [e for e in entries if not e.name.startswith(layout.PACKS)]
+            elif all(e.name in needed.packs for e in entries):
+                continue  # others lean upon all that is left of it
+            never = any(map(_is_intent, entries)) and self._is_writers(id_)
+            done = self._clear(id_, entries, never=never)
+            freed += sum(entry.length for entry in done)
+            if done and id_ not in needed.committed:
+                removed.append(id_)
+        return removed, freed
+
+    def _clear(
+        self,
+        owner: str,
+        entries: Sequence[Entry],
+        *,
+        never: bool,
+        except_writing: str = "",
+    ) -> list[Entry]:
+        """Remove what of some objects of a checkpoint is not needed; what that was.
+
+        Args:
+            owner: the checkpoint.
+            entries: the objects, listed before this call.
+            never: it has never existed anywhere, so that a manifest which cannot be
+                read does not name its packs either.
+            except_writing: a writer's intent of this checkpoint does not count.
+        """
+        # An intent goes last: while it stands, it says that nobody names the packs.
+        todo = sorted(entries, key=_is_intent)
+        if not todo:
+            return []
+        backend = self._backend
+        try:
+            with deletion.Removal(backend, owner, self._clock) as removal:
+                # Looked at under the mark: who announces a copy now sees that.
+                needed = self._needed(except_writing=except_writing)
+                spare = _spare(owner, todo, needed, never=never)
+                for entry in spare:
+                    removal.check()
+                    backend.delete(entry.name)
+                return spare
+        except StoreError as error:
+            if error.reason is not Reason.STORE_FULL:
+                raise
+        # Not even a mark finds room, nor would a copy's intent: one object makes some.
+        needed = self._needed(except_writing=except_writing)
+        spare = _spare(owner, todo, needed, never=never)
+        if not spare:
+            return []
+        backend.delete(spare[0].name)
+        rest = self._clear(owner, spare[1:], never=never, except_writing=except_writing)
+        return [spare[0], *rest]
+
+    def _needed(self, *, except_writing: str = "") -> _Needed:
+        fresh = intents.fresh(self._backend, self._clock.now())
+        owners = {id_ for one in fresh for id_ in one.leans_on}
+        coming = {
+            one.checkpoint
+            for one in fresh
+            if one.is_copy or one.checkpoint != except_writing
+        }
+        packs: set[str] = set()
+        committed: set[str] = set()
+        blind = False
+        for entry in self._backend.list(layout.MANIFESTS):
+            id_ = layout.id_of(entry.name)
+            if id_ is None:
+                continue
+            committed.add(id_)
+            body = self._body(id_)
+            if body is not None:
+                packs |= {need.name for need in body.objects()}
+            elif self._stands(entry.name):
+                blind = True
+        if blind:
+            log.warning("- some manifest cannot be read, so no shared pack is removed")
+        return _Needed(
+            frozenset(packs),
+            frozenset(owners),
+            frozenset(coming),
+            frozenset(committed),
+            blind,
+        )
+
+    def _drop_marks(self) -> None:
+        """Delete what removals that died have left to say that they go on."""
+        for entry in self._backend.list(layout.REMOVALS):
+            id_ = layout.id_of(entry.name)
+            if id_ and not deletion.stands(self._backend, id_, self._clock.now()):
+                self._backend.delete(entry.name)
+
+    def _drop_intent(self, checkpoint: str) -> None:
+        """Delete an intent, but not that of a copy that is on its way."""
+        name, now = layout.intent(checkpoint), self._clock.now()
+        intent = intents.read(self._backend, name)
+        if intent is None or not (intent.is_copy and intent.is_fresh(now)):
+            self._backend.delete(name)
+
+    def _is_writers(self, checkpoint: str) -> bool:
+        """Whether its intent is of a writer, not of a copy of what is committed."""
+        intent = intents.read(self._backend, layout.intent(checkpoint))
+        return intent is not None and not intent.is_copy
+
+    def _stands(self, name: str) -> bool:
+        try:
+            self._backend.length(name)
+        except ObjectMissing:
+            return False
+        return True
+
+
+def _spare(
+    owner: str, entries: Sequence[Entry], needed: _Needed, *, never: bool
+) -> list[Entry]:
+    """What of some objects of a checkpoint nobody needs; see :meth:`Garbage._clear`."""
+    if owner in needed.coming:
+        return []
+    named = owner in needed.owners or owner in needed.committed
+    blind = needed.blind and not never
+
+    def stays(name: str) -> bool:
+        if not name.startswith(layout.PACKS):
+            return False
+        if name == layout.index(owner):
+            return owner in needed.committed  # nobody else has a use for it
+        return named or blind or name in needed.packs
+
+    return [entry for entry in entries if not stays(entry.name)]
+
+
+def _is_intent(entry: Entry) -> bool:
+    return entry.name.startswith(layout.INTENTS)

@@ -1,0 +1,1 @@
+"""The bytes of ``FORMAT.md``: keys, manifests, the index, compression, sealing."""

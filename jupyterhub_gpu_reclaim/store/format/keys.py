@@ -1,0 +1,271 @@
+"""The master keys: where they come from, which one wraps, which ones still open.
+
+Made by whoever opens a store (the agent, the command line), called by the repository
+to wrap and unwrap data keys. Several keys may be there: the newest wraps, all open, so
+that a key is changed by adding one, and an old one is taken away after ``rekey``.
+
+A key service is a class of the admin's with :class:`Wrapper`'s methods, named by its
+path (``package.module:Class``); it gets no arguments. Nothing here is ever logged.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import importlib
+import os
+import re
+import secrets
+import stat
+from typing import TYPE_CHECKING, Protocol
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format import crypto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+_BOUND = b"gpu-reclaim store 1 key "
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: What a manifest has room for.
+MAX_WRAPPED = 4096
+#: Far above any file of keys.
+_MAX_BYTES = 65536
+
+
+class Wrapper(Protocol):
+    """Who wraps data keys. Calls may block, and come from several threads."""
+
+    def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
+        """Wrap under the newest key, bound to that checkpoint's id.
+
+        Returns:
+            The key's name (at most 64 of ``[A-Za-z0-9._-]``) and at most 4096 bytes.
+
+        Raises:
+            StoreError: it cannot be done now.
+        """
+
+    def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
+        """What was wrapped for that checkpoint under the key of that name.
+
+        Raises:
+            StoreError: ``KEY_MISSING``; ``CHECKPOINT_DAMAGED``, it was not; or it
+                cannot be done now.
+        """
+
+
+class KeyRing:
+    """Master keys that are held here.
+
+    Args:
+        keys: 32 bytes each, by name; the last one is the newest.
+
+    Raises:
+        StoreError: there is none, or one cannot be.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        if not keys:
+            raise _unusable("there is no master key")
+        for name, key in keys.items():
+            if not _NAME.fullmatch(name) or len(key) != crypto.KEY_BYTES:
+                raise _unusable("a master key is not 32 bytes, or has a name that is")
+        self._keys = dict(keys)
+        self._newest = list(keys)[-1]
+
+    def __repr__(self) -> str:
+        return f"KeyRing({', '.join(self._keys)})"
+
+    def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
+        """Wrap under the newest key."""
+        key = self._keys[self._newest]
+        return self._newest, crypto.wrap(key, data_key, _bound(checkpoint))
+
+    def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
+        """Unwrap under the key of that name."""
+        key = self._keys.get(name)
+        if key is None:
+            raise StoreError(Reason.KEY_MISSING, key=name)
+        try:
+            return crypto.unwrap(key, wrapped, _bound(checkpoint))
+        except crypto.Forged:
+            raise StoreError(
+                Reason.CHECKPOINT_DAMAGED,
+                why=f"its key was not wrapped for it by the master key {name}",
+            ) from None
+
+
+class KeyService:
+    """A key service of the admin's, held to what a :class:`Wrapper` promises.
+
+    Args:
+        service: may raise what it likes, and answer what it likes.
+    """
+
+    def __init__(self, service: Wrapper) -> None:
+        self._service = service
+
+    def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
+        """See :class:`Wrapper`."""
+        with _asked():
+            name, wrapped = self._service.wrap(data_key, checkpoint)
+            if not _NAME.fullmatch(name) or not 0 < len(wrapped) <= MAX_WRAPPED:
+                raise _unusable(
+                    "the key service gives its key a name that cannot be, or wraps it"
+                    f" in more than {MAX_WRAPPED} bytes"
+                )
+            return name, bytes(wrapped)
+
+    def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
+        """See :class:`Wrapper`."""
+        with _asked():
+            return bytes(self._service.unwrap(name, wrapped, checkpoint))
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """Whatever a key service raises, in our words."""
+    try:
+        yield
+    except ReclaimError:
+        raise
+    except Exception as error:  # an admin's class may raise what it likes
+        raise _unusable("the key service has failed", repr(error)) from error
+
+
+def load_keys(
+    *,
+    file: Path | None = None,
+    variable: str | None = None,
+    folder: Path | None = None,
+    hook: str | None = None,
+) -> Wrapper:
+    """The master keys from the one place that is given.
+
+    Args:
+        file: a line ``name key`` for each, the newest last; must be closed to others.
+        variable: name of an environment variable with such lines.
+        folder: a mounted Secret: a file for each key, its name the key's; the newest
+            is the last by name.
+        hook: ``package.module:Class`` of a key service.
+
+    Raises:
+        StoreError: none or several are given, or what is there is no key.
+    """
+    if sum(place is not None for place in (file, variable, folder, hook)) != 1:
+        raise _unusable("its place must be named, and one place only")
+    if hook is not None:
+        return _hooked(hook)
+    if folder is not None:
+        return KeyRing(_of_folder(folder))
+    if file is not None:
+        return KeyRing(_of_lines(_read_closed(file), str(file)))
+    text = os.environ.get(variable or "", "")
+    return KeyRing(_of_lines(text, f"the variable {variable}"))
+
+
+def make_key_file(path: Path, name: str) -> None:
+    """Make a file with one new random key, mode 0600, durable; an existing one stays.
+
+    Args:
+        path: its folder exists.
+        name: of the key.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    if path.exists():
+        return
+    # A name of its own: two that make one at once would write into the same file.
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    line = f"{name} {base64.b64encode(crypto.new_key()).decode()}\n"
+    try:
+        # A crash in between leaves an unused file aside, never half a key.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(aside, flags, 0o600)
+        with os.fdopen(descriptor, "w") as made:
+            made.write(line)
+            made.flush()
+            os.fsync(made.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)  # never over a key that somebody else has just made
+        aside.unlink()
+        above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
+    except OSError as error:
+        raise _unusable(f"{path} cannot be made", str(error)) from error
+
+
+def _of_lines(text: str, place: str) -> dict[str, bytes]:
+    keys: dict[str, bytes] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] in keys:
+            raise _unusable(f"{place} has a line that is not one name and one key")
+        keys[words[0]] = _key_of(words[1].encode(), place)
+    return keys
+
+
+def _of_folder(folder: Path) -> dict[str, bytes]:
+    try:
+        # Names with dots in front are the kubelet's own links.
+        found = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+        return {
+            path.name: _key_of(path.read_bytes()[:_MAX_BYTES], str(path))
+            for path in found
+        }
+    except OSError as error:
+        raise _unusable(f"{folder} cannot be read", str(error)) from error
+
+
+def _key_of(text: bytes, place: str) -> bytes:
+    """32 bytes as they are, as base64 or as hexadecimal digits."""
+    if len(text) == crypto.KEY_BYTES:
+        return text
+    text = text.strip()
+    with contextlib.suppress(binascii.Error, ValueError):
+        if len(text) == 2 * crypto.KEY_BYTES:
+            return binascii.unhexlify(text)
+        key = base64.b64decode(text, validate=True)
+        if len(key) == crypto.KEY_BYTES:
+            return key
+    raise _unusable(f"{place} holds something that is no key of 32 bytes")
+
+
+def _read_closed(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, encoding="ascii") as opened:
+            found = os.fstat(opened.fileno())
+            if found.st_uid not in (os.geteuid(), 0) or (
+                stat.S_IMODE(found.st_mode) & 0o077
+            ):
+                raise _unusable(f"{path} must belong to its user and be of mode 0600")
+            return opened.read(_MAX_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(f"{path} cannot be read", str(error)) from error
+
+
+def _hooked(path: str) -> Wrapper:
+    module, _, name = path.partition(":")
+    try:
+        return KeyService(getattr(importlib.import_module(module), name)())
+    except Exception as error:  # an admin's class may raise what it likes
+        raise _unusable(f"{path} cannot be made", repr(error)) from error
+
+
+def _bound(checkpoint: str) -> bytes:
+    return _BOUND + checkpoint.encode()
+
+
+def _unusable(why: str, detail: str = "") -> StoreError:
+    return StoreError(Reason.STORE_FAILED, why=f"its master key: {why}", detail=detail)

@@ -1,0 +1,176 @@
+"""What makes a checkpoint exist: its manifest, sealed under a wrapped key.
+
+Called by the writer and the repository. Pure but for the key service that unwraps; the
+bytes' meaning stands in ``FORMAT.md``. Everything that is read may be hostile: only the
+head is parsed before it is known to be ours.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Value
+from jupyterhub_gpu_reclaim.store.backend import Entry
+from jupyterhub_gpu_reclaim.store.format import associated_data, crypto, layout
+from jupyterhub_gpu_reclaim.store.format.associated_data import MAGIC, Origin
+from jupyterhub_gpu_reclaim.store.format.index import damaged
+from jupyterhub_gpu_reclaim.store.format.keys import MAX_WRAPPED
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+
+#: Far above any manifest of ours; a hostile one must not fill the memory.
+MAX_BYTES = 64 * 1024 * 1024
+_MAX_KEY_NAME = 64
+_KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PackRef(msgspec.Struct, frozen=True, array_like=True):
+    """A pack that the checkpoint needs."""
+
+    origin: _Count  #: place in the list of origins
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    length: _Count
+
+
+class IndexRef(Value, frozen=True, kw_only=True):
+    """The index, as it must be."""
+
+    length: _Count
+    segments: _Count
+
+
+class Body(Value, frozen=True, kw_only=True):
+    """What only who holds the key can read or write."""
+
+    info: CheckpointInfo
+    chunk_bytes: int
+    id_key: bytes
+    origins: list[Origin]  #: the checkpoint itself first
+    packs: list[PackRef]
+    index: IndexRef
+
+    def __repr__(self) -> str:
+        return f"Body({self.info.id})"
+
+    def pack_name(self, pack: PackRef) -> str:
+        """The object that this pack is."""
+        return layout.pack(self.origins[pack.origin].id, pack.number)
+
+    def objects(self) -> list[Entry]:
+        """Every object that is needed to read the checkpoint, but the manifest."""
+        packs = [Entry(self.pack_name(pack), pack.length) for pack in self.packs]
+        return [*packs, Entry(layout.index(self.info.id), self.index.length)]
+
+
+class Sealed(NamedTuple):
+    """A manifest's parts, not opened."""
+
+    key: str  #: name of the master key
+    wrapped: bytes
+    body: bytes
+
+
+def encode(body: Body, keys: Wrapper) -> bytes:
+    """The manifest's bytes.
+
+    Raises:
+        StoreError: the data key cannot be wrapped now.
+    """
+    origin = body.origins[0]
+    sealer = crypto.Sealer(associated_data.manifest_key(origin.data_key, origin.id))
+    sealed = sealer.seal(
+        0, msgspec.json.encode(body), associated_data.manifest(origin.id)
+    )
+    return _join(origin.data_key, origin.id, sealed, keys)
+
+
+def decode(data: bytes, checkpoint: str, keys: Wrapper) -> Body:
+    """The manifest of that checkpoint.
+
+    Raises:
+        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, of a newer format, or
+            of another checkpoint; ``KEY_MISSING``.
+    """
+    sealed = split(data)
+    return _open(
+        sealed, keys.unwrap(sealed.key, sealed.wrapped, checkpoint), checkpoint
+    )
+
+
+def rewrap(data: bytes, checkpoint: str, keys: Wrapper) -> bytes:
+    """The same manifest under the newest master key; the body's bytes stay.
+
+    Raises:
+        StoreError: see :func:`decode`.
+    """
+    sealed = split(data)
+    data_key = keys.unwrap(sealed.key, sealed.wrapped, checkpoint)
+    _open(sealed, data_key, checkpoint)
+    return _join(data_key, checkpoint, sealed.body, keys)
+
+
+def split(data: bytes) -> Sealed:
+    """A manifest's parts; nothing of them has been authenticated.
+
+    Raises:
+        StoreError: ``CHECKPOINT_DAMAGED``, it is no manifest of this format.
+    """
+    view = memoryview(data)
+    if bytes(view[:7]) != MAGIC[:7]:
+        raise damaged("the manifest is none of ours")
+    if bytes(view[7:8]) != MAGIC[7:]:
+        number = view[7] if len(view) > 7 else "?"
+        raise damaged(f"its format {number} is not known to this version")
+    at, parts = len(MAGIC), []
+    for limit in (_MAX_KEY_NAME, MAX_WRAPPED):
+        length = int.from_bytes(view[at : at + 2], "little")
+        part = bytes(view[at + 2 : at + 2 + length])
+        if not 0 < length <= limit or len(part) != length:
+            raise damaged("the manifest's head cannot be read")
+        parts.append(part)
+        at += 2 + length
+    if not _KEY_NAME.fullmatch(parts[0]):
+        raise damaged("the manifest's head cannot be read")
+    return Sealed(parts[0].decode("ascii"), parts[1], bytes(view[at:]))
+
+
+def _join(data_key: bytes, checkpoint: str, body: bytes, keys: Wrapper) -> bytes:
+    name, wrapped = keys.wrap(data_key, checkpoint)
+    head = b"".join(
+        len(part).to_bytes(2, "little") + part for part in (name.encode(), wrapped)
+    )
+    return MAGIC + head + body
+
+
+def _open(sealed: Sealed, data_key: bytes, checkpoint: str) -> Body:
+    sealer = crypto.Sealer(associated_data.manifest_key(data_key, checkpoint))
+    try:
+        plain = sealer.open(0, sealed.body, associated_data.manifest(checkpoint))
+    except crypto.Forged:
+        raise damaged("the manifest is not what was written") from None
+    try:
+        body = msgspec.json.decode(plain, type=Body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise damaged(f"the manifest cannot be read ({error})") from None
+    _check(body, checkpoint)
+    return body
+
+
+def _check(body: Body, checkpoint: str) -> None:
+    origins = body.origins
+    if not origins or {body.info.id, origins[0].id} != {checkpoint}:
+        raise damaged("the manifest is of another checkpoint")
+    if any(origin.key != body.info.key for origin in origins):
+        raise damaged("the manifest needs something of another session")
+    if not all(layout.is_id(origin.id) for origin in origins):
+        raise damaged("the manifest names an object that cannot be")
+    size = body.chunk_bytes
+    if size not in layout.CHUNK_SIZES or any(
+        pack.origin >= len(origins) for pack in body.packs
+    ):
+        raise damaged("the manifest has a number that cannot be")

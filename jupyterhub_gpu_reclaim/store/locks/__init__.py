@@ -1,0 +1,1 @@
+"""Who writes, uploads or deletes what now, said in the store itself."""

@@ -1,0 +1,1 @@
+"""Plain bytes into encrypted blocks, blocks into packs, what stands there left out."""

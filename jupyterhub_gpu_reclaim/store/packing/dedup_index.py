@@ -1,0 +1,106 @@
+"""The chunks that stand in a session's last generation, to be looked up by their ids.
+
+Made by the writer when a checkpoint is begun, called by its lanes: in the same process,
+or in workers that map the same memory. It never changes once it is made.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from jupyterhub_gpu_reclaim.store.format.index import Index
+
+#: A pack of whose bytes less is used is left to die.
+LIVE_SHARE = 0.25
+
+
+class Known:
+    """A sorted table of ids.
+
+    Args:
+        table: shape (3, n): first halves of the ids in rising order, second halves,
+            refs in the index that they come from.
+    """
+
+    def __init__(self, table: NDArray[np.uint64]) -> None:
+        self._table = table
+        self._first, self._second, self._refs = table
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """For each id the ref of its chunk, 0 where there is none.
+
+        Args:
+            ids: shape (k, 2).
+        """
+        if not len(self):
+            return np.zeros(len(ids), np.int64)
+        at = np.searchsorted(self._first, ids[:, 0])
+        at[at == len(self)] = 0
+        # Where first halves collide only the first is found: the chunk is stored anew.
+        same = (self._first[at] == ids[:, 0]) & (self._second[at] == ids[:, 1])
+        return np.where(same, self._refs[at].astype(np.int64), 0)
+
+    def share(self) -> int:
+        """A new descriptor of memory that holds it, for other processes."""
+        descriptor = os.memfd_create("known-chunks", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            self._table.tofile(file)
+        return descriptor
+
+
+def of_index(index: Index, packs: Sequence[int]) -> Known:
+    """What may be referenced of a committed generation.
+
+    Args:
+        index: of that generation.
+        packs: lengths of its packs.
+    """
+    live = index.live()
+    wanted = _in_live_packs(index, live, packs)
+    table = np.empty((3, np.count_nonzero(wanted)), np.uint64)
+    # There may be millions: nothing is held that is not needed any more.
+    table[2] = live[wanted]
+    del live
+    firsts = index.ids[wanted, 0]
+    order = np.argsort(firsts)
+    np.take(firsts, order, out=table[0])
+    del firsts
+    table[1] = index.ids[wanted, 1][order]
+    table[2] = table[2][order]
+    return Known(table)
+
+
+def _in_live_packs(
+    index: Index, refs: NDArray[np.int64], packs: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Which refs stand in packs that are worth being referenced."""
+    if not len(refs):
+        return np.zeros(0, np.bool_)
+    rows = index.blocks
+    blocks = index.blocks_of(refs)
+    used = np.bincount(blocks, minlength=len(rows)) / rows["chunks"] * rows["stored"]
+    per_pack = np.bincount(rows["pack"], weights=used, minlength=len(packs))
+    alive = per_pack >= LIVE_SHARE * np.array(packs)
+    found: NDArray[np.bool_] = alive[rows["pack"][blocks]]
+    return found
+
+
+def of_descriptor(descriptor: int) -> Known:
+    """What another process has shared; the descriptor may be closed then."""
+    length = os.fstat(descriptor).st_size
+    if not length:
+        return Known(np.empty((3, 0), np.uint64))
+    mapped: Any = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+    return Known(np.frombuffer(mapped, np.uint64).reshape(3, -1))

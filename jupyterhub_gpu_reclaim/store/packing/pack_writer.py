@@ -1,0 +1,265 @@
+"""One lane of a capture: slots of plain bytes in, encrypted blocks in packs out.
+
+Made by the writer for a thread of its own, or by a worker process; called from one
+thread at a time. What it has done is one :class:`Report` at its end, made of arrays
+that go from process to process as they are. It knows nothing of files but a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.store.format import compression as codec
+from jupyterhub_gpu_reclaim.store.format import crypto
+from jupyterhub_gpu_reclaim.store.format.associated_data import Origin  # noqa: TC001 - msgspec's
+from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
+from jupyterhub_gpu_reclaim.store.packing.packs import BlockRow, Packs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.packing.dedup_index import Known
+
+#: What a lane takes at once: a multiple of every chunk size.
+SLOT_BYTES = 1 << 20
+#: Plain bytes of the blocks that are written.
+BLOCK_BYTES = 256 * 1024
+
+#: Columns of a lane's counters.
+LOGICAL, STORED, KNOWN = range(3)
+
+
+class Recipe(Value, frozen=True, kw_only=True):
+    """How every lane of a checkpoint works."""
+
+    origin: Origin
+    id_key: bytes
+    chunk_bytes: int
+    pack_bytes: int
+    compression: codec.Compression
+    read_back: bool
+
+    def __repr__(self) -> str:
+        return f"Recipe({self.origin.id})"
+
+
+class _Head(Value, frozen=True, kw_only=True):
+    packs: list[tuple[int, int]]
+    blocks: int
+    ids: int
+    rows: int
+    refs: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a lane has written."""
+
+    packs: list[tuple[int, int]]  #: number and length
+    blocks: NDArray[Any]  #: of ``BLOCKS``; ``pack`` is the pack's number
+    ids: NDArray[np.uint64]  #: shape (k, 2): of the chunks in its blocks, in order
+    rows: NDArray[np.int64]  #: shape (r, 3): file, first chunk, count of chunks
+    #: For the rows' chunks in a row: 0 is zeros, n > 0 the lane's n-th chunk, n < 0 is
+    #: the chunk -n of the last generation.
+    refs: NDArray[np.int64]
+
+    def parts(self) -> Iterator[Buffer]:
+        """Its bytes, for another process."""
+        head = msgspec.json.encode(
+            _Head(
+                packs=self.packs,
+                blocks=len(self.blocks),
+                ids=len(self.ids),
+                rows=len(self.rows),
+                refs=len(self.refs),
+            )
+        )
+        yield len(head).to_bytes(4, "little")
+        yield head
+        for column in (self.blocks, self.ids, self.rows, self.refs):
+            # As they lie in memory: there may be hundreds of megabytes.
+            yield np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
+
+    @classmethod
+    def of_bytes(cls, data: memoryview) -> Report:
+        """What :meth:`parts` gave, from a worker of ours."""
+        at = 4 + int.from_bytes(data[:4], "little")
+        head = msgspec.json.decode(data[4:at], type=_Head)
+        columns: list[NDArray[Any]] = []
+        for kind, count in (
+            (BLOCKS, head.blocks),
+            (np.dtype(np.uint64), 2 * head.ids),
+            (np.dtype(np.int64), 3 * head.rows),
+            (np.dtype(np.int64), head.refs),
+        ):
+            columns.append(np.frombuffer(data, kind, count, at))
+            at += count * kind.itemsize
+        blocks, ids, rows, refs = columns
+        return cls(head.packs, blocks, ids.reshape(-1, 2), rows.reshape(-1, 3), refs)
+
+
+class Lane:
+    """Tells zeros, known and new chunks apart, and writes the new ones.
+
+    Args:
+        backend: where to.
+        recipe: of the checkpoint.
+        number: of the lane; no other lane of the checkpoint has it.
+        known: chunks of the last generation.
+        meter: its counters, three of them, of which it is the only writer.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        recipe: Recipe,
+        number: int,
+        known: Known | None,
+        meter: NDArray[np.int64],
+    ) -> None:
+        self._recipe = recipe
+        self._known = known
+        self._meter = meter
+        self._packs = Packs(
+            backend,
+            recipe.origin,
+            lane=number,
+            pack_bytes=recipe.pack_bytes,
+            read_back=recipe.read_back,
+        )
+        self._chunk = recipe.chunk_bytes
+        self._chunk_ids = crypto.ChunkIds(recipe.id_key)
+        self._block_chunks = max(1, BLOCK_BYTES // self._chunk)
+        self._pending = np.empty((self._block_chunks, self._chunk), np.uint8)
+        self._filled = 0
+        self._count = 0
+        self._ids: list[NDArray[np.uint64]] = []
+        self._rows: list[tuple[int, int, int]] = []
+        self._refs: list[NDArray[np.int64]] = []
+
+    def put(self, file: int, first: int, data: memoryview, length: int) -> None:
+        """Take whole chunks of a file.
+
+        Args:
+            file: its number.
+            first: number of the first chunk in the file.
+            data: the chunks, at most :data:`SLOT_BYTES`; may be used again on return.
+            length: how many of the bytes are the file's, the rest is filling.
+
+        Raises:
+            StoreError: no room, or no store; the lane is of no use any more.
+        """
+        rows = np.frombuffer(data, np.uint8).reshape(-1, self._chunk)
+        refs = np.zeros(len(rows), np.int64)
+        found = not_zero(rows)
+        if len(found):
+            refs[found] = self._place(rows, data, found)
+        self._rows.append((file, first, len(rows)))
+        self._refs.append(refs)
+        self._meter[LOGICAL] += length
+
+    def report(self) -> Report:
+        """Write what is left; the packs settle in the background from now on.
+
+        Raises:
+            StoreError: no room, or no store.
+        """
+        if self._filled:
+            self._write(self._pending[: self._filled])
+            self._filled = 0
+        return Report(
+            packs=self._packs.close(),
+            blocks=_table(self._packs.rows),
+            ids=_joined(self._ids, np.empty((0, 2), np.uint64)),
+            rows=np.array(self._rows, np.int64).reshape(-1, 3),
+            refs=_joined(self._refs, np.empty(0, np.int64)),
+        )
+
+    def settled(self, timeout: float) -> None:
+        """Wait until what was reported is durable, and was read back.
+
+        Raises:
+            StoreError: it is not, or reads back differently.
+        """
+        self._packs.settled(timeout)
+
+    def abandon(self) -> None:
+        """Let go of everything; idempotent, never waits."""
+        self._packs.abandon()
+
+    def let_end(self, timeout: float) -> None:
+        """Wait until nothing new appears in the backend, after :meth:`abandon`."""
+        self._packs.let_end(timeout)
+
+    def _place(
+        self, rows: NDArray[np.uint8], data: memoryview, found: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Where the chunks that are not zero stand, or are put now."""
+        ids = np.frombuffer(
+            self._chunk_ids.of(data, self._chunk, found.tolist()), np.uint64
+        ).reshape(-1, 2)
+        if self._known is None:
+            refs = np.zeros(len(found), np.int64)
+        else:
+            refs = -self._known.find(ids)
+        fresh = refs == 0
+        new = found[fresh]
+        self._meter[KNOWN] += (len(found) - len(new)) * self._chunk
+        refs[fresh] = np.arange(self._count + 1, self._count + 1 + len(new))
+        self._count += len(new)
+        self._ids.append(ids[fresh])
+        self._gather(rows, new)
+        return refs
+
+    def _gather(self, rows: NDArray[np.uint8], new: NDArray[np.int64]) -> None:
+        """Into blocks: straight from the slot where a whole block lies in a row."""
+        size = self._block_chunks
+        while len(new):
+            if not self._filled and len(new) >= size and new[size - 1] - new[0] < size:
+                self._write(rows[new[0] : new[0] + size])
+                new = new[size:]
+                continue
+            take = min(size - self._filled, len(new))
+            into = self._pending[self._filled : self._filled + take]
+            np.take(rows, new[:take], axis=0, out=into, mode="clip")
+            self._filled += take
+            new = new[take:]
+            if self._filled == size:
+                self._write(self._pending)
+                self._filled = 0
+
+    def _write(self, chunks: NDArray[np.uint8]) -> None:
+        plain = chunks.reshape(-1).data
+        kind, data = codec.pack(plain, self._recipe.compression)
+        self._meter[STORED] += self._packs.append(kind, len(chunks), data)
+
+
+def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Numbers of the chunks that hold anything; the first bytes answer for most."""
+    words = rows.view(np.uint64)
+    some = words[:, 0] != 0
+    unsure = np.flatnonzero(~some)
+    if len(unsure) == len(rows):
+        some = np.bitwise_or.reduce(words, axis=1) != 0
+    elif len(unsure):
+        some[unsure] = np.bitwise_or.reduce(words[unsure], axis=1) != 0
+    return np.flatnonzero(some)
+
+
+def _table(rows: list[BlockRow]) -> NDArray[Any]:
+    return np.array(rows, BLOCKS) if rows else np.empty(0, BLOCKS)
+
+
+def _joined(parts: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
+    """All parts in a row; the list is empty then, so that its memory can go."""
+    joined = np.concatenate([*parts, empty])
+    parts.clear()
+    return joined

@@ -1,0 +1,269 @@
+"""The packs of one lane while they are written: objects that hold encrypted blocks.
+
+Called by a lane, from one thread at a time. Every block is read back and opened: where
+the backend can, at once, while it is in the processor's cache, which costs a third of
+doing it later; else after its pack was finished. A pack that is full is finished in the
+background, which spares the commit most of its time.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format import associated_data, crypto, layout
+from jupyterhub_gpu_reclaim.store.format.compression import MAX_BLOCK_BYTES, Kind
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+
+#: Large enough for few objects, small enough to be settled while the next one fills.
+PACK_BYTES = 64 * 1024 * 1024
+#: Blocks that stand side by side are read in one go, as far as this.
+READ_BYTES = 560 * 1024
+#: A lane's packs are numbered from its own number times this.
+LANE_PACKS = 1 << 16
+
+
+class BlockRow(NamedTuple):
+    """One block that was written."""
+
+    pack: int  #: number of the pack
+    number: int  #: in the pack
+    offset: int
+    stored: int  #: bytes in the pack, with the tag
+    chunks: int
+    kind: int
+
+    def bound(self) -> bytes:
+        """What the block is sealed together with."""
+        length = self.stored - crypto.TAG_BYTES
+        return associated_data.block(self.number, Kind(self.kind), self.chunks, length)
+
+
+class Packs:
+    """Packs that are being filled, one after the other.
+
+    Args:
+        backend: where they stand.
+        origin: whose they are.
+        lane: tells them from those of other lanes.
+        pack_bytes: a pack that has that many is full.
+        read_back: whether what was written is read and opened.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        origin: Origin,
+        *,
+        lane: int,
+        pack_bytes: int,
+        read_back: bool,
+    ) -> None:
+        self._backend = backend
+        self._origin = origin
+        self._next = lane * LANE_PACKS
+        self._limit = pack_bytes
+        self._read_back = read_back
+        self._out = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
+        self._back = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
+        self._open: _Pack | None = None
+        self._settling: list[tuple[_Pack, Future[None]]] = []
+        self._settler = ThreadPoolExecutor(1, thread_name_prefix="store-packs")
+        self._failed = False
+        #: Every block so far.
+        self.rows: list[BlockRow] = []
+
+    def append(self, kind: Kind, chunks: int, data: Buffer) -> int:
+        """Encrypt and write one block.
+
+        Returns:
+            Bytes written.
+
+        Raises:
+            StoreError: no room, or no store; nothing can be finished any more.
+        """
+        pack = self._open or self._begin()
+        number, stored = len(pack.rows), len(data) + crypto.TAG_BYTES
+        out = self._out[:stored]
+        row = BlockRow(pack.number, number, pack.length, stored, chunks, kind)
+        pack.sealer.seal_into(number, data, row.bound(), out)
+        try:
+            pack.writer.write(out)
+            if self._read_back and pack.unseen == number:
+                # The block is in its pack: there is room to open it into.
+                pack.look(row, self._back[:stored], out[: len(data)])
+        except BaseException:
+            self._failed = True
+            raise
+        pack.rows.append(row)
+        self.rows.append(row)
+        pack.length += stored
+        if pack.length >= self._limit:
+            self._settle(pack)
+        return stored
+
+    def close(self) -> list[tuple[int, int]]:
+        """Begin to settle what is left; nothing may be appended any more.
+
+        Returns:
+            Number and length of every pack.
+        """
+        if self._open is not None:
+            self._settle(self._open)
+        self._settler.shutdown(wait=False)
+        return [(pack.number, pack.length) for pack, _ in self._settling]
+
+    def settled(self, timeout: float) -> None:
+        """Wait until every pack is durable, and was read back.
+
+        Args:
+            timeout: seconds to wait for the disk.
+
+        Raises:
+            StoreError: a pack is not durable, or reads back differently.
+        """
+        futures = [future for _, future in self._settling]
+        if wait_for(futures, timeout).not_done:
+            raise StoreError(Reason.TIMED_OUT, step="commit", seconds=timeout)
+        for future in futures:
+            future.result()
+        if self._failed:
+            raise StoreError(Reason.STORE_FAILED, why="a pack was given up")
+
+    def abandon(self) -> None:
+        """Let go of everything; idempotent, never waits."""
+        self._failed = True
+        pack, self._open = self._open, None
+        if pack is not None:
+            pack.writer.abandon()
+        self._settler.shutdown(wait=False, cancel_futures=True)
+        for pack, future in self._settling:
+            if future.cancelled():
+                pack.writer.abandon()
+
+    def let_end(self, timeout: float) -> None:
+        """Wait until nothing settles any more, after :meth:`abandon`."""
+        wait_for([future for _, future in self._settling], timeout)
+
+    def _begin(self) -> _Pack:
+        if self._next % LANE_PACKS == LANE_PACKS - 1:
+            raise StoreError(Reason.STORE_FAILED, why="a checkpoint has too many packs")
+        self._open = pack = _Pack(self._backend, self._origin, self._next)
+        self._next += 1
+        return pack
+
+    def _settle(self, pack: _Pack) -> None:
+        self._open = None
+        future = self._settler.submit(pack.settle, read_back=self._read_back)
+        self._settling.append((pack, future))
+
+
+class _Pack:
+    """One object that is being filled."""
+
+    def __init__(self, backend: Backend, origin: Origin, number: int) -> None:
+        self._backend = backend
+        self.number = number
+        self.name = layout.pack(origin.id, number)
+        self.sealer = crypto.Sealer(origin.pack_key(number))
+        self.rows: list[BlockRow] = []
+        #: The first of them that was not read back yet.
+        self.unseen = 0
+        self.length = 0
+        self.writer = backend.create(self.name)
+
+    def look(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
+        """See that a block opens that was just written, if that can be seen now.
+
+        Args:
+            row: of the block.
+            back: room for what is read.
+            plain: room for what is in it.
+
+        Raises:
+            StoreError: it is not what was written.
+        """
+        count = self.writer.read_back(row.offset, back)
+        if count is None:
+            return
+        try:
+            self.sealer.open_into(row.number, back[:count], row.bound(), plain)
+        except (crypto.Forged, ValueError):  # another length is the latter
+            self._differs()
+        self.unseen += 1
+
+    def settle(self, *, read_back: bool) -> None:
+        """Make it durable, and see that every block opens that was not seen before."""
+        try:
+            self.writer.finish()
+        finally:
+            self.writer.abandon()
+        if not read_back:
+            return
+        if unseen := self.rows[self.unseen :]:
+            blocks = BlockOpener(self._backend)
+            for row in unseen:
+                try:
+                    blocks.open(self.name, self.sealer, row)
+                except crypto.Forged:
+                    self._differs()
+        if self._backend.length(self.name) != self.length:
+            self._differs()
+
+    def _differs(self) -> NoReturn:
+        why = f"{self.name} reads back differently"
+        raise StoreError(Reason.STORE_FAILED, why=why) from None
+
+
+class BlockOpener:
+    """Reads and opens blocks into buffers of its own; for one thread.
+
+    Blocks that follow each other in a pack are read some at a time.
+
+    Args:
+        backend: where they stand.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        most = max(READ_BYTES, MAX_BLOCK_BYTES + crypto.TAG_BYTES)
+        self._sealed = memoryview(bytearray(most))
+        self._plain = memoryview(bytearray(MAX_BLOCK_BYTES))
+        # Which bytes of which pack are in the buffer, and where the last block ended.
+        self._name, self._begin, self._end, self._next = "", 0, 0, 0
+
+    def open(self, name: str, sealer: crypto.Sealer, row: BlockRow) -> memoryview:
+        """The stored bytes, decrypted; valid until the next call.
+
+        Raises:
+            Forged: they are not what was written there.
+            StoreError: the backend does not work.
+        """
+        if not crypto.TAG_BYTES <= row.stored <= MAX_BLOCK_BYTES + crypto.TAG_BYTES:
+            raise crypto.Forged
+        sealed = self._read(name, row.offset, row.stored)
+        length = row.stored - crypto.TAG_BYTES
+        plain = self._plain[:length]
+        sealer.open_into(row.number, sealed, row.bound(), plain)
+        return plain
+
+    def _read(self, name: str, offset: int, length: int) -> memoryview:
+        same = name == self._name
+        if not (same and self._begin <= offset and offset + length <= self._end):
+            goes_on = same and offset == self._next
+            wanted = self._sealed[: max(READ_BYTES, length) if goes_on else length]
+            # Void while it is filled: a read that fails leaves nothing to be taken.
+            self._name = ""
+            count = self._backend.read_into(name, offset, wanted)
+            if count < length:
+                raise crypto.Forged
+            self._name, self._begin, self._end = name, offset, offset + count
+        self._next = offset + length
+        at = offset - self._begin
+        return self._sealed[at : at + length]

@@ -1,0 +1,1 @@
+"""A committed checkpoint, read: every byte authenticated before it is used."""

@@ -1,0 +1,111 @@
+"""Which bytes of a file lie where: ranges of a file as runs of chunks in blocks.
+
+Called by an open checkpoint and by the plan of a copy. Pure: arrays in, arrays out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from jupyterhub_gpu_reclaim.store.format.index import Index
+
+#: Block of a run of zeros.
+ZEROS = -1
+#: Longest run of zeros.
+ZERO_BYTES = 1 << 20
+
+
+class Run(NamedTuple):
+    """Bytes in a row, of one file and of one block."""
+
+    block: int  #: place in the index's table, or :data:`ZEROS`
+    start: int  #: first byte in the block
+    length: int
+
+
+class Runs(NamedTuple):
+    """A range of a file as runs, in order; a column each."""
+
+    blocks: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    def rows(self) -> Iterator[Run]:
+        """One after the other."""
+        columns = (column.tolist() for column in self)
+        return map(Run, *columns)
+
+
+def rest_of(length: int, skip: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of a file without some ranges.
+
+    Args:
+        length: of the file.
+        skip: offset and length of each, in any order.
+
+    Returns:
+        Offset and length of each, in order, none empty.
+    """
+    left, at = [], 0
+    for offset, count in sorted(skip):
+        left.append((at, min(offset, length) - at))
+        at = max(at, offset + count)
+    left.append((at, length - at))
+    return [(offset, count) for offset, count in left if count > 0]
+
+
+def runs(index: Index, first: int, chunk_bytes: int, offset: int, length: int) -> Runs:
+    """A range of a file as runs, in order.
+
+    Args:
+        index: of the checkpoint.
+        first: place of the file's first chunk among the refs.
+        chunk_bytes: size of the chunks.
+        offset: of the range; the whole of it lies in the file.
+        length: of the range, at least 1.
+    """
+    begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
+    refs = index.refs[first + begin : first + end].astype(np.int64)
+    blocks, places = _locate(index, refs)
+    cuts = _cuts(blocks, places, ZERO_BYTES // chunk_bytes)
+    starts = places[cuts] * chunk_bytes
+    lengths = np.diff(cuts, append=len(refs)) * chunk_bytes
+    head = offset - begin * chunk_bytes
+    starts[0] += head
+    lengths[0] -= head
+    lengths[-1] -= end * chunk_bytes - offset - length
+    return Runs(blocks[cuts], starts, lengths)
+
+
+def _locate(
+    index: Index, refs: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Block of each ref (or ZEROS), and its place in that block."""
+    blocks = np.full(len(refs), ZEROS, np.int64)
+    places = np.zeros(len(refs), np.int64)
+    some = refs > 0
+    found = index.blocks_of(refs[some])
+    blocks[some] = found
+    places[some] = refs[some] - 1 - index.bases[found]
+    return blocks, places
+
+
+def _cuts(
+    blocks: NDArray[np.int64], places: NDArray[np.int64], most_zeros: int
+) -> NDArray[np.int64]:
+    """Where a run begins: another block, or not the next chunk of it."""
+    new = np.ones(len(blocks), np.bool_)
+    if len(blocks) > 1:
+        zeros = blocks[1:] == ZEROS
+        follows = np.where(zeros, True, places[1:] == places[:-1] + 1)
+        new[1:] = ~(follows & (blocks[1:] == blocks[:-1]))
+        # A long run of zeros is cut at round places, which is often enough.
+        new[1:] |= zeros & (np.arange(1, len(blocks)) % most_zeros == 0)
+    return np.flatnonzero(new)

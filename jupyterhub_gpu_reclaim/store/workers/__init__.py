@@ -1,0 +1,1 @@
+"""Worker processes: forked from a ready process, one channel each, ended with it."""

@@ -1,0 +1,183 @@
+"""One worker process as the agent holds it: its channel, and its end.
+
+Made by the pool, called by the crews. A worker that dies is an error of what it worked
+on, never a wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.workers import channel
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable, Iterator, Sequence
+
+#: A killed process is gone at once, unless the disk holds it.
+_DIE_SECONDS = 20.0
+
+
+class Worker:
+    """One worker.
+
+    Args:
+        end: our end of its channel.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._pidfd = -1
+
+    def greet(self, seconds: float) -> None:
+        """Wait until it is there.
+
+        Raises:
+            OSError: it does not come.
+        """
+        self._end.settimeout(seconds)
+        received = channel.receive(self._end)
+        if received is None or not isinstance(received[0], channel.Hello):
+            raise OSError("a worker ended at once")
+        self._pidfd = os.pidfd_open(received[0].pid)
+        self._end.settimeout(None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether :meth:`end` was called."""
+        return self._end.fileno() < 0
+
+    def fileno(self) -> int:
+        """Readable when it has something to say, or is gone."""
+        return self._end.fileno()
+
+    def tell(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
+        """Send it something.
+
+        Raises:
+            StoreError: it is gone.
+        """
+        try:
+            channel.send(self._end, message, descriptors)
+        except OSError as error:
+            _gone(str(error))
+
+    def hear(self) -> tuple[channel.Message, list[int]]:
+        """What it says, and descriptors that are the caller's then.
+
+        Raises:
+            StoreError: what went wrong there, or that it is gone.
+        """
+        try:
+            received = channel.receive(self._end)
+        except OSError as error:
+            _gone(str(error))
+        if received is None:
+            _gone("")
+        if isinstance(received[0], channel.Failed):
+            raise received[0].error()
+        return received
+
+    def kill(self) -> None:
+        """Make it end now; never blocks, any number of times."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill it, wait until it is gone, and let go of it; idempotent.
+
+        Raises:
+            StoreError: it cannot be killed: the disk holds it.
+        """
+        self.kill()
+        gone = True
+        if self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            gone = bool(poll.poll(_DIE_SECONDS * 1000))
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._end.close()
+        if not gone:
+            raise StoreError(Reason.STORE_FAILED, why="a worker hangs in the store")
+
+
+def wait_some(workers: Sequence[Worker], seconds: float | None) -> list[Worker]:
+    """Hear those that have something to say; which have not said it yet.
+
+    Args:
+        workers: each will say one thing.
+        seconds: to wait for the first; None: as long as they live.
+
+    Raises:
+        StoreError: what went wrong with one.
+    """
+    poll = select.poll()
+    for worker in workers:
+        poll.register(worker.fileno(), select.POLLIN)
+    ready = {
+        descriptor
+        for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)
+    }
+    left = []
+    for worker in workers:
+        if worker.fileno() in ready:
+            worker.hear()
+        else:
+            left.append(worker)
+    return left
+
+
+def hear_all(
+    workers: Iterable[Worker], seconds: float | None
+) -> list[tuple[channel.Message, list[int]]]:
+    """One message of each, in the order in which they come.
+
+    Args:
+        workers: that will say something.
+        seconds: to wait for all of them; None: as long as they live.
+
+    Raises:
+        StoreError: what went wrong with one, or ``TIMED_OUT``.
+    """
+    heard: list[tuple[channel.Message, list[int]]] = []
+    try:
+        heard.extend(_as_they_come(workers, seconds))
+    except BaseException:
+        # Nobody else knows of what those have sent who were heard before.
+        for _, descriptors in heard:
+            channel.close_all(descriptors)
+        raise
+    return heard
+
+
+def _as_they_come(
+    workers: Iterable[Worker], seconds: float | None
+) -> Iterator[tuple[channel.Message, list[int]]]:
+    waiting = {worker.fileno(): worker for worker in workers}
+    poll = select.poll()
+    for descriptor in waiting:
+        poll.register(descriptor, select.POLLIN)
+    until = None if seconds is None else time.monotonic() + seconds
+    while waiting:
+        left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        ready = poll.poll(left)
+        if not ready:
+            raise StoreError(Reason.TIMED_OUT, step="commit", seconds=seconds)
+        for descriptor, _ in ready:
+            poll.unregister(descriptor)
+            yield waiting.pop(descriptor).hear()
+
+
+def _gone(detail: str) -> NoReturn:
+    raise StoreError(
+        Reason.STORE_FAILED, why="a worker has ended unexpectedly", detail=detail
+    )

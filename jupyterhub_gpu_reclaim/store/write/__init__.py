@@ -1,0 +1,1 @@
+"""A checkpoint while it is written: begun, filled, committed, or never there."""

@@ -1,0 +1,281 @@
+"""A checkpoint while it is written, until it is committed or has never been.
+
+Made by the repository, called by the agent's capture from several threads at once. It
+publishes the manifest last, and only when everything that it names has been synced and
+read back (law 1; ``FORMAT.md``, order of writing).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Step, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format.index import is_name
+from jupyterhub_gpu_reclaim.store.format.manifest import Body
+from jupyterhub_gpu_reclaim.store.locks import intents
+from jupyterhub_gpu_reclaim.store.packing.merge import merge
+from jupyterhub_gpu_reclaim.store.write import commit as publishing
+from jupyterhub_gpu_reclaim.store.write.file_writer import FileWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.packing.merge import Earlier, Merged
+    from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
+    from jupyterhub_gpu_reclaim.store.workers.pack_writers import Lanes
+
+log = logging.getLogger(__name__)
+
+
+class Draft(Value, frozen=True, kw_only=True):
+    """What is known of a checkpoint before it is written."""
+
+    recipe: Recipe
+    incarnation: str
+    begun: float  #: when the intent was published
+    parent: str = ""  #: checkpoint that the incarnation was restored from
+
+    @property
+    def origin(self) -> Origin:
+        """Whose checkpoint it is."""
+        return self.recipe.origin
+
+
+class CheckpointWriter:
+    """Writes one checkpoint.
+
+    Args:
+        backend: where to.
+        draft: whose checkpoint it is; its intent stands already.
+        lanes: take the bytes.
+        earlier: the generation whose chunks may be referenced.
+        keys: wrap the data key.
+        clock: for the time of the commit.
+        ended: called once, when it is committed or gone.
+        discard: removes everything that was written.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        draft: Draft,
+        *,
+        lanes: Lanes,
+        earlier: Earlier | None,
+        keys: Wrapper,
+        clock: Clock,
+        ended: Callable[[str], None],
+        discard: Callable[[str], None],
+    ) -> None:
+        self._backend = backend
+        self._draft = draft
+        self._id = draft.origin.id
+        self._lanes = lanes
+        self._earlier = earlier
+        self._keys = keys
+        self._clock = clock
+        self._ended = ended
+        self._remove = discard
+        self._files: dict[str, FileWriter] = {}
+        #: Guards the counters and the files; held for moments only.
+        self._lock = threading.Lock()
+        #: Held while it is committed or removed: one of them wins, whole.
+        self._ending = threading.Lock()
+        self._failure: BaseException | None = None
+        self._called_off = False
+        self._committed: CheckpointInfo | None = None
+        self._gone = False
+
+    @property
+    def logical_bytes(self) -> int:
+        """Plain bytes taken so far."""
+        return self._lanes.logical
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes written for them so far."""
+        return self._lanes.stored
+
+    def file(self, name: str) -> FileWriter:
+        """Begin a file; several may be open at once, each for one thread.
+
+        Args:
+            name: ``[A-Za-z0-9._-]`` components joined by ``/``; none twice.
+
+        Raises:
+            BadRequest: no such name may be.
+            StoreError: the checkpoint has ended.
+        """
+        if not is_name(name):
+            raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
+        with self._lock:
+            self._check_open()
+            if name in self._files:
+                raise BadRequest(Reason.INVALID, what=f"{name} is there already.")
+            file = self._files[name] = FileWriter(
+                self,
+                self._lanes,
+                len(self._files),
+                name,
+                self._draft.recipe.chunk_bytes,
+            )
+            return file
+
+    def add(self, name: str, data: bytes) -> None:
+        """A whole small file.
+
+        Raises:
+            BadRequest: see :meth:`file`.
+            StoreError: see :meth:`FileWriter.write`.
+        """
+        with self.file(name) as file:
+            file.write(data)
+
+    def commit(
+        self,
+        *,
+        steps: Sequence[Step] = (),
+        frozen_seconds: float = 0.0,
+        timeout: float = 600.0,
+    ) -> CheckpointInfo:
+        """Make it exist: when this returns it is durable, read back and listed.
+
+        Args:
+            steps: what the capture did, for the record.
+            frozen_seconds: how long the session stood still, for the record.
+            timeout: seconds to wait for the disk.
+
+        Raises:
+            StoreError: it does not exist, and what was written is removed.
+        """
+        with self._ending:
+            if self._committed:
+                return self._committed
+            try:
+                with self._lock:
+                    self._check_open()
+                info = self._publish(list(steps), frozen_seconds, timeout)
+            except BaseException as error:
+                self.fail(error)
+                self._try_discard()
+                raise
+            self._committed = info
+        self._ended(self._id)
+        return info
+
+    def abort(self) -> bool:
+        """Remove everything that was written; idempotent, from any thread.
+
+        Returns:
+            Whether the checkpoint does not exist: False when a commit had won.
+
+        Raises:
+            StoreError: it could not be removed; call again, or ``delete`` it.
+        """
+        self._called_off = True
+        if not self._committed:
+            self._lanes.call_off()
+        with self._ending:
+            if self._committed:
+                return False
+            self._discard()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Remember that a part could not be written, so that none can be committed."""
+        with self._lock:
+            self._failure = self._failure or error
+
+    def _check_open(self) -> None:
+        if isinstance(self._failure, ReclaimError):
+            raise StoreError(
+                self._failure.reason,
+                detail=self._failure.detail,
+                **self._failure.facts,
+            ) from self._failure
+        if self._failure:
+            raise StoreError(
+                Reason.STORE_FAILED,
+                why="a file was not written to its end",
+                detail=repr(self._failure),
+            ) from self._failure
+        if self._called_off or self._gone:
+            raise StoreError(Reason.CANCELLED)
+        if self._committed:
+            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._id)
+
+    def _publish(
+        self, steps: list[Step], frozen_seconds: float, timeout: float
+    ) -> CheckpointInfo:
+        with self._lock:
+            files = [file.entry() for file in self._files.values()]
+        recipe = self._draft.recipe
+        reports = self._lanes.reports(timeout)
+        merged = merge(files, recipe.chunk_bytes, reports, self._earlier)
+        # The packs settle meanwhile; nothing that names them is written before.
+        self._lanes.settled(timeout)
+        index = publishing.write_index(self._backend, recipe.origin, merged.index)
+        own = sum(length for report in reports for _, length in report.packs)
+        info = CheckpointInfo(
+            id=self._id,
+            key=recipe.origin.key,
+            incarnation=self._draft.incarnation,
+            generation=recipe.origin.generation,
+            created=self._clock.now(),
+            logical_bytes=sum(length for _, length in files),
+            stored_bytes=own + index.length,
+            deduplicated_bytes=self._lanes.known_bytes,
+            frozen_seconds=frozen_seconds,
+            steps=steps,
+            parent=self._draft.parent,
+        )
+        body = Body(
+            info=info,
+            chunk_bytes=recipe.chunk_bytes,
+            id_key=recipe.id_key,
+            origins=[recipe.origin, *self._needed(merged)],
+            packs=merged.packs,
+            index=index,
+        )
+        publishing.publish_manifest(self._backend, body, self._keys, self._last_look)
+        return info
+
+    def _needed(self, merged: Merged) -> list[Origin]:
+        if self._earlier is None:
+            return []
+        return [self._earlier.body.origins[place] for place in merged.origins]
+
+    def _last_look(self) -> None:
+        if self._called_off:
+            raise StoreError(Reason.CANCELLED)
+        if self._clock.now() > self._draft.begun + intents.FRESH_SECONDS / 2:
+            # Another process may have taken its packs for remains.
+            raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
+
+    def _try_discard(self) -> None:
+        """Clean up behind a failure that is being reported already."""
+        try:
+            self._discard()
+        except StoreError as error:
+            log.warning(
+                "%s remains of %s are left: %s",
+                self._draft.origin.key,
+                self._id,
+                error,
+            )
+
+    def _discard(self) -> None:
+        if self._gone:
+            return
+        self._lanes.abandon()
+        self._remove(self._id)
+        self._gone = True
+        self._ended(self._id)

@@ -1,0 +1,1 @@
+"""Fakes that are shipped: named by their fault, held by the real ones' contracts."""

@@ -1,0 +1,45 @@
+"""Backends that are named by their fault, for tests and drills.
+
+Used by the tests of all layers, and by whoever wants to see what a bad day does to a
+deployment. Nothing in production makes one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
+from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.store.backend import Backend
+
+_T = TypeVar("_T")
+
+
+class FailsEveryThird(Around):
+    """Every third call, of it or of its writers, is :class:`~.backend.Unavailable`.
+
+    Args:
+        backend: does the other two.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend, self._fail_or)
+        self._lock = threading.Lock()
+        self.calls = 0
+
+    def spec(self) -> None:
+        """Another process would count for itself."""
+        return
+
+    def _fail_or(self, work: Callable[[], _T]) -> _T:
+        with self._lock:
+            self.calls += 1
+            number = self.calls
+        if number % 3 == 0:
+            raise Unavailable(f"call {number} fails, as every third does")
+        return work()

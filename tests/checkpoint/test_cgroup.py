@@ -1,0 +1,168 @@
+"""Control groups of this very machine: read, joined, limited, and put back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.linux.cgroups import Group, LimitRecord
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def parents():
+    groups = [
+        group
+        for group in cgroups.groups_of(os.getpid())
+        if {"memory", "cpu", "cpuacct", "pids"} & group.controllers
+    ]
+    writable = [g for g in groups if os.access(g.folder, os.W_OK)]
+    if not any("memory" in g.controllers for g in writable):
+        pytest.skip("needs a memory control group that may be divided")
+    return writable
+
+
+@pytest.fixture
+def groups(parents):
+    name = f"gpu-reclaim-test-{uuid.uuid4().hex[:8]}"
+    try:
+        made = cgroups.create(parents, name, memory_bytes=64 * MIB, cpus=0.5)
+    except Refused as error:
+        pytest.skip(f"this machine lets nobody divide its groups: {error.detail}")
+    yield made
+    assert cgroups.remove(made)
+
+
+@pytest.fixture
+def sleeper(groups):
+    """A process to be put into the groups; ended before they are removed."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def put(pid: int, groups: list[Group]) -> None:
+    for group in groups:
+        (group.folder / "cgroup.procs").write_text(str(pid))
+
+
+def test_groups_of_every_hierarchy_is_a_folder_with_the_process():
+    for group in cgroups.groups_of(os.getpid()):
+        assert str(os.getpid()) in (group.folder / "cgroup.procs").read_text().split()
+
+
+def test_groups_of_a_process_that_is_gone_is_empty():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert cgroups.groups_of(gone.pid) == []
+    assert cgroups.memory_limit(gone.pid) is None
+
+
+def test_limit_of_a_pod_is_lifted_and_put_back_with_its_containers(groups, sleeper):
+    """As the kubelet makes them: the pod's own group has a limit, too."""
+    pod = str(uuid.uuid4())
+    memory = [g for g in groups if "memory" in g.controllers]
+    pods = cgroups.create(
+        memory, f"kubepods-pod{pod.replace('-', '_')}.slice", memory_bytes=48 * MIB
+    )
+    inner = cgroups.create(pods, "container", memory_bytes=32 * MIB)
+    try:
+        put(sleeper, inner)
+        found = cgroups.find_memory_limit(sleeper, pod)
+        assert (found.bytes, found.above.bytes) == (32 * MIB, 48 * MIB)
+        assert found.above.above is None
+        assert cgroups.find_memory_limit(sleeper).above is None
+        assert cgroups.find_memory_limit(sleeper, str(uuid.uuid4())).above is None
+
+        cgroups.lift_memory_limit(found)
+        assert cgroups.memory_limit(sleeper) == 64 * MIB  # further up, of others
+        assert cgroups.restore_memory_limit(found)
+        assert cgroups.memory_limit(sleeper) == 32 * MIB
+        assert cgroups.find_memory_limit(sleeper, pod) == found
+        put(sleeper, memory)
+    finally:
+        assert cgroups.remove([*inner, *pods])
+
+
+def test_headroom_is_told_of_every_limit_that_is_not_lifted(groups, sleeper):
+    memory = [g for g in groups if "memory" in g.controllers]
+    inner = cgroups.create(memory, "session", memory_bytes=32 * MIB)
+    try:
+        put(sleeper, inner)
+        mine, above = (str(group.folder) for group in (*inner, *memory))
+        told = cgroups.headroom(sleeper)
+        assert 0 < told[mine] <= 32 * MIB < told[above] <= 64 * MIB
+        lifted = cgroups.find_memory_limit(sleeper)
+        assert mine not in cgroups.headroom(sleeper, lifted)
+        assert cgroups.headroom(sleeper, lifted)[above] == pytest.approx(
+            told[above], abs=MIB
+        )
+        put(sleeper, memory)
+    finally:
+        assert cgroups.remove(inner)
+
+
+def test_create_sets_limits_and_is_idempotent(groups, sleeper):
+    put(sleeper, groups)
+    assert cgroups.memory_limit(sleeper) == 64 * MIB
+    cpu = next(g for g in groups if "cpu" in g.controllers)
+    name = "cpu.max" if cpu.version == 2 else "cpu.cfs_quota_us"
+    assert (cpu.folder / name).read_text().split()[0] == "50000"
+    parents = [group._replace(folder=group.folder.parent) for group in groups]
+    assert cgroups.create(parents, groups[0].folder.name) == groups
+    assert cgroups.memory_limit(sleeper) == 64 * MIB
+
+
+def test_remove_group_with_a_process_stays(groups, sleeper):
+    put(sleeper, groups)
+    assert not cgroups.remove(groups)
+    assert all(group.folder.is_dir() for group in groups)
+
+
+def test_join_moves_into_every_group_of_the_other(groups, sleeper):
+    put(sleeper, groups)
+    with subprocess.Popen(["sleep", "60"]) as second:
+        for _ in range(2):
+            cgroups.join(second.pid, sleeper)
+        assert cgroups.groups_of(second.pid) == cgroups.groups_of(sleeper)
+        second.kill()
+
+
+def test_lift_memory_limit_is_put_back_by_another_process_from_its_record(
+    groups, sleeper
+):
+    put(sleeper, groups)
+    record = cgroups.find_memory_limit(sleeper)
+    assert record.bytes == 64 * MIB
+    for _ in range(2):
+        cgroups.lift_memory_limit(record)
+    assert cgroups.memory_limit(sleeper) is None
+    assert cgroups.find_memory_limit(sleeper) == LimitRecord()  # nothing more to lift
+    cgroups.lift_memory_limit(LimitRecord())
+    for _ in range(2):
+        assert cgroups.restore_memory_limit(record)
+    assert cgroups.memory_limit(sleeper) == 64 * MIB
+
+
+def test_restore_memory_limit_of_a_group_that_is_gone_is_done(tmp_path):
+    record = LimitRecord(file=str(tmp_path / "memory.max"), bytes=5)
+    assert cgroups.restore_memory_limit(record)
+    assert cgroups.restore_memory_limit(LimitRecord())
+
+
+def test_restore_memory_limit_v2_below_what_is_used_waits(tmp_path):
+    """The kernel would kill somebody to make it fit."""
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("100\n")
+    record = LimitRecord(file=str(tmp_path / "memory.max"), bytes=50)
+    assert not cgroups.restore_memory_limit(record)
+    assert (tmp_path / "memory.max").read_text() == "max\n"
+    (tmp_path / "memory.current").write_text("50\n")
+    assert cgroups.restore_memory_limit(record)
+    assert (tmp_path / "memory.max").read_text() == "50"

@@ -1,0 +1,393 @@
+"""Dump and restore that fail: the tree goes on, or nothing but the init is left."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
+    CAP_SYS_RESOURCE,
+    has_capability,
+)
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    Refused,
+    RestoreFailed,
+    RolledBack,
+    StoreError,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+from tests.checkpoint.conftest import Image
+
+#: Something for pages-*.img: more than a pipe holds.
+BALLAST = "ballast = os.urandom(32 << 20); 1"
+
+
+class SinkThatIsFull:
+    """Takes some megabytes, then says that the store is full."""
+
+    def __init__(self, name, room=4 << 20):
+        self.name, self.room = name, room
+
+    def write(self, data):
+        self.room -= len(data)
+        if self.room < 0:
+            raise StoreError(Reason.STORE_FULL, needed="32 MB", free="0 MB")
+
+    def close(self):
+        pass
+
+
+class SinkThatHangs:
+    """Takes some megabytes, then nothing until it is let go."""
+
+    def __init__(self, name, reached, let_go):
+        self.count, self.reached, self.let_go = 0, reached, let_go
+
+    def write(self, data):
+        self.count += len(data)
+        if self.count > 4 << 20:
+            self.reached.set()
+            self.let_go.wait(30)
+
+    def close(self):
+        pass
+
+
+class ImageThatIsDamaged(Image):
+    """Hands out the beginning of the memory, then finds that it is not what it was."""
+
+    def stream(self, name, skip=()):
+        if not name.startswith("pages-"):
+            yield from super().stream(name, skip)
+            return
+        yield self[name][:4096]
+        raise StoreError(Reason.CHECKPOINT_DAMAGED, why="a flipped bit")
+
+
+class ImageThatCallsOff(Image):
+    """Calls the restore off once CRIU asks for memory."""
+
+    cancel: Cancel
+
+    def stream(self, name, skip=()):
+        if name.startswith("pages-"):
+            self.cancel.set()
+        return super().stream(name, skip)
+
+
+def assert_runs(world):
+    """The tree runs, its terminal, connections and all."""
+    assert world("one.sendall(b'again'); two.recv(100)").endswith(b"again")
+    assert {p.state for p in world.place.tree.processes} <= {"S", "R"}
+
+
+@pytest.fixture
+def world(places):
+    world = places.world()
+    world(BALLAST)
+    world("other = socket.create_server(('127.0.0.1', 0))")
+    world("one = socket.create_connection(other.getsockname())")
+    world("two, _ = other.accept()")
+    return world
+
+
+def test_dump_sink_fails_tree_goes_on(world, engine, places):
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            engine.dump(world.place, SinkThatIsFull)
+        assert caught.value.reason is Reason.STORE_FULL
+        assert_runs(world)
+    world = engine.cycle(world, places)
+    assert_runs(world)
+
+
+def test_dump_sink_cannot_open_tree_goes_on(world, engine):
+    def refuse(name):
+        raise StoreError(Reason.STORE_FULL, needed="1", free="0")
+
+    with pytest.raises(StoreError):
+        engine.dump(world.place, refuse)
+    assert_runs(world)
+
+
+def test_dump_takes_too_long_tree_goes_on(world, engine):
+    let_go = threading.Event()
+    reached = threading.Event()
+    timer = threading.Timer(3, let_go.set)
+    timer.start()
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(
+            world.place, lambda name: SinkThatHangs(name, reached, let_go), limit=1
+        )
+    timer.cancel()
+    assert caught.value.reason is Reason.TIMED_OUT
+    assert_runs(world)
+
+
+def test_dump_called_off_tree_goes_on(world, engine):
+    cancel, let_go, reached = Cancel(), threading.Event(), threading.Event()
+
+    def call_off():
+        assert reached.wait(20)
+        cancel.set()
+        time.sleep(0.2)
+        let_go.set()
+
+    thread = threading.Thread(target=call_off)
+    thread.start()
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(
+            world.place,
+            lambda name: SinkThatHangs(name, reached, let_go),
+            cancel=cancel,
+        )
+    thread.join()
+    assert caught.value.reason is Reason.CANCELLED
+    assert_runs(world)
+
+
+class SinkThatTakesNothing(SinkThatHangs):
+    """Is handed the pipe, and leaves it full until it is called off."""
+
+    def __init__(self, name):
+        super().__init__(name, threading.Event(), threading.Event())
+
+    def take_pipe(self, pipe):
+        copy = os.dup(pipe)
+        assert self.let_go.wait(30)
+        os.close(copy)
+        raise StoreError(Reason.CANCELLED)
+
+    def cancel(self):
+        self.let_go.set()
+
+
+def test_dump_handed_over_that_takes_too_long_tree_goes_on(world, engine):
+    begun = time.monotonic()
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(world.place, SinkThatTakesNothing, limit=1)
+    assert caught.value.reason is Reason.TIMED_OUT
+    assert time.monotonic() - begun < 15
+    assert_runs(world)
+
+
+AGENT = """
+import pathlib, sys, time
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
+class SinkThatHangs:
+    count = 0
+    def write(self, data):
+        self.count += len(data)
+        if self.count > 4 << 20:
+            print("reached", flush=True)
+            time.sleep(60)
+    def close(self):
+        pass
+session = Session(int(sys.argv[2]), int(sys.argv[3]))
+dump(criu.locate(pathlib.Path(sys.argv[1])), session,
+     sinks=lambda name: SinkThatHangs(), folder=pathlib.Path(sys.argv[4]), limit=60)
+"""
+
+
+def test_dump_agent_killed_tree_is_cured_and_goes_on_when_told(
+    world, engine, criu, wait_for
+):
+    """It stood before CRIU entered: the next agent, or the watchdog, lets it go on."""
+    place = world.place
+    arguments = [str(criu.binary.parent), str(place.init_pid), str(place.init_start)]
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, *arguments, str(engine.work())],
+        stdout=subprocess.PIPE,
+    )
+    with agent:
+        assert agent.stdout.readline() == b"reached\n"
+        agent.send_signal(signal.SIGKILL)
+    # CRIU notices by itself that nobody reads, and cures the tree.
+    wait_for(lambda: not any(map(tracer, place.tree.processes)))
+    thaw(place.tree)
+    assert_runs(world)
+
+
+def tracer(process) -> int:
+    """Who holds it by ptrace; 0: nobody."""
+    return int(procfs.status(process.pid)["TracerPid"])
+
+
+def test_dump_criu_fails_says_why(world, engine):
+    # No option makes CRIU save this one (pre-flight would have refused before).
+    world(
+        "import ctypes; uffd = ctypes.CDLL(None).syscall(323, os.O_CLOEXEC); assert"
+        " uffd > 0; 1"
+    )
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(world.place, engine.image().sink)
+    assert caught.value.reason is Reason.CAPTURE_FAILED
+    assert "anon_inode:[userfaultfd]" in caught.value.message or (
+        "fd 6" in caught.value.message
+    )
+    assert_runs(world)
+
+
+def test_dump_without_tree_is_refused(places, engine):
+    place = places.hold()
+    with pytest.raises(Refused) as caught:
+        engine.dump(place, engine.image().sink)
+    assert caught.value.reason is Reason.NO_TREE
+
+
+def test_dump_of_another_start_time_is_not_found(places, engine, criu):
+    place = places.hold()
+    place.init_start -= 1
+    with pytest.raises(NotFound):
+        engine.dump(place, engine.image().sink)
+    place.init_start += 1
+
+
+def test_restore_source_fails_leaves_only_the_init(world, engine, places):
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    place = places.hold()
+
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            engine.restore(place, ImageThatIsDamaged(image), result)
+        assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+        assert place.tree.processes == ()
+    # The same init can take the tree once the source is well again.
+    proceed(engine.restore(place, image, result), result.stopped)
+    assert_runs(world.at(place))
+
+
+def test_restore_file_missing_says_which(world, engine, places, tmp_path):
+    path = tmp_path / "open-file"
+    path.write_text("x")
+    world(f"held = open({str(path)!r}); 1")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    path.unlink()
+    place = places.hold()
+    with pytest.raises(RestoreFailed) as caught:
+        engine.restore(place, image, result)
+    assert "open-file" in caught.value.message
+    assert place.tree.processes == ()
+
+
+def test_restore_called_off_leaves_only_the_init(world, engine, places):
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    place = places.hold()
+    cancel = Cancel()
+    source = ImageThatCallsOff(image)
+    source.cancel = cancel
+    with pytest.raises(RestoreFailed) as caught:
+        engine.restore(place, source, result, cancel=cancel)
+    assert caught.value.reason is Reason.CANCELLED
+    assert place.tree.processes == ()
+
+
+def test_restore_under_init_that_ended_is_not_found(world, engine, places):
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    place = places.hold()
+    place.kill()
+    with pytest.raises(NotFound):
+        engine.restore(place, image, result)
+
+
+def test_kill_session_is_idempotent(world):
+    place = world.place
+    for _ in range(2):
+        processes.kill_session(place.init_pid, place.init_start, timeout=20)
+    assert processes.start_time(place.init_pid) is None
+
+
+def test_kill_session_never_touches_another_start_time(world):
+    place = world.place
+    processes.kill_session(place.init_pid, place.init_start - 1, timeout=5)
+    assert_runs(world)
+
+
+def test_send_never_touches_a_pid_used_again(world):
+    tree = world.place.tree
+    stale = replace(tree.server, start_time=tree.server.start_time - 1)
+    assert processes.send(stale, signal.SIGKILL) is False
+    assert_runs(world)
+
+
+RESTORER = """
+import pathlib, pickle, sys, time
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import restore
+image, result = pickle.loads(pathlib.Path(sys.argv[5]).read_bytes())
+class Source:
+    def size(self, name):
+        return len(image[name]) if name in image else None
+    def stream(self, name, skip=()):
+        if not name.startswith("pages-"):
+            yield image[name]
+            return
+        yield image[name][:4096]
+        print("reached", flush=True)
+        time.sleep(60)
+session = Session(int(sys.argv[2]), int(sys.argv[3]))
+restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=Source(), limit=60,
+        folder=pathlib.Path(sys.argv[4]), root_pid=result.root_pid, pids=result.pids,
+        pipes=result.pipes)
+"""
+
+
+def test_restore_agent_killed_leaves_only_the_init(
+    world, engine, criu, places, wait_for, tmp_path
+):
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    (tmp_path / "image").write_bytes(pickle.dumps((dict(image), result)))
+    place = places.hold()
+    arguments = [str(criu.binary.parent), str(place.init_pid), str(place.init_start)]
+    arguments += [str(engine.work()), str(tmp_path / "image")]
+    agent = subprocess.Popen(
+        [sys.executable, "-c", RESTORER, *arguments], stdout=subprocess.PIPE
+    )
+    with agent:
+        assert agent.stdout.readline() == b"reached\n"
+        agent.send_signal(signal.SIGKILL)
+    wait_for(lambda: place.tree.processes == ())
+    proceed(engine.restore(place, image, result), result.stopped)
+    assert_runs(world.at(place))
+
+
+def test_dump_of_another_user_without_the_capability_says_so(places, engine):
+    if has_capability(CAP_SYS_RESOURCE):
+        pytest.skip("this machine has the capability")
+    place = places.start(
+        "sh",
+        "-c",
+        "echo up; while :; do sleep 0.1; echo on; done",
+        options=("--uid", "65534", "--gid", "65534"),
+    )
+    place.read_until("up\n")
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(place, engine.image().sink)
+    assert "rlimit" in caught.value.message
+    place.seen = b""
+    place.read_until("on\n")

@@ -1,0 +1,367 @@
+"""Files that changed while a session was away: harmless, or refused by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.fingerprint import digest
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.linux import beneath
+
+ROOT = Path("/proc/self/root")
+
+
+class Holder:
+    """A process that holds files open, as told, and its fingerprints."""
+
+    def __init__(self, code: str) -> None:
+        program = textwrap.dedent(code) + "\nprint('up', flush=True)\ninput()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        if self.process.stdout.readline() != b"up\n":
+            self.close()
+            pytest.fail("the holder has failed")
+        pid = self.process.pid
+        self.opened = open_files.fingerprint(pid, [pid])
+
+    def one(self, path: Path) -> Opened:
+        (found,) = [o for o in self.opened if o.path == os.fsencode(path)]
+        return found
+
+    def compare(self):
+        return open_files.compare(self.opened, ROOT)
+
+    def codes(self) -> list[str]:
+        return [finding.code for finding in self.compare()]
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture
+def hold():
+    made = []
+
+    def make(code: str) -> Holder:
+        made.append(Holder(code))
+        return made[-1]
+
+    yield make
+    for holder in made:
+        holder.close()
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10_000)
+    return path
+
+
+def test_compare_nothing_changed_finds_nothing(hold, path):
+    holder = hold(f"f = open({str(path)!r}, 'r+b'); f.seek(7)")
+    assert holder.compare() == []
+    one = holder.one(path)
+    assert (one.written, one.appended, one.position, one.size) == (
+        True,
+        False,
+        7,
+        10_000,
+    )
+
+
+def test_fingerprint_survives_json(hold, path):
+    odd = path.parent / os.fsdecode(b"\xff name\n")
+    odd.write_bytes(b"")
+    holder = hold(f"f = open({os.fsencode(odd)!r}, 'ab')")
+    assert holder.one(odd).appended
+    data = msgspec.json.encode(holder.opened)
+    assert msgspec.json.decode(data, type=list[Opened]) == holder.opened
+
+
+def test_fingerprint_kernel_files_and_deleted_ones_are_left_out(hold, path):
+    holder = hold(
+        f"import os; f = open({str(path)!r}); os.unlink({str(path)!r});"
+        "p = open('/proc/self/stat'); c = open('/sys/kernel/uevent_seqnum')"
+    )
+    paths = [one.path for one in holder.opened]
+    assert not [p for p in paths if p.startswith((b"/proc", b"/sys", bytes(path)))]
+    assert paths  # the libraries
+
+
+def test_compare_file_gone_is_refused_by_name(hold, path):
+    holder = hold(f"f = open({str(path)!r})")
+    path.unlink()
+    (finding,) = holder.compare()
+    assert (finding.code, finding.fatal) == ("file_missing", True)
+    assert str(path) in finding.message
+
+
+def test_compare_folder_in_its_place_counts_as_gone(hold, path):
+    holder = hold(f"f = open({str(path)!r})")
+    path.unlink()
+    path.mkdir()
+    assert holder.codes() == ["file_missing"]
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_compare_grown_file_read_or_appended_is_taken(hold, path, mode):
+    holder = hold(f"f = open({str(path)!r}, {mode!r})")
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert holder.compare() == []
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab", "r+b"])
+def test_compare_shorter_file_is_refused(hold, path, mode):
+    holder = hold(f"f = open({str(path)!r}, {mode!r})")
+    os.truncate(path, 9_999)
+    assert holder.codes() == ["file_shrank"]
+
+
+def test_compare_written_file_that_somebody_changed_is_refused(hold, path):
+    holder = hold(f"f = open({str(path)!r}, 'r+b')")
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert holder.codes() == ["file_changed"]
+
+
+def test_compare_other_mode_only_is_taken(hold, path):
+    holder = hold(f"f = open({str(path)!r}, 'r+b')")
+    path.chmod(0o600 if path.stat().st_mode & 0o077 else 0o644)
+    assert holder.compare() == []
+
+
+def test_compare_folder_and_fifo_must_only_be_there(hold, tmp_path):
+    folder, fifo = tmp_path / "folder", tmp_path / "fifo"
+    folder.mkdir()
+    os.mkfifo(fifo)
+    holder = hold(
+        f"import os; f = open({str(fifo)!r}, 'r+b', 0); os.chdir({str(folder)!r})"
+    )
+    (folder / "new").touch()
+    folder.chmod(0o711)
+    fifo.chmod(0o600)
+    assert holder.compare() == []
+    (folder / "new").unlink()
+    folder.rmdir()
+    fifo.unlink()
+    fifo.write_text("a file now")
+    assert holder.codes() == ["file_missing", "file_missing"]
+
+
+def make_database(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("create table t(a)")
+    database.close()
+
+
+def test_compare_database_that_grew_is_taken(hold, tmp_path):
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(
+        f"import sqlite3; c = sqlite3.connect({str(path)!r});"
+        "c.execute('select * from t')"
+    )
+    assert holder.one(path).database
+    with sqlite3.connect(path) as database:
+        database.execute("insert into t values (zeroblob(20000))")
+    database.close()
+    assert holder.compare() == []
+
+
+def test_compare_database_in_a_transaction_is_refused(hold, tmp_path):
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(f"""
+        import sqlite3
+        c = sqlite3.connect({str(path)!r}, isolation_level=None)
+        c.execute('pragma cache_spill=0; ')
+        c.execute('begin exclusive')
+        c.execute('insert into t values (1)')
+        """)
+    assert not holder.one(path).database
+    with path.open("ab") as file:
+        file.write(b"x" * 4096)
+    assert "file_changed" in holder.codes()
+
+
+def test_compare_database_with_a_hot_journal_now_is_refused(hold, tmp_path):
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(
+        f"import sqlite3; c = sqlite3.connect({str(path)!r});"
+        "c.execute('select * from t')"
+    )
+    with path.open("ab") as file:
+        file.write(b"x" * 4096)
+    Path(f"{path}-journal").write_bytes(b"journal")
+    assert holder.codes() == ["file_changed"]
+
+
+LOAD = "import ctypes; ctypes.CDLL({!r})"
+
+
+@pytest.fixture
+def library(tmp_path) -> Path:
+    """A real library of this machine, as a user's environment would hold it."""
+    with Path("/proc/self/maps").open() as maps:
+        source = next(line.split()[-1] for line in maps if "/libc.so" in line)
+    path = tmp_path / "libmine.so"
+    shutil.copyfile(source.replace("libc.so.6", "libutil.so.1"), path)
+    return path
+
+
+def test_compare_library_replaced_by_an_equal_one_is_taken(hold, library):
+    holder = hold(LOAD.format(str(library)))
+    assert holder.one(library).mapped
+    assert holder.one(library).digest
+    copy = library.with_suffix(".new")
+    shutil.copyfile(library, copy)
+    copy.rename(library)
+    assert holder.compare() == []
+
+
+def test_compare_library_replaced_by_another_is_refused(hold, library):
+    holder = hold(LOAD.format(str(library)))
+    other = library.with_suffix(".new")
+    data = bytearray(library.read_bytes())
+    kind, _, build_id = holder.one(library).digest.partition(":")
+    assert kind == "build-id"
+    data[data.index(bytes.fromhex(build_id))] ^= 1
+    other.write_bytes(data)
+    other.rename(library)
+    (finding,) = holder.compare()
+    assert finding.code == "library_changed"
+    assert str(library) in finding.message
+
+
+def test_compare_mapped_data_of_other_contents_is_refused(hold, path):
+    holder = hold(
+        f"import mmap; f = open({str(path)!r});"
+        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)"
+    )
+    assert holder.one(path).digest.startswith("blake3:")
+    path.write_bytes(b"y" * 10_000)
+    assert holder.codes() == ["library_changed"]
+
+
+def test_compare_shared_writable_map_that_changed_is_refused(hold, path):
+    holder = hold(
+        f"import mmap; f = open({str(path)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0)"
+    )
+    assert holder.one(path).shared
+    path.write_bytes(b"y" * 10_000)
+    assert holder.codes() == ["file_changed"]
+
+
+def test_compare_links_of_the_session_do_not_lead_out_of_its_root(tmp_path):
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "home").symlink_to("/../../etc")
+    status = Path("/etc/passwd").stat()
+    one = Opened(
+        path=b"/home/passwd",
+        device=0,
+        inode=0,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        mode=status.st_mode,
+    )
+    assert [f.code for f in open_files.compare([one], root)] == ["file_missing"]
+
+
+def test_compare_without_a_root_is_refused(tmp_path):
+    with pytest.raises(Refused):
+        open_files.compare([], tmp_path / "none")
+
+
+def test_digest_header_that_lies_is_hashed_instead(tmp_path):
+    path = tmp_path / "liar"
+    path.write_bytes(b"\x7fELF\x02\x01" + b"\xff" * 200)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        assert digest(descriptor).startswith("blake3:")
+    finally:
+        os.close(descriptor)
+
+
+PROGRAM = """
+import os, sys, time
+log = open({log!r}, "a")
+os.chdir({folder!r})
+read = open({read!r})
+print("up", flush=True)
+while not os.path.exists({go!r}):
+    time.sleep(0.05)
+log.write("mine\\n"); log.flush()
+print("read", repr(read.read()), flush=True)
+"""
+
+
+def test_session_with_grown_files_comes_back_by_their_fingerprints(
+    places, engine, tmp_path
+):
+    """Without a fingerprint, a file of another size is refused."""
+    log, read, go = tmp_path / "log", tmp_path / "read", tmp_path / "go"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    log.write_text("")
+    read.write_text("first ")
+    program = PROGRAM.format(
+        log=str(log), read=str(read), go=str(go), folder=str(folder)
+    )
+    place = places.start(sys.executable, "-c", program)
+    place.read_until("up\n")
+    pids = [process.pid for process in place.tree.processes]
+    image = engine.image()
+    result = engine.dump(place, image.sink)
+    opened = open_files.fingerprint(place.init_pid, pids)
+    place.kill()
+    log.write_text("somebody's\n")
+    read.write_text("first second")
+    log.chmod(0o600)
+    folder.chmod(0o700)
+    place = places.hold()
+    with pytest.raises(RestoreFailed, match="file_changed"):
+        engine.restore(place, image, result)
+    place.kill()
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened)
+    proceed(restored, result.stopped)
+    go.touch()
+    place.read_until("read 'first second'\n")
+    assert log.read_text() == "somebody's\nmine\n"
+
+
+def test_open_file_in_root_opens_nothing_but_regular_files(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("/file")  # of the root, not of the machine
+    (tmp_path / "other").symlink_to("/fifo")
+    root = beneath.open_root(tmp_path)
+    try:
+        for name in (b"file", b"link"):
+            descriptor = beneath.open_file_in_root(root, name)
+            assert os.read(descriptor, 9) == b"x"
+            os.close(descriptor)
+        for name in (b"fifo", b"other", b"."):
+            with pytest.raises(OSError, match="Invalid argument"):
+                beneath.open_file_in_root(root, name)
+    finally:
+        os.close(root)

@@ -1,0 +1,465 @@
+"""Each rule of the pre-flight, with a real process that does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint import preflight
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+PRELUDE = """
+import ctypes, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *args):
+    result = libc.syscall(number, *args)
+    if result < 0:
+        print("errno", ctypes.get_errno(), flush=True)
+        sys.exit()
+    return result
+"""
+
+
+@pytest.fixture
+def run():
+    """Start a process that does something; answers with its snapshot."""
+    made = []
+
+    def start(code: str, *, uid: int = 0) -> Snapshot:
+        program = PRELUDE + textwrap.dedent(code) + "\nprint('up', flush=True)\ninput()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        made.append(process)
+        said = process.stdout.readline().strip()
+        if said.startswith("errno"):
+            pytest.skip(f"this kernel does not let a program do that: {said}")
+        assert said == "up"
+        return snapshot_of(process.pid, uid=uid)
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def snapshot_of(pid: int, *, uid: int = 0, state: str = "S") -> Snapshot:
+    """A tree of one process below us, who play the init."""
+    init = Process(os.getpid(), 1, 0, "init", "S", 1, 0)
+    return Snapshot(init, (Process(pid, 321, os.getpid(), "prog", state, 1, uid),))
+
+
+def test_message_queue_is_named(run):
+    snapshot = run("""
+        librt = ctypes.CDLL("librt.so.1", use_errno=True)
+        name = b"/gpu-reclaim-%d" % os.getpid()
+        queue = librt.mq_open(name, os.O_RDWR | os.O_CREAT, 0o600, None)
+        assert queue >= 0, os.strerror(ctypes.get_errno())
+        librt.mq_unlink(name)
+    """)
+    found = only(snapshot)
+    assert found.code == "handle_unsupported"
+    assert "a POSIX message queue" in found.message
+
+
+def test_program_that_hangs_below_the_init_is_named_at_once(run):
+    one, other = run("").processes[0], run("").processes[0]
+    init = Process(os.getpid(), 1, 0, "init", "S", 1, 0)
+    orphan = Process(other.pid, 400, os.getpid(), "train", "S", 1, 0)
+    found = only(Snapshot(init, (one, orphan)))
+    assert found.code == "left_out"
+    assert "Process 400 (train)" in found.message
+
+
+def examine(snapshot: Snapshot, **options):
+    return preflight.examine(os.getpid(), snapshot, **options)
+
+
+def only(snapshot: Snapshot, **options):
+    (found,) = examine(snapshot, **options)
+    assert found.fatal
+    return found
+
+
+def test_examine_program_with_everything_that_is_supported_finds_nothing(run, tmp_path):
+    snapshot = run(f"""
+        import fcntl, mmap, pty, select, signal, subprocess, tempfile, threading
+        keep = [os.eventfd(1), os.memfd_create("m"), os.pidfd_open(os.getpid())]
+        keep += [os.open(f"/dev/{{n}}", os.O_RDWR) for n in ("null", "zero", "full")]
+        keep += [open(f"/dev/{{n}}", "rb") for n in ("random", "urandom", "ptmx")]
+        keep += [pty.openpty(), os.pipe(), socket.socketpair(), select.epoll()]
+        keep += [call(253), call(283, 1, 0)]  # inotify, timerfd
+        mask = (ctypes.c_ulong * 2)()
+        keep += [call(289, -1, mask, 8, 0)]  # signalfd
+        keep += [socket.create_server(("127.0.0.1", 0)), socket.socket(type=2)]
+        keep += [socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)]
+        file = open({str(tmp_path / "locked")!r}, "w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ghost = tempfile.TemporaryFile()
+        ghost.write(b"x" * 100_000)
+        shared = mmap.mmap(-1, 1 << 20)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind({str(tmp_path / "sock")!r})
+        server.listen()
+        client = socket.socket(socket.AF_UNIX)
+        client.connect({str(tmp_path / "sock")!r})
+        accepted = server.accept()
+        waiting = socket.socket(socket.AF_UNIX)
+        waiting.connect({str(tmp_path / "sock")!r})
+        """)
+    assert examine(snapshot) == []
+
+
+def test_examine_no_program_is_no_tree():
+    init = Process(os.getpid(), 1, 0, "init", "S", 1, 0)
+    assert only(Snapshot(init, ())).code == "no_tree"
+
+
+def test_examine_dead_root_is_no_tree():
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert only(snapshot_of(process.pid, state="Z")).code == "no_tree"
+
+
+def test_examine_io_uring_is_found(run):
+    found = only(run("keep = call(425, 8, ctypes.create_string_buffer(120))"))
+    assert found.code == "io_uring"
+    assert found.message.startswith("Process 321 (prog) ")
+    assert "UV_USE_IO_URING" in found.hint
+
+
+def test_examine_io_uring_that_is_only_mapped_is_found(run):
+    snapshot = run("""
+        import mmap
+        ring = call(425, 8, ctypes.create_string_buffer(120))
+        area = mmap.mmap(ring, 4096, flags=mmap.MAP_SHARED)
+        os.close(ring)
+        """)
+    assert only(snapshot).code == "io_uring"
+
+
+def test_examine_userfaultfd_is_found(run):
+    assert only(run("keep = call(323, 0)")).code == "userfaultfd"
+
+
+def test_examine_performance_counter_is_found(run):
+    found = only(
+        run("""
+        attributes = ctypes.create_string_buffer(112)
+        attributes[0], attributes[4] = 1, 112  # a software event
+        keep = call(298, attributes, 0, -1, -1, 0)
+        """)
+    )
+    assert found.code == "handle_unsupported"
+    assert "a performance counter" in found.message
+
+
+def test_examine_system_v_memory_is_found(run):
+    snapshot = run("""
+        libc.shmat.restype = ctypes.c_void_p
+        segment = libc.shmget(0, 4096, 0o1600)
+        if segment < 0:
+            print("errno of shmget", ctypes.get_errno(), flush=True)
+        address = libc.shmat(segment, None, 0)
+        libc.shmctl(segment, 0, None)
+        """)
+    found = only(snapshot)
+    assert found.code == "handle_unsupported"
+    assert "System V shared memory" in found.message
+
+
+def test_examine_first_system_v_segment_of_its_namespace_is_found(run):
+    """It has number 0, which stands where other mappings have their inode."""
+    found = examine(
+        run("""
+        assert libc.unshare(0x08000000) == 0  # CLONE_NEWIPC: nobody was here before
+        libc.shmat.restype = ctypes.c_void_p
+        address = libc.shmat(libc.shmget(0, 4096, 0o1600), None, 0)
+        """)
+    )
+    assert any("System V shared memory" in one.message for one in found)
+
+
+def test_examine_user_namespace_is_found(run):
+    found = examine(run("call(272, 0x10000000)"))
+    assert [one.code for one in found] == ["user_namespace"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "kind"),
+    [
+        (0x00020000, "mount"),
+        (0x40000000, "network"),
+        (0x08000000, "ipc"),
+        (0x04000000, "uts"),
+        (0x02000000, "cgroup"),
+        (0x00000080, "time"),
+    ],
+)
+def test_examine_foreign_namespace_is_found(run, flag, kind):
+    found = only(run(f"call(272, {flag})"))
+    assert found.code == "foreign_namespace"
+    assert f"a {kind} namespace" in found.message
+
+
+def test_examine_foreign_pid_namespace_is_found(run):
+    snapshot = run("""
+        call(272, 0x20000000)
+        if os.fork() == 0:
+            libc.prctl(1, 9)  # ends with its parent
+            import signal
+            signal.pause()
+        """)
+    assert "a pid namespace" in only(snapshot).message
+
+
+def test_examine_terminal_by_the_name_of_ones_own_is_found(run):
+    """Dash and less open it; CRIU then takes the server for its owner."""
+    snapshot = run("""
+        import fcntl, pty, termios
+        os.setsid()
+        keep, mine = pty.openpty()
+        fcntl.ioctl(mine, termios.TIOCSCTTY, 0)
+        own = os.open("/dev/tty", os.O_RDWR)
+        """)
+    found = only(snapshot)
+    assert found.code == "device_open"
+    assert "/dev/tty" in found.message
+
+
+@pytest.mark.parametrize("device", ["/dev/loop-control", "/dev/fuse", "/dev/loop0"])
+def test_examine_device_is_found_by_name(run, device):
+    if not Path(device).exists():
+        pytest.skip(f"there is no {device} here")
+    found = only(run(f"keep = os.open({device!r}, os.O_RDONLY)"))
+    assert found.code == "device_open"
+    assert device in found.message
+
+
+def test_examine_gpu_is_found_unless_it_is_emptied_before(run):
+    """Another device under the name of a card: it is the name that counts."""
+    real, path = Path("/dev/loop-control"), Path(f"/dev/nvidia-test-{os.getpid()}")
+    if not real.exists():
+        pytest.skip(f"there is no {real} here")
+    os.mknod(path, stat.S_IFCHR | 0o600, real.stat().st_rdev)
+    try:
+        snapshot = run(f"keep = os.open('{path}', os.O_RDONLY)")
+        assert only(snapshot).code == "device_open"
+        pids = {process.pid for process in snapshot.processes}
+        assert examine(snapshot, gpu_savable=pids) == []
+    finally:
+        path.unlink()
+
+
+def test_examine_tunnel_is_found_only_with_its_interface(run):
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("there is no /dev/net/tun here")
+    assert examine(run("keep = os.open('/dev/net/tun', os.O_RDWR)")) == []
+    snapshot = run("""
+        import fcntl, struct
+        keep = os.open("/dev/net/tun", os.O_RDWR)
+        fcntl.ioctl(keep, 0x400454CA, struct.pack("16sH22x", b"grtest%d", 1))
+        """)
+    assert only(snapshot).code == "device_open"
+
+
+def test_examine_traced_process_is_found(run):
+    snapshot = run("libc.ptrace(0, 0, 0, 0)")
+    found = only(snapshot)
+    assert (found.code, found.retryable) == ("traced", True)
+
+
+@pytest.mark.parametrize(
+    "hold", ["keep = file", "m = mmap.mmap(file.fileno(), 1 << 21)"]
+)
+def test_examine_large_deleted_file_is_found(run, tmp_path, hold):
+    path = tmp_path / "large"
+    snapshot = run(f"""
+        import mmap
+        file = open({str(path)!r}, "w+b")
+        file.write(b"x" * (2 << 20))
+        file.flush()
+        os.unlink({str(path)!r})
+        {hold}
+        if "m" in globals():
+            file.close()
+        """)
+    found = only(snapshot, ghost_limit=1 << 20)
+    assert found.code == "ghost_too_large"
+    assert str(path) in found.message
+    assert "2.1 MB" in found.message
+    assert examine(snapshot) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ("socket.AF_INET6, socket.SOCK_RAW, 58", "raw"),
+        ("socket.AF_PACKET, socket.SOCK_RAW, 0", "packet"),
+        ("socket.AF_VSOCK, socket.SOCK_STREAM, 0", "vsock"),
+        ("socket.AF_ALG, socket.SOCK_SEQPACKET, 0", "kernel crypto"),
+    ],
+)
+def test_examine_socket_of_another_kind_is_found(run, arguments, kind):
+    snapshot = run(f"""
+        try:
+            keep = socket.socket({arguments})
+        except OSError as error:
+            print("errno", error.errno, flush=True)
+            sys.exit()
+        """)
+    found = only(snapshot)
+    assert found.code == "socket_unsupported"
+    assert f"a {kind} socket" in found.message
+
+
+def test_examine_multipath_tcp_is_named_with_what_helps(run):
+    """Go listens so by default."""
+    found = only(
+        run("""
+        try:
+            keep = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
+        except OSError as error:
+            print("errno", error.errno, flush=True)
+            sys.exit()
+        keep.bind(("127.0.0.1", 0))
+        keep.listen()
+        """)
+    )
+    assert found.code == "multipath_tcp"
+    assert "GODEBUG=multipathtcp=0" in found.hint
+
+
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET"])
+@pytest.mark.parametrize("accepted", [True, False])
+def test_examine_unix_connection_to_a_program_outside_is_found(
+    run, tmp_path, kind, accepted
+):
+    path = str(tmp_path / "outside.sock")
+    with socket.socket(socket.AF_UNIX, getattr(socket, kind)) as server:
+        server.bind(path)
+        server.listen()
+        snapshot = run(f"""
+            c = socket.socket(socket.AF_UNIX, socket.{kind})
+            c.connect({path!r})
+            """)
+        peer = server.accept()[0] if accepted else socket.socket()
+        with peer:
+            found = only(snapshot)
+        # One whose other end has gone is no connection any more.
+        assert examine(snapshot) == [] or not accepted
+    assert found.code == "unix_outside"
+    assert path in found.message
+    assert examine(snapshot) == []
+
+
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET", "SOCK_DGRAM"])
+def test_examine_half_of_a_unix_pair_is_found(run, kind):
+    """The other half is with a program that has left the tree."""
+    found = only(
+        run(f"""
+        import signal
+        a, b = socket.socketpair(socket.AF_UNIX, socket.{kind})
+        if os.fork() == 0:
+            libc.prctl(1, 9)  # ends with its parent
+            signal.pause()
+        b.close()
+        """)
+    )
+    assert found.code == "unix_outside"
+    assert "a program outside" in found.message
+
+
+def test_examine_unix_connection_into_another_network_is_found(run, tmp_path):
+    """A socket in the file system is there for all networks, and listed in its own."""
+    path = str(tmp_path / "outside.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        snapshot = run(f"""
+            assert libc.unshare(0x40000000) == 0
+            c = socket.socket(socket.AF_UNIX)
+            c.connect({path!r})
+            """)
+        (process,) = snapshot.processes
+        init = dataclasses.replace(snapshot.init, pid=process.pid)
+        root = dataclasses.replace(process, ppid=init.pid)
+        (found,) = preflight.examine(init.pid, Snapshot(init, (root,)))
+        assert found.code == "unix_outside"
+
+
+@pytest.mark.parametrize("name", ["path", "abstract"])
+def test_examine_datagrams_to_a_name_outside_are_fine(run, tmp_path, name):
+    """As to /dev/log: CRIU connects it again."""
+    path = str(tmp_path / "log") if name == "path" else f"\0{tmp_path}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        snapshot = run(f"""
+            c = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            c.connect({path!r})
+            """)
+        assert examine(snapshot) == []
+    assert examine(snapshot) == []
+
+
+def test_examine_other_user_needs_the_capability(run):
+    snapshot = run("os.setuid(65534)", uid=65534)
+    effective = int(procfs.status(os.getpid())["CapEff"], 16)
+    found = examine(snapshot)
+    if effective >> 24 & 1:
+        assert found == []
+    else:
+        assert [one.code for one in found] == ["capability_missing"]
+        assert "CAP_SYS_RESOURCE" in found[0].message
+        assert "nobody" in found[0].message
+
+
+def test_examine_findings_of_criu_are_handed_on_but_the_capability_is_judged(run):
+    criu = [
+        finding(Reason.CRIU_TOO_OLD, version="3.17", minimum="4.1"),
+        finding(Reason.CAPABILITY_MISSING, fatal=False, capability="X", user="other"),
+    ]
+    found = preflight.examine(os.getpid(), run("pass"), criu)
+    assert [one.code for one in found] == ["criu_too_old"]
+
+
+def test_examine_process_that_ends_meanwhile_is_no_error(run):
+    snapshot = run("pass")
+    pid = snapshot.processes[0].pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED)
+    assert examine(snapshot) == []
+
+
+def test_examine_changes_nothing(run):
+    snapshot = run("keep = socket.socketpair(), socket.create_server(('127.0.0.1', 0))")
+    pid = snapshot.processes[0].pid
+    before = sorted(procfs.descriptors(pid))
+    ours = len(list(procfs.descriptors(os.getpid())))
+    examine(snapshot)
+    assert sorted(procfs.descriptors(pid)) == before
+    assert len(list(procfs.descriptors(os.getpid()))) == ours
+
+
+def test_every_rule_of_the_table_has_its_test():
+    """The table in the module's docstring is the list of what is promised."""
+    table = preflight.__doc__
+    told = {reason.value for reason in Reason if f"``{reason.value}``" in table}
+    tests = Path(__file__).read_text()
+    assert told
+    assert {code for code in told if f'"{code}"' not in tests} == set()

@@ -1,0 +1,409 @@
+"""Sockets that lead outside are cut and forgotten; the session's own are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+from ipaddress import ip_address
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, State
+
+TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
+
+
+def entry(local, remote=None, *, state, proto=TCP, ino=1) -> bytes:
+    """One inet socket of a files.img; addresses as (text, port)."""
+    one = images.parse("file_entry", b"")
+    one.type, one.id = images.TYPE_INETSK, ino
+    isk = one.isk
+    v6 = ":" in local[0]
+    isk.family = socket.AF_INET6 if v6 else socket.AF_INET
+    isk.ino, isk.proto, isk.state = ino, proto, state
+    isk.type = socket.SOCK_STREAM if proto == TCP else socket.SOCK_DGRAM
+    for field, address in (("src", local), ("dst", remote)):
+        text, port = address or ("::" if v6 else "0.0.0.0", 0)
+        packed = socket.inet_pton(isk.family, text)
+        getattr(isk, f"{field}_addr").extend(
+            struct.unpack(f"={len(packed) // 4}I", packed)
+        )
+        setattr(isk, f"{field}_port", port)
+    return images.serialize(one)
+
+
+def files_img(*entries: bytes) -> bytes:
+    return images.join(images.FILES_MAGIC, entries)
+
+
+def after(*entries: bytes, addresses=(), cut=()) -> list[tuple]:
+    image = inet.close_external(
+        files_img(*entries), {ip_address(a) for a in addresses}, cut
+    )
+    return [
+        (one.isk.state, list(one.isk.src_addr), one.isk.src_port, one.isk.dst_port)
+        for one in images.file_entries(image)
+    ]
+
+
+HERE, SERVER, CLIENT = ("127.0.0.1", 0), ("127.0.0.1", 8888), ("127.0.0.1", 40000)
+LOOPBACK = struct.unpack("=I", bytes([127, 0, 0, 1]))[0]
+CLOSED = (7, [0], 0, 0)
+
+
+def test_close_external_loopback_pair_within_the_tree_is_kept():
+    pair = [
+        entry(SERVER, CLIENT, state=1, ino=1),
+        entry(CLIENT, SERVER, state=1, ino=2),
+    ]
+    assert inet.close_external(files_img(*pair)) == files_img(*pair)
+
+
+def test_close_external_half_closed_pair_within_the_tree_is_kept():
+    pair = [
+        entry(SERVER, CLIENT, state=State.CLOSE_WAIT, ino=1),
+        entry(CLIENT, SERVER, state=State.FIN_WAIT2, ino=2),
+    ]
+    assert inet.close_external(files_img(*pair)) == files_img(*pair)
+
+
+def test_close_external_loopback_peer_outside_the_tree_is_closed():
+    listener = entry(SERVER, state=State.LISTEN, ino=3)
+    result = after(entry(SERVER, CLIENT, state=1), listener)
+    assert result == [CLOSED, (10, [LOOPBACK], 8888, 0)]
+
+
+def test_close_external_pair_of_mapped_and_plain_address_is_kept():
+    pair = [
+        entry(("::ffff:127.0.0.1", 8888), ("::ffff:127.0.0.1", 40000), state=1, ino=1),
+        entry(CLIENT, SERVER, state=1, ino=2),
+    ]
+    assert inet.close_external(files_img(*pair)) == files_img(*pair)
+
+
+@pytest.mark.parametrize("state", [State.SYN_SENT, State.SYN_RECV, State.TIME_WAIT])
+def test_close_external_half_open_connection_is_closed(state):
+    pair = [
+        entry(CLIENT, SERVER, state=state, ino=1),
+        entry(SERVER, CLIENT, state=1, ino=2),
+    ]
+    assert after(*pair) == [CLOSED, CLOSED]
+
+
+def test_close_external_close_wait_without_peer_is_closed():
+    assert after(entry(SERVER, CLIENT, state=State.CLOSE_WAIT)) == [CLOSED]
+
+
+def test_close_external_socket_that_was_cut_is_unbound():
+    # The kernel leaves the old address on a destroyed socket, and CRIU would bind it.
+    dead = entry(("127.0.0.1", 40001), state=State.CLOSE, ino=5)
+    assert after(dead, cut=[5]) == [CLOSED]
+    assert after(dead) == [(7, [LOOPBACK], 40001, 0)]
+
+
+def test_close_external_port_of_a_connection_that_has_ended_is_not_bound_again():
+    ended = images.parse(
+        "file_entry", entry(("10.1.2.3", 40001), state=State.CLOSE, ino=5)
+    )
+    ended.isk.shutdown = 1  # as CRIU tells it
+    image = files_img(images.serialize(ended))
+    closed = inet.close_external(image, {ip_address("10.1.2.3")})
+    (one,) = images.file_entries(closed)
+    assert inet.ports_of(closed) == set()
+    assert one.isk.shutdown == 1  # its end has been read
+    assert inet.ended_connections(image) == set()
+    assert inet.ended_connections(image, (), [5]) == {5}
+    (one,) = images.file_entries(inet.close_external(image, (), [5]))
+    assert not one.isk.HasField("shutdown")
+
+
+def test_ended_connections_are_those_of_tcp_that_lead_out():
+    pair = [
+        entry(SERVER, CLIENT, state=1, ino=1),
+        entry(CLIENT, SERVER, state=1, ino=2),
+    ]
+    out = entry(("10.1.2.3", 40000), ("8.8.8.8", 443), state=1, ino=3)
+    connecting = entry(CLIENT, ("8.8.8.8", 443), state=State.SYN_SENT, ino=4)
+    resolver = entry(("10.1.2.3", 40000), ("8.8.8.8", 53), state=1, proto=UDP, ino=5)
+    new = entry(("0.0.0.0", 0), state=State.CLOSE, ino=6)
+    bound = entry(("10.1.2.3", 41000), state=State.CLOSE, ino=7)
+    listener = entry(("10.1.2.3", 9000), state=State.LISTEN, ino=8)
+    image = files_img(*pair, out, connecting, resolver, new, bound, listener)
+    assert inet.ended_connections(image) == {3, 4}
+    assert inet.ended_connections(image, (), [2]) == {1, 2, 3, 4}
+
+
+def test_close_external_listener_on_an_address_that_is_gone_listens_everywhere():
+    listener = entry(("10.1.2.3", 9000), state=State.LISTEN)
+    own = struct.unpack("=I", bytes([10, 1, 2, 3]))[0]
+    assert after(listener) == [(10, [0], 9000, 0)]
+    assert after(listener, addresses=["10.1.2.3"]) == [(10, [own], 9000, 0)]
+
+
+def test_close_external_v6_listener_on_an_address_that_is_gone_listens_everywhere():
+    listener = entry(("fd00::5", 9000), state=State.LISTEN)
+    assert after(listener) == [(10, [0, 0, 0, 0], 9000, 0)]
+
+
+def test_close_external_own_address_pair_is_kept_only_where_the_address_is():
+    one, two = ("10.1.2.3", 9000), ("10.1.2.3", 41000)
+    pair = [entry(one, two, state=1, ino=1), entry(two, one, state=1, ino=2)]
+    assert after(*pair) == [CLOSED, CLOSED]
+    image = files_img(*pair)
+    assert inet.close_external(image, {ip_address("10.1.2.3")}) == image
+
+
+def test_close_external_connected_udp_is_closed_unless_local():
+    away = entry(("10.1.2.3", 40000), ("8.8.8.8", 53), state=1, proto=UDP)
+    local = entry(CLIENT, ("127.0.0.1", 8125), state=1, proto=UDP)
+    bound = entry(("10.1.2.3", 5353), state=7, proto=UDP)
+    assert after(away, local, bound, addresses=["10.1.2.3"])[0] == CLOSED
+    assert after(local) == [(1, [LOOPBACK], 40000, 8125)]
+    assert after(bound) == [(7, [0], 5353, 0)]
+
+
+def test_close_external_repeated_changes_nothing_more():
+    image = files_img(
+        entry(SERVER, CLIENT, state=1),
+        entry(("10.1.2.3", 9000), state=State.LISTEN, ino=2),
+    )
+    once = inet.close_external(image)
+    assert inet.close_external(once) == once
+
+
+def test_ports_of_lists_what_will_be_bound():
+    image = files_img(
+        entry(SERVER, state=State.LISTEN, ino=1),
+        entry(("::", 9000), state=State.LISTEN, ino=2),
+        entry(("127.0.0.1", 53), state=7, proto=UDP, ino=3),
+        entry(("0.0.0.0", 0), state=7, ino=4),
+    )
+    assert inet.ports_of(image) == {
+        Port("tcp", 8888, "127.0.0.1"),
+        Port("tcp", 9000, "::"),
+        Port("udp", 53, "127.0.0.1"),
+    }
+
+
+@pytest.fixture
+def child():
+    """A process with a listener, a pair of its own and one connection to us."""
+    code = """
+        import socket, sys
+        listener = socket.create_server(("127.0.0.1", 0))
+        own = socket.create_connection(listener.getsockname())
+        accepted = listener.accept()[0]
+        print(listener.getsockname()[1], flush=True)
+        out = socket.create_connection(("127.0.0.1", int(sys.stdin.readline())))
+        print("ready", flush=True)
+        for line in sys.stdin:
+            try:
+                print(eval(line), flush=True)
+            except OSError as error:
+                print(type(error).__name__, flush=True)
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        port = int(process.stdout.readline())
+        print(server.getsockname()[1], file=process.stdin, flush=True)
+        server.settimeout(20)
+        peer, _ = server.accept()
+        assert process.stdout.readline() == "ready\n"
+
+        def do(line: str) -> str:
+            print(line, file=process.stdin, flush=True)
+            return process.stdout.readline().strip()
+
+        with peer:
+            yield process.pid, port, peer, do
+        process.stdin.close()
+
+
+def test_cut_external_peer_outside_notices_and_own_pair_goes_on(child):
+    pid, _port, peer, do = child
+    cut = inet.cut_external(os.getpid(), [pid])
+    assert not cut.failed
+    assert len(cut.inodes) == 1
+    peer.settimeout(20)
+    with pytest.raises(ConnectionResetError):
+        peer.recv(1)
+    assert do("own.send(b'x')") == "1"
+    assert do("accepted.recv(1)") == "b'x'"
+    assert do("out.send(b'x')") in {"BrokenPipeError", "ConnectionAbortedError"}
+    assert inet.cut_external(os.getpid(), [pid]).destroyed == ()
+
+
+def test_cut_external_connection_nobody_accepted_is_reset(child):
+    pid, port, _, _ = child
+    with socket.create_connection(("127.0.0.1", port)) as waiting:
+        waiting.settimeout(20)
+        cut = inet.cut_external(os.getpid(), [pid])
+        assert [one.inode for one in cut.destroyed].count(0) == 1
+        with pytest.raises(ConnectionResetError):
+            waiting.recv(1)
+
+
+def test_cut_external_sockets_of_others_are_left_alone(child):
+    pid, _, _peer, _ = child
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        inet.cut_external(os.getpid(), [pid])
+        with ours, accepted:
+            assert ours.send(b"x") == 1
+            assert accepted.recv(1) == b"x"
+
+
+@pytest.mark.parametrize(("patience", "whole"), [(10.0, True), (0.0, False)])
+def test_cut_external_waits_for_output_on_its_way_but_not_for_ever(patience, whole):
+    size = 300_000
+    code = (
+        "import socket; s = socket.create_connection(('127.0.0.1', PORT));"
+        "s.sendall(b'x' * SIZE); print('sent', flush=True); input()"
+    )
+    with socket.socket() as listener:
+        # Less than what is sent, so that the rest waits in the sender's queue.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        code = code.replace("PORT", str(port)).replace("SIZE", str(size))
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            peer = listener.accept()[0]
+            assert process.stdout.readline() == b"sent\n"
+            got = []
+
+            def read() -> None:
+                with contextlib.suppress(ConnectionResetError):
+                    while data := peer.recv(4096):
+                        got.append(data)
+
+            reader = threading.Thread(target=read)
+            if whole:
+                reader.start()
+            cut = inet.cut_external(os.getpid(), [process.pid], patience=patience)
+            assert len(cut.destroyed) == 1
+            if not whole:
+                reader.start()
+            reader.join(20)
+            peer.close()
+            process.kill()
+    assert (sum(map(len, got)) == size) is whole
+
+
+def test_reset_all_leaves_nothing_on_the_port(child):
+    pid, port, _, _do = child
+    assert not inet.reset_all(os.getpid(), [pid]).failed
+    with Diag(os.getpid()) as diag:
+        left = [
+            one
+            for one in diag.sockets()
+            if port in (one.local.port, one.remote.port) and one.state != State.CLOSE
+        ]
+    assert left == []
+    with socket.socket() as again:  # without SO_REUSEADDR
+        again.bind(("127.0.0.1", port))
+
+
+def tree_sockets(init_pid, pids):
+    return inet.sockets_of(init_pid, inet.tree_inodes(pids))
+
+
+def test_tree_sockets_of_a_foreign_network_namespace_are_seen():
+    code = (
+        "import socket; s=socket.socket(); s.bind(('0.0.0.0', 4711)); s.listen();"
+        "print('up', flush=True); input()"
+    )
+    with subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"up\n"
+        (one,) = tree_sockets(process.pid, [process.pid])
+        assert (one.state, one.local.port) == (State.LISTEN, 4711)
+        assert ip_address("127.0.0.1") not in inet.own_addresses(process.pid)
+        process.stdin.close()
+    with Diag(os.getpid()) as diag:
+        assert 4711 not in {one.local.port for one in diag.sockets()}
+
+
+def test_tree_sockets_of_a_session_that_is_gone_is_refused():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(Refused):
+        tree_sockets(gone.pid, [gone.pid])
+
+
+PROGRAM = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 0), backlog=8)
+own = socket.create_connection(listener.getsockname())
+accepted = listener.accept()[0]
+own.send(b"in flight")
+away = socket.create_connection(("127.0.0.1", {port}))
+print("up", listener.getsockname()[1], flush=True)
+while away.fileno() >= 0:
+    time.sleep(0.05)
+    try:
+        away.send(b"x")
+    except OSError:
+        away.close()
+print("closed", accepted.recv(99), flush=True)
+listener.settimeout(20)
+while True:
+    try:
+        print("accepted", listener.accept()[0].recv(5), flush=True)
+    except OSError as error:
+        print("accept:", error, flush=True)
+"""
+
+
+def test_cut_and_close_external_session_comes_back_with_its_own_connections(
+    places, engine, tmp_path
+):
+    """An outside connection and one that nobody accepted do not stop real CRIU."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = places.start(
+            sys.executable, "-c", PROGRAM.format(port=server.getsockname()[1])
+        )
+        port = int(place.read_until("\n").split()[1])
+        hub, _ = server.accept()
+        with hub, socket.create_connection(("127.0.0.1", port)):
+            pids = [process.pid for process in place.tree.processes]
+            image = engine.image()
+            # Not cut: as if both had come after the cut.
+            result = engine.dump(place, image.sink)
+            assert [s for s in tree_sockets(place.init_pid, pids) if s.inode]
+            inet.reset_all(place.init_pid, pids)
+            place.kill()
+    image["files.img"] = inet.close_external(
+        image["files.img"], inet.own_addresses(os.getpid())
+    )
+    assert {p.port for p in inet.ports_of(image["files.img"])} >= {port}
+    place = places.hold()
+    proceed(engine.restore(place, image, result), result.stopped)
+    place.read_until("closed b'in flight'\n")
+    with socket.create_connection(("127.0.0.1", port)) as again:
+        again.send(b"hello")
+        place.read_until("accepted b'hello'\n")

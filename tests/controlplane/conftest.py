@@ -1,0 +1,135 @@
+"""A world with one node, one Hub, and as many controllers in turn as a test likes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.sampling.window import Window
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from tests.controlplane.doubles import (
+    TOKEN,
+    HubInMemory,
+    NodeInMemory,
+    serve_hub,
+    serve_node,
+)
+
+KEY = SessionKey("ada")
+QUICK = Settings(
+    sample_interval=0.05,
+    tick_interval=0.05,
+    warn_for=0.0,
+    grace=60.0,
+    orphan_grace=0.3,
+    release_limit=30.0,
+    settle_limit=5.0,
+    backoff=30.0,
+    pace=0.01,
+)
+
+
+class World:
+    """Node and Hub, which last; controllers, which come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = NodeInMemory()
+        self.hub = HubInMemory(self.node)
+        self.settings = QUICK
+        self.url = f"sqlite:///{folder}/journal.sqlite"
+        self.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
+        self.controllers: list[Controller] = []
+        self._journals: list[Journal] = []
+        self._servers = []
+        self._clients = []
+        self._addresses = ("", "")
+
+    def open(self) -> None:
+        node, agent_address = serve_node(self.node)
+        hub, hub_address = serve_hub(self.hub)
+        self._servers = [node, hub]
+        self._addresses = (agent_address, hub_address + "/hub/api")
+
+    def clients(self) -> tuple[AgentClient, HubClient]:
+        agent = AgentClient(self._addresses[0], TOKEN, quick=2, slow=5, silence=5)
+        hub = HubClient(self._addresses[1], "hub-token", quick=0.5, slow=20.0)
+        self._clients += [agent, hub]
+        return agent, hub
+
+    async def controller(self, journal: Journal | None = None, **more) -> Controller:
+        """A new service on the same journal; the Hub's spawner talks to it."""
+        agent, hub = self.clients()
+        journal = journal or Journal(self.url)
+        self._journals.append(journal)
+        controller = Controller(
+            **{
+                "journal": journal,
+                "agent": agent,
+                "hub": hub,
+                "decide": lambda view, now: [self.verdict],
+                "window": lambda: Window(span=60, interval=1),
+                "clock": SystemClock(),
+                "settings": self.settings,
+                **more,
+            }
+        )
+        self.controllers.append(controller)
+        self.hub.controller = controller
+        await controller.start()
+        return controller
+
+    async def kill(self, controller: Controller) -> None:
+        """The service is gone, whatever it was doing."""
+        self.hub.controller = None
+        await controller.stop()
+
+    async def running(self, contents: str = "work", key: SessionKey = KEY) -> str:
+        """A session that the Hub has started."""
+        place = self.node.run(key, contents)
+        self.hub.run(key, place.incarnation)
+        return place.incarnation
+
+    async def until(self, condition, limit: float = 10.0):
+        """Wait until it holds; its last value."""
+        deadline = time.monotonic() + limit
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"not within {limit} s"
+            await asyncio.sleep(0.005)
+        return value
+
+    def phase(self, controller: Controller, key: SessionKey = KEY) -> str:
+        try:
+            return controller.session(key).phase.value
+        except Exception:
+            return ""
+
+    async def close(self) -> None:
+        for controller in self.controllers:
+            await controller.stop()
+        for task in list(self.hub.tasks):
+            task.cancel()
+        for resource in self._clients + self._journals:
+            resource.close()
+        for server in self._servers:
+            server.stop()
+            await server.close_all_connections()
+
+
+@pytest.fixture
+async def world(tmp_path):
+    world = World(tmp_path)
+    world.open()
+    yield world
+    await world.close()

@@ -1,0 +1,193 @@
+"""What was put aside comes back by a person's word, beside a running session, too."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
+from tests.controlplane.conftest import KEY
+from tests.controlplane.test_old_journal import contents, info, resume, running, suspend
+
+
+async def _settled(world, controller):
+    await world.until(lambda: world.phase(controller) == "running")
+
+
+def _runs(world, controller, text):
+    """Whether the session runs, once, and holds that."""
+    held = [place.contents for place in world.node.living(KEY)]
+    return world.phase(controller) == "running" and held == [text]
+
+
+def _kept(controller, key=KEY):
+    return {state.id: state for state in controller.session(key).kept}
+
+
+async def test_bring_back_after_start_fresh_and_a_stop_comes_back(world):
+    controller = await running(world, "work")
+    saved = await suspend(world, controller)
+    await controller.start_fresh(KEY, "ada")
+    assert await world.hub.start(KEY) == "cold"
+    await _settled(world, controller)
+    await world.hub.stop(KEY)
+    await controller.bring_back(KEY, saved, "ada")
+    await _settled(world, controller)
+    assert contents(world) == "work"
+
+
+async def test_bring_back_of_a_suspended_session_swaps_and_swaps_back(world):
+    controller = await running(world, "old")
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    newer = await suspend(world, controller)
+    await controller.bring_back(KEY, older, "ada")
+    await _settled(world, controller)
+    assert contents(world) == "old"
+    assert _kept(controller)[newer].keeping == "aside"
+    again = await suspend(world, controller)
+    assert world.node.saved[again][0].generation == 3  # above all that there were
+    await controller.bring_back(KEY, newer, "ada")
+    await _settled(world, controller)
+    assert contents(world) == "new"
+    assert again in _kept(controller)
+
+
+async def test_bring_back_while_it_runs_saves_it_first_and_loses_nothing(world):
+    """In the grace after a return: back to the state of 06:44."""
+    controller = await running(world, "06:44")
+    saved = await suspend(world, controller)
+    await resume(world, controller, "now")
+    with pytest.raises(Refused, match="saved first"):
+        await controller.bring_back(KEY, saved, "ada")
+    await controller.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: _runs(world, controller, "06:44"))
+    (other,) = [s for s in _kept(controller).values() if s.keeping == "aside"]
+    assert world.node.saved[other.id][1] == "now"
+    assert not world.node.lost
+
+
+async def test_bring_back_while_it_runs_outlives_the_services_end_at_any_time(world):
+    first = await running(world, "old")
+    saved = await suspend(world, first)
+    await resume(world, first, "now")
+    world.node.hold_at = "dump"
+    await first.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: world.node.living(KEY)[0].state == "capturing")
+    await world.kill(first)
+    world.node.hold_at = ""
+    second = await world.controller()
+    await world.until(lambda: _runs(world, second, "old"))
+    assert "now" in [text for _, text in world.node.saved.values()]
+
+
+async def test_bring_back_while_it_runs_and_it_cannot_be_saved_leaves_it_running(
+    world,
+):
+    controller = await running(world, "old")
+    saved = await suspend(world, controller)
+    await resume(world, controller, "now")
+    world.node.capture_failure = Failure(code="io_uring", message="No.")
+    await controller.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: controller.session(KEY).failure is not None)
+    await _settled(world, controller)
+    assert contents(world) == "now"
+    assert _kept(controller)[saved].keeping == "superseded"
+    world.node.capture_failure = None
+    await suspend(world, controller)  # and the wish is over
+    assert await world.hub.start(KEY) == "restore"
+    assert contents(world) == "now"
+
+
+async def test_bring_back_wanted_state_does_not_expire_meanwhile(world):
+    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 0.3})
+    controller = await running(world, "old")
+    saved = await suspend(world, controller)
+    world.node.hold_at = ""
+    await resume(world, controller, "now")
+    world.node.hold_at = "dump"
+    await controller.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: world.phase(controller) == "suspending")
+    row = controller._sessions.journal.checkpoint(saved)
+    assert (row.keeping, row.expires) == ("wanted", None)
+    world.node.hold_at = ""
+    await world.until(lambda: _runs(world, controller, "old"))
+
+
+async def test_bring_back_of_what_was_just_imported_is_found_in_the_store(world):
+    controller = await running(world, "work")
+    await world.hub.stop(KEY)
+    world.node.saved["ckpt-in"] = (info("ckpt-in", 0), "imported")
+    await controller.bring_back(KEY, "ckpt-in", "ada")
+    await _settled(world, controller)
+    assert contents(world) == "imported"
+
+
+async def test_bring_back_imported_for_a_session_that_nobody_knows_comes_back(world):
+    controller = await world.controller()
+    mine = msgspec.structs.replace(info("ckpt-in", 3), key=SessionKey("bob"))
+    world.node.saved["ckpt-in"] = (mine, "imported")
+    await world.until(lambda: world.phase(controller, mine.key) == "suspended")
+    assert await world.hub.start(mine.key) == "saved_found"
+    await controller.bring_back(mine.key, "ckpt-in", "admin")
+    await world.until(lambda: world.phase(controller, mine.key) == "running")
+
+
+async def test_bring_back_of_anothers_or_of_nothing_is_not_found(world):
+    controller = await running(world, "work")
+    saved = await suspend(world, controller)
+    await world.running("hers", SessionKey("eve"))
+    await world.until(lambda: world.phase(controller, SessionKey("eve")) == "running")
+    for key, checkpoint in ((SessionKey("eve"), saved), (KEY, "ckpt-none")):
+        with pytest.raises(NotFound):
+            await controller.bring_back(key, checkpoint, "eve")
+    assert _kept(controller)[saved].keeping == "current"
+
+
+async def test_bring_back_while_a_restore_runs_is_refused(world):
+    controller = await running(world, "work")
+    saved = await suspend(world, controller)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: world.phase(controller) == "resuming")
+    with pytest.raises(Refused, match="under way"):
+        await controller.bring_back(KEY, saved, "ada")
+    world.node.hold_at = ""
+    assert await start == "restore"
+
+
+async def test_journal_rebuild_settles_what_users_would_be_asked(world, tmp_path):
+    first = await running(world, "work")
+    await suspend(world, first)
+    await world.kill(first)
+    world.hub.pointers.clear()
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "suspended")
+    (one,) = await second.compare()
+    assert one.state == "asks"
+    (one,) = await second.rebuild("admin")
+    assert (one.state, one.done) == ("same", "comes back at the next visit")
+    assert await world.hub.start(KEY) == "restore"
+    assert contents(world) == "work"
+
+
+async def test_journal_rebuild_of_rivals_leaves_the_choice_to_the_user(world, tmp_path):
+    first = await running(world, "one")
+    saved = await suspend(world, first)
+    await world.kill(first)
+    rival = info("ckpt-rival", world.node.saved[saved][0].generation)
+    world.node.saved[rival.id] = (rival, "other")
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "suspended")
+    (one,) = await second.rebuild("admin")
+    assert (one.state, one.done) == ("asks", "")
+
+
+async def test_journal_rebuild_part_silent_changes_nothing(world):
+    controller = await running(world, "work")
+    world._servers[0].stop()
+    with pytest.raises(Exception, match="agent"):
+        await controller.rebuild("admin")

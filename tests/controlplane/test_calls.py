@@ -1,0 +1,385 @@
+"""What people and the spawner ask, phase by phase."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    Refused,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.controlplane.conftest import KEY
+
+IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+BUSY = Verdict(reclaim=False, code="kernel_busy", message="Busy.")
+
+
+async def _running(world, **settings):
+    world.settings = dataclasses.replace(world.settings, **settings)
+    incarnation = await world.running("tensors")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller, incarnation
+
+
+async def _suspended(world, **settings):
+    controller, _ = await _running(world, **settings)
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return controller
+
+
+async def test_session_that_nobody_knows_is_not_found(world):
+    controller = await world.controller()
+    nobody = SessionKey("nobody")
+    for call in (
+        controller.suspend(nobody, "a"),
+        controller.resume(nobody, "a"),
+        controller.keep(nobody, 1, "a"),
+        controller.start_fresh(nobody, "a"),
+        controller.discard(nobody, "a"),
+        controller.opt_out(nobody, True, "a"),
+    ):
+        with pytest.raises(NotFound):
+            await call
+    for ask in (controller.session, controller.why):
+        with pytest.raises(NotFound):
+            ask(nobody)
+
+
+async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
+    controller = await _suspended(world)
+    with pytest.raises(Refused, match="suspended cannot be suspended"):
+        await controller.suspend(KEY, "ada")
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    for call in (controller.start_fresh(KEY, "ada"), controller.discard(KEY, "ada")):
+        with pytest.raises((Refused, NotFound)):
+            await call
+    with pytest.raises(Refused):
+        await controller.discard(KEY, "ada", controller.session(KEY).checkpoint)
+    assert world.node.saved
+
+
+async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
+    controller, _ = await _running(world, warn_for=60.0)
+    world.verdict = IDLE
+    await world.until(lambda: world.phase(controller) == "warned")
+    assert controller.session(KEY).suspends_at is not None
+    world.verdict = BUSY
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).suspends_at is None
+    world.verdict = IDLE
+    await world.until(lambda: world.phase(controller) == "warned")
+    world.verdict = BUSY
+    view = await controller.keep(KEY, 3600, "ada")
+    assert (view.phase, view.facts["kept_by"]) == ("running", "ada")
+    assert view.kept_until is not None
+    assert (await controller.keep(KEY, 0, "ada")).kept_until is None
+
+
+async def test_warned_session_is_suspended_when_the_warning_is_over(world):
+    controller, _ = await _running(world, warn_for=0.2)
+    world.verdict = IDLE
+    await world.until(lambda: world.phase(controller) == "suspended")
+    whats = [line.what for line in controller.audit(KEY)]
+    assert "warned" in whats
+
+
+async def test_keep_during_capture_calls_it_off(world):
+    controller, _ = await _running(world)
+    world.node.hold_at = "dump"
+    await controller.suspend(KEY, "gpu-reclaim")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    await asyncio.sleep(0.05)
+    await controller.keep(KEY, 60, "ada")
+    await world.until(lambda: world.phase(controller) == "running")
+    assert world.node.saved == {}
+
+
+async def test_resume_asked_during_release_brings_it_back_at_once(world):
+    controller, _ = await _running(world)
+    world.hub.refuses_stop = True
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+    await controller.resume(KEY, "ada")
+    world.hub.refuses_stop = False
+    await world.until(lambda: world.phase(controller) == "running")
+    assert world.hub.plans == ["stop release", "start restore"]
+
+
+async def test_start_fresh_puts_aside_and_discard_deletes(world):
+    controller = await _suspended(world)
+    view = await controller.start_fresh(KEY, "ada")
+    (saved,) = view.saved
+    assert view.phase == "stopped"
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert saved.id in world.node.saved
+    with pytest.raises(NotFound):
+        await controller.discard(KEY, "ada", "ckpt-other")
+    assert (await controller.discard(KEY, "ada", saved.id)).saved == []
+    assert world.node.saved == {}
+
+
+async def test_set_aside_is_deleted_when_its_time_is_over(world):
+    controller = await _suspended(world, set_aside=0.2)
+    await controller.start_fresh(KEY, "ada")
+    assert world.node.saved
+    await world.until(lambda: not world.node.saved)
+    await world.until(lambda: controller.sessions() == [])
+
+
+async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):
+    controller = await _suspended(world)
+    assert (await controller.discard(KEY, "ada")).phase == "stopped"
+    assert world.node.saved == {}
+    assert await world.hub.start(KEY) == "cold"
+
+
+async def test_forget_deletes_everything_even_if_the_agent_is_down(world):
+    controller = await _suspended(world)
+    await controller.forget(KEY)
+    await controller.forget(KEY)
+    with pytest.raises(NotFound):
+        controller.session(KEY)
+    assert world.node.saved == {}
+
+
+async def test_plan_stop_by_a_person_is_a_real_stop(world):
+    controller, incarnation = await _running(world)
+    await world.hub.stop(KEY)
+    assert world.hub.plans == ["stop stop"]
+    assert controller.sessions() == []
+    placement = Placement(key=KEY, incarnation=incarnation)
+    with pytest.raises(Refused):
+        await controller.release(placement)
+
+
+async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
+    controller, _ = await _running(world)
+    world.node.hold_at = "dump"
+    await controller.suspend(KEY, "gpu-reclaim")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    await asyncio.sleep(0.05)
+    await world.hub.stop(KEY)
+    assert world.hub.plans == ["stop stop"]
+    assert world.node.saved == world.node.places == {}
+
+
+async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
+    controller = await world.controller()
+    world._servers[0].stop()
+    with pytest.raises(Unreachable):
+        await controller.plan_stop(Placement(key=SessionKey("new"), incarnation="i1"))
+
+
+async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
+    controller = await _suspended(world)
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    await world.hub.stop(KEY)
+    view = controller.session(KEY)
+    assert view.phase == "stopped"
+    assert len(view.saved) == 1
+    assert await world.hub.start(KEY) == "cold"
+
+
+async def test_stopped_while_suspended_keeps_the_checkpoint(world):
+    controller = await _suspended(world)
+    incarnation = controller.session(KEY).incarnation
+    await controller.stopped(Placement(key=KEY, incarnation=incarnation))
+    assert world.phase(controller) == "suspended"
+    plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
+    assert plan.action == "release"
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_plan_start_twice_gives_the_same_answer_and_one_session(world):
+    controller = await _suspended(world)
+    world.hub.states[KEY] = "spawning"
+    placement = Placement(key=KEY, incarnation="new1")
+    first = await controller.plan_start(placement)
+    assert first == await controller.plan_start(placement)
+    assert first.action == "restore"
+    assert first.identity.port == 8888
+    other = await controller.plan_start(Placement(key=KEY, incarnation="new2"))
+    assert other.action == "restore"
+    stale = Placement(key=KEY, incarnation="new1", checkpoint=first.checkpoint)
+    with pytest.raises(Refused):
+        await controller.placed(stale)
+    world.node.hold(KEY, "new2")
+    await controller.placed(
+        Placement(key=KEY, incarnation="new2", checkpoint=first.checkpoint)
+    )
+    events = [event async for event in controller.progress(KEY, 0)]
+    assert events[-1].tree.incarnation == "new2"
+    late = [event async for event in controller.progress(KEY, 99)]
+    assert late == events[-1:]
+
+
+async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world):
+    controller = await world.controller()
+    world._servers[0].stop()
+    new = SessionKey("new")
+    plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
+    assert plan.action == "cold"
+    pointed = Placement(key=new, incarnation="i1", checkpoint="ckpt-x")
+    plan = await controller.plan_start(pointed)
+    assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
+
+
+def _store_is_away(world):
+    async def checkpoints():
+        raise StoreError(Reason.STORE_FAILED, why="it does not answer")
+
+    world.node.checkpoints = checkpoints
+
+
+async def test_store_that_is_away_keeps_nobody_from_a_cold_start(world):
+    controller = await world.controller()
+    _store_is_away(world)
+    new = SessionKey("new")
+    plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
+    assert plan.action == "cold"
+    pointed = Placement(key=new, incarnation="i1", checkpoint="ckpt-x")
+    plan = await controller.plan_start(pointed)
+    assert (plan.action, plan.failure.code) == ("refuse", "store_failed")
+    world.node.run(new, "work", "i0")
+    plan = await controller.plan_start(Placement(key=new, incarnation="i1"))
+    assert plan.action == "refuse"
+
+
+async def test_store_that_is_away_keeps_nobody_from_a_real_stop(world):
+    controller = await _suspended(world)
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    _store_is_away(world)
+    incarnation = world.hub.incarnations[KEY]
+    plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
+    assert plan.action == "stop"
+
+
+async def test_cancelled_restore_leaves_the_session_suspended(world):
+    controller = await _suspended(world)
+    world.hub.states[KEY] = "spawning"
+    placement = Placement(key=KEY, incarnation="new1")
+    await controller.plan_start(placement)
+    world.node.hold(KEY, "new1")
+    await controller.cancelled(placement)
+    assert world.phase(controller) == "suspended"
+    assert world.node.places == {}
+
+
+async def test_changes_tell_every_phase_and_drop_slow_readers(world):
+    controller, _ = await _running(world)
+    seen: list[str] = []
+
+    async def read() -> None:
+        async for view in controller.changes():
+            seen.append(view.phase.value)  # noqa: PERF401 read while it grows
+
+    reader = asyncio.ensure_future(read())
+    await asyncio.sleep(0)
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: "suspended" in seen)
+    order = list(dict.fromkeys(seen))
+    assert order == ["running", "suspending", "releasing", "suspended"]
+    await controller.stop()
+    await asyncio.wait_for(reader, 5)
+
+
+async def test_opted_out_session_shows_who_did_it(world):
+    controller, _ = await _running(world)
+    view = await controller.opt_out(KEY, True, "ada")
+    assert view.facts["opted_out_by"] == "ada"
+    view = await controller.opt_out(KEY, False, "ada")
+    assert view.facts["opted_out_by"] == ""
+
+
+async def test_metrics_snapshot_counts_what_has_happened(world):
+    controller = await _suspended(world)
+    snapshot = controller.metrics_snapshot()
+    assert snapshot.phases == {"suspended": 1}
+    assert snapshot.counters.operations["suspend", "ok"] == 1
+    assert snapshot.counters.steps["suspend", "dump"].count == 1
+    assert (snapshot.counters.logical_bytes, snapshot.stored_bytes) == (1000, 100)
+    assert snapshot.sample_age is not None
+
+
+async def test_why_says_every_reason_the_deciding_one_first(world):
+    controller, _ = await _running(world)
+    world.verdict = BUSY
+    assert controller.why(KEY) == [BUSY]
+
+
+async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world):
+    first = await _suspended(world)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: any(p.task for p in world.node.places.values()))
+    await world.kill(first)
+    second = await world.controller()
+    await asyncio.sleep(0.1)
+    world.node.hold_at = ""
+    assert await asyncio.wait_for(start, 10) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert world.hub.plans == ["stop release", "start restore"]
+
+
+async def test_end_of_a_restore_that_no_service_heard_is_told_by_the_next_one(world):
+    """The spawner waits for it, and the Hub for the spawner."""
+    first = await _suspended(world)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: any(p.task for p in world.node.places.values()))
+    await world.kill(first)
+    world.node.hold_at = ""
+    [place] = world.node.places.values()
+    await world.until(lambda: place.state == "running")
+    second = await world.controller()
+    assert await asyncio.wait_for(start, 10) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+
+
+async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
+    controller = await _suspended(world)
+    placement = Placement(key=KEY, incarnation="i2")
+    plan = await controller.plan_start(placement)
+    assert (plan.action, plan.renew_login) == ("restore", False)
+    await controller.cancelled(placement)
+    await controller.renew_login(KEY, "root")
+    lines = [(line.who, line.what) for line in controller.audit(KEY)]
+    assert ("root", "renew login") in lines
+    placement = Placement(key=KEY, incarnation="i3", checkpoint=plan.checkpoint)
+    assert (await controller.plan_start(placement)).renew_login
+    assert (await controller.plan_start(placement)).renew_login  # asked again
+    await controller.placed(placement)
+    again = await controller.plan_start(placement)
+    assert not again.renew_login
+    with pytest.raises(NotFound):
+        await controller.renew_login(SessionKey("nobody"), "root")
+
+
+async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
+    controller = await _suspended(world)
+    checkpoint = controller.session(KEY).checkpoint
+    renamed = SessionKey("renamed", KEY.server)
+    plan = await controller.plan_start(
+        Placement(key=renamed, incarnation="i2", checkpoint=checkpoint)
+    )
+    assert plan.action == "refuse"
+    assert plan.failure.code == "renamed"
+    assert str(KEY) in plan.failure.message
+    assert str(renamed) in plan.failure.message
+    back = await controller.plan_start(
+        Placement(key=KEY, incarnation="i3", checkpoint=checkpoint)
+    )
+    assert back.action == "restore"

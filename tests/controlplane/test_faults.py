@@ -1,0 +1,357 @@
+"""Parts that fail, fall silent or come back late: RUNNING or SUSPENDED in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
+    KernelSample,
+    Placement,
+    SessionKey,
+    TreeState,
+    Verdict,
+)
+from tests.controlplane.conftest import KEY
+from tests.controlplane.doubles import STEPS
+
+IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+
+
+async def _running(world, **settings):
+    world.settings = dataclasses.replace(world.settings, **settings)
+    incarnation = await world.running("tensors")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller, incarnation
+
+
+async def _suspended(world, **settings):
+    controller, _ = await _running(world, **settings)
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return controller
+
+
+async def test_release_hub_never_answers_is_thawed_and_runs(world):
+    controller, incarnation = await _running(world, release_limit=0.3)
+    world.node.hold_at = "commit"
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.node.places[incarnation].events[2:])
+    world.hub.never_answers = True
+    world.node.hold_at = ""
+    await world.until(
+        lambda: (f := controller.session(KEY).failure) and f.code == "hub_unreachable"
+    )
+    assert world.phase(controller) == "running"
+    assert world.node.places[incarnation].state is TreeState.RUNNING
+    await world.until(lambda: not world.node.saved)
+
+
+async def test_release_hub_stop_that_comes_after_the_thaw_saves_first(world):
+    controller, _ = await _running(world, release_limit=0.3)
+    world.hub.refuses_stop = True
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: "thaw" in world.node.calls)
+    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.refuses_stop = False
+    await world.hub.stop(KEY)  # the order that the Hub had put off
+    assert world.hub.plans == ["stop release"]
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert [c for _, c in world.node.saved.values()] == ["tensors"]
+
+
+async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
+    controller, incarnation = await _running(world)
+    world.node.wakes = 1
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: "stop failed went_on" in world.hub.plans)
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).failure.code == "went_on"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+    assert world.node.lost == []
+    assert world.node.saved == {}
+
+
+async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
+    """The journal says suspended, the tree still stands, and its user wakes it."""
+    controller, incarnation = await _running(world)
+    tree = world.node.places[incarnation]
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.node.wakes = 1
+    world.node.places[incarnation] = tree
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).failure.code == "went_on"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+    assert world.node.lost == []
+
+
+async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
+    controller, incarnation = await _running(world)
+    world.hub.refuses_stop = True
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+    world.node.wakes = 1
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+
+
+async def test_audit_lines_that_are_too_old_are_deleted(world):
+    first, _ = await _running(world)
+    await first.keep(KEY, 60, "ada")
+    await world.kill(first)
+    world.settings = dataclasses.replace(world.settings, audit=0.2)
+    controller = await world.controller()
+    (newest, *older) = controller.audit(KEY)
+    assert older
+    await asyncio.sleep(0.3)
+    await world.kill(controller)
+    controller = await world.controller()
+    await world.until(lambda: controller.audit(KEY) == [newest])
+
+
+def _idle_unless_busy(view, now):
+    del now
+    usage = view.usage
+    if usage is None or usage.busy_kernel:
+        return [Verdict(reclaim=False, code="kernel_busy", message="Busy.")]
+    return [IDLE]
+
+
+async def test_suspend_of_a_session_in_use_since_the_last_sample_is_not_begun(world):
+    """The sample that said idle is old: there is a look right before the suspend."""
+    first, incarnation = await _running(world)
+    await world.kill(first)
+    world.settings = dataclasses.replace(
+        world.settings, sample_interval=60.0, warn_for=1.2
+    )
+    controller = await world.controller(decide=_idle_unless_busy)
+    await world.until(lambda: world.phase(controller) == "warned")
+    world.node.kernels = [
+        KernelSample(
+            id="k", name="k", execution_state="busy", last_activity=0.0, connections=1
+        )
+    ]
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).verdict.code == "kernel_busy"
+    assert world.node.places[incarnation].state is TreeState.RUNNING
+    assert world.node.places[incarnation].events == []
+
+
+async def test_suspend_without_a_fresh_look_is_not_begun(world):
+    first, incarnation = await _running(world)
+    await world.kill(first)
+    world.settings = dataclasses.replace(
+        world.settings, sample_interval=60.0, warn_for=1.2
+    )
+    controller = await world.controller(decide=_idle_unless_busy)
+    await world.until(lambda: world.phase(controller) == "warned")
+    world.node.samples_fail = True
+    await asyncio.sleep(1.6)
+    assert world.phase(controller) == "warned"
+    assert world.node.places[incarnation].events == []
+
+
+async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
+    controller, incarnation = await _running(world)
+    world.hub.never_answers = True
+    await asyncio.sleep(0.2)  # what the Hub has said already counts for this look
+    world.verdict = IDLE
+    await asyncio.sleep(0.8)
+    assert world.phase(controller) == "running"
+    assert world.node.places[incarnation].state is TreeState.RUNNING
+    world.hub.never_answers = False
+    await world.until(lambda: world.phase(controller) == "suspended")
+
+
+async def test_capture_whose_stream_breaks_is_attached_to_again(world):
+    controller, _ = await _running(world)
+    world.node.breaks_streams = True
+    world.node.hold_at = "commit"
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    await asyncio.sleep(0.1)
+    world.node.breaks_streams = False
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert world.node.lost == []
+
+
+async def test_capture_agent_that_dies_after_commit_ends_suspended(world):
+    controller, _ = await _running(world)
+    world.node.breaks_streams = True  # nobody ever hears of the commit
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert controller.session(KEY).generation == 1
+
+
+async def test_session_that_dies_while_saved_is_gone_without_a_checkpoint(world):
+    controller, incarnation = await _running(world)
+    world.node.hold_at = STEPS[1]
+    world.node.breaks_streams = True
+    await controller.suspend(KEY, "ada")
+    await world.until(
+        lambda: world.node.places[incarnation].state is TreeState.CAPTURING
+    )
+    world.node.places.pop(incarnation).task.cancel()
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: controller._sessions.row(KEY).phase == "stopped")
+
+
+async def test_release_node_that_reboots_after_commit_ends_suspended(world):
+    controller, incarnation = await _running(world)
+    world.hub.refuses_stop = True
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+    world.node.places.pop(incarnation)
+    world.hub.refuses_stop = False
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
+    controller = await _suspended(world)
+    world.node.restore_failure = Failure(code="file_missing", message="x.py is gone.")
+    assert await world.hub.start(KEY) == "file_missing"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    view = controller.session(KEY)
+    assert (view.failure.code, view.failure.message) == (
+        "file_missing",
+        "x.py is gone.",
+    )
+    world.node.restore_failure = None
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert controller.session(KEY).failure is None
+
+
+async def test_restore_agent_unreachable_is_refused_and_never_cold(world):
+    await _suspended(world)
+    world._servers[0].stop()
+    assert await world.hub.start(KEY) == "agent_unreachable"
+    assert world.hub.plans[-1] == "start refuse"
+
+
+async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(world):
+    controller = await _suspended(world)
+    world.node.saved.clear()
+    assert await world.hub.start(KEY) == "checkpoint_missing"
+    assert controller.session(KEY).failure.code == "checkpoint_missing"
+    await controller.start_fresh(KEY, "ada")
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(controller) == "running")
+
+
+async def test_restore_called_off_by_the_hub_leaves_nothing_running(world):
+    controller = await _suspended(world)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: any(p.task for p in world.node.places.values()))
+    start.cancel()
+    world.hub.states[KEY] = "stopped"  # and nobody says "cancelled"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await world.until(lambda: not world.node.places)
+    world.node.hold_at = ""
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_restore_that_the_hub_never_took_up_runs_and_is_adopted(world):
+    controller = await _suspended(world)
+    world.hub.ignores_restored = True
+    await world.hub.start(KEY)
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.ignores_restored = False
+    assert await world.hub.start(KEY) == "adopt"
+    assert [p.contents for p in world.node.living(KEY)] == ["tensors"]
+
+
+async def test_session_lost_right_after_its_return_is_suspended_again(world):
+    controller = await _suspended(world)
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    world.node.places.clear()
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert controller.session(KEY).failure.code == "ended_after_return"
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_tree_that_nobody_knows_and_has_no_checkpoint_is_left_alone(world):
+    place = world.node.run(SessionKey("eve"), "precious")
+    await world.controller()
+    await asyncio.sleep(0.8)
+    assert world.node.places == {place.incarnation: place}
+    assert not [call for call in world.node.calls if call.startswith("kill")]
+
+
+async def test_tree_of_a_stopped_session_is_ended_after_the_grace(world):
+    controller, incarnation = await _running(world)
+    place = Placement(key=KEY, incarnation=incarnation)
+    await controller.stopped(place)
+    world.hub.states[KEY] = "stopped"
+    await asyncio.sleep(0.1)
+    assert world.node.places
+    await world.until(lambda: not world.node.places)
+
+
+async def test_cold_start_that_the_service_missed_is_adopted(world):
+    controller = await _suspended(world)
+    new = world.node.run(KEY, "cold")
+    world.hub.run(KEY, new.incarnation)
+    await world.until(lambda: world.phase(controller) == "running")
+    assert len(controller.session(KEY).saved) == 1
+    assert [c for _, c in world.node.saved.values()] == ["tensors"]
+
+
+async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
+    keys = [SessionKey(f"user{number}") for number in range(20)]
+    for key in keys:
+        await world.running(str(key), key)
+    controller = await world.controller()
+    await world.until(lambda: len(controller.sessions()) == 20)
+    for key in keys:
+        await controller.suspend(key, "admin")
+    await world.until(
+        lambda: all(v.phase == "suspended" for v in controller.sessions()), 20
+    )
+    for key in keys:
+        await controller.resume(key, "admin")
+    await world.until(
+        lambda: all(v.phase == "running" for v in controller.sessions()), 20
+    )
+    assert {p.contents for p in world.node.places.values()} == {str(k) for k in keys}
+    assert world.node.lost == world.hub.errors == []
+
+
+async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(world):
+    controller, incarnation = await _running(world)
+    world.node.hold_at = "commit"
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.node.places[incarnation].events[2:])
+    world.hub.states[KEY] = "checking"
+    world.node.hold_at = ""
+    await world.until(lambda: "thaw" in world.node.calls)
+    await world.until(lambda: world.phase(controller) == "running")
+    assert world.node.places[incarnation].state is TreeState.RUNNING
+
+
+async def test_capture_hub_that_finds_the_server_silent_does_not_lose_it(world):
+    controller, _ = await _running(world)
+    world.node.hold_at = "dump"
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    world.hub.states[KEY] = "checking"
+    await asyncio.sleep(0.2)
+    stop = world.hub.spawn(world.hub.stop(KEY))
+    await asyncio.sleep(0.1)
+    world.node.hold_at = ""
+    await stop
+    assert world.hub.plans == ["stop release"]
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert [c for _, c in world.node.saved.values()] == ["tensors"]

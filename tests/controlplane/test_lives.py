@@ -1,0 +1,157 @@
+"""What was asked of a session, or noted of it, does not hit the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model import lifetimes
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from tests.controlplane.conftest import KEY
+
+
+async def _ordered(world):
+    """A session that runs, with an order to suspend it that has to wait."""
+    incarnation = await world.running("old")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.states[KEY] = "checking"
+    await controller.suspend(KEY, "ada")
+    assert controller.session(KEY).facts["intent"] == "suspend"
+    return controller, incarnation
+
+
+async def _is_left_alone(world, controller) -> None:
+    await world.until(lambda: world.phase(controller) == "running")
+    for _ in range(30):
+        assert world.phase(controller) == "running"
+        await asyncio.sleep(0.01)
+    assert controller.session(KEY).facts["intent"] == ""
+    assert world.node.saved == {}
+
+
+async def test_order_to_suspend_ends_with_a_session_that_ends_by_itself(world):
+    controller, incarnation = await _ordered(world)
+    world.node.end(incarnation)
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) == "stopped")
+    assert await world.hub.start(KEY) == "cold"
+    await _is_left_alone(world, controller)
+
+
+async def test_order_to_suspend_ends_with_a_session_that_nobody_saw_end(world):
+    controller, incarnation = await _ordered(world)
+    await world.kill(controller)
+    world.node.end(incarnation)
+    await world.running("new")  # while no service was there
+    second = await world.controller()
+    await world.until(lambda: second.session(KEY).incarnation != incarnation)
+    await _is_left_alone(world, second)
+
+
+async def test_order_to_suspend_ends_with_a_start_that_the_service_did_not_see(world):
+    controller, incarnation = await _ordered(world)
+    world.node.end(incarnation)
+    assert await world.hub.start(KEY) == "cold"
+    await _is_left_alone(world, controller)
+
+
+async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
+    incarnation = await world.running("old")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    until = (await controller.keep(KEY, 3600, "ada")).kept_until
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    view = controller.session(KEY)
+    assert (view.kept_until, view.facts["kept_by"]) == (until, "ada")
+    assert view.incarnation != incarnation
+    await world.hub.stop(KEY)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(controller) == "running")
+    view = controller.session(KEY)
+    assert (view.kept_until, view.facts["kept_by"]) == (None, "")
+
+
+async def test_keep_that_ends_with_its_session_can_be_used_again(world):
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "keep_per_day": 3600.0}
+    )
+    await world.running("old")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.keep(KEY, 3600, "ada")
+    await world.hub.stop(KEY)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.keep(KEY, 3500, "ada")
+
+
+FULL = SessionRow(
+    key=KEY,
+    phase=Phase.RUNNING,
+    since=1.0,
+    incarnation="i1",
+    generation=3,
+    checkpoint="c1",
+    attempt="c2",
+    intent=Intent.SUSPEND,
+    intent_by="eve",
+    failures=2,
+    backoff_until=9.0,
+    kept_until=8.0,
+    kept_by="ada",
+    opted_out_by="root",
+    stop_asked=3.0,
+    gpus=2,
+    gpu_name="A100",
+)
+ORDER = {"intent", "intent_by"}
+PROCESSES = ORDER | {"attempt", "failures", "backoff_until", "stop_asked"}
+SESSION = PROCESSES | {"kept_until", "kept_by", "gpus", "gpu_name"}
+
+
+@pytest.mark.parametrize(
+    ("change", "over"),
+    [
+        ({}, set()),
+        ({"phase": Phase.SUSPENDING}, set()),
+        ({"phase": Phase.SUSPENDED}, ORDER),
+        ({"intent": Intent.RESUME}, ORDER),
+        ({"intent": Intent.RESUME, "phase": Phase.SUSPENDED}, set()),
+        ({"incarnation": "i2"}, PROCESSES),
+        ({"incarnation": "i2", "phase": Phase.RESUMING}, PROCESSES),
+        ({"incarnation": "i2", "checkpoint": "c9"}, SESSION),
+        ({"incarnation": "i2", "checkpoint": ""}, SESSION),
+        ({"phase": Phase.STOPPED}, SESSION),
+    ],
+)
+def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over):
+    after = msgspec.structs.replace(FULL, **change)
+    assert set(lifetimes.ended(FULL, after)) == over
+    left = msgspec.structs.replace(after, **lifetimes.ended(FULL, after))
+    fresh = SessionRow(key=KEY)
+    for name in over:
+        assert getattr(left, name) == getattr(fresh, name)
+    assert left.opted_out_by == "root"
+    assert left.generation == 3
+
+
+async def test_stop_of_a_new_session_is_a_real_stop_whatever_the_old_one_was_asked(
+    world,
+):
+    """``stop_asked`` once turned a person's stop of the next session into a suspend."""
+    await world.running("old")
+    journal = Journal(world.url)
+    journal.save(msgspec.structs.replace(FULL, checkpoint="", intent=Intent.NONE))
+    controller = await world.controller(journal)
+    await world.until(lambda: controller.session(KEY).incarnation != "i1")
+    await world.hub.stop(KEY)
+    assert world.hub.plans == ["stop stop"]
+    assert world.node.saved == {}

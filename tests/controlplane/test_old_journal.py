@@ -1,0 +1,503 @@
+"""A journal that is older than the world, or lost: the newest committed state wins.
+
+The journal is copied at one moment and put back at a later one, as a backup, a volume
+snapshot or a rolled-back machine does it; agent, store and Hub go on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    HubState,
+    Phase,
+    Placement,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
+from tests.controlplane.conftest import KEY
+
+
+class Backup:
+    """The journal as it is now."""
+
+    def __init__(self, world, folder: Path) -> None:
+        self._file = Path(world.url.removeprefix("sqlite:///"))
+        self._copy = folder / "backup.sqlite"
+        with (
+            closing(sqlite3.connect(self._file)) as now,
+            closing(sqlite3.connect(self._copy)) as copy,
+        ):
+            now.backup(copy)
+
+    def put_back(self) -> None:
+        for end in ("", "-wal", "-shm"):
+            self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+        self._file.write_bytes(self._copy.read_bytes())
+
+
+async def running(world, contents="old"):
+    await world.running(contents)
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller
+
+
+async def suspend(world, controller):
+    """Suspend it; the checkpoint's id."""
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return controller.session(KEY).checkpoint
+
+
+async def resume(world, controller, contents=""):
+    """A visit brings it back; then it works on."""
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    if contents:
+        (place,) = world.node.living(KEY)
+        place.contents = contents
+    world.hub.pointers.pop(KEY, None)  # as the spawner does once it has answered
+
+
+async def restored_journal(world, controller, backup):
+    """A new service on the old journal, which has looked at everything."""
+    await world.kill(controller)
+    backup.put_back()
+    return await world.controller()
+
+
+def contents(world):
+    """What the session that runs holds."""
+    (place,) = world.node.living(KEY)
+    return place.contents
+
+
+async def test_journal_from_before_the_suspend_the_visit_brings_it_back(
+    world, tmp_path
+):
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    saved = await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.session(KEY).checkpoint == saved
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "tensors"
+
+
+async def test_journal_from_before_the_suspend_a_visit_before_any_look_is_no_cold_start(
+    world, tmp_path
+):
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    await suspend(world, first)
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "tick_interval": 60.0}
+    )
+    await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "restore"
+    assert contents(world) == "tensors"
+
+
+async def test_journal_from_before_the_suspend_its_checkpoint_does_not_expire(
+    world, tmp_path
+):
+    world.settings = type(world.settings)(**{**vars(world.settings), "set_aside": 0.1})
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    saved = await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    (row,) = second._sessions.journal.checkpoints(KEY)
+    assert (row.id, row.keeping, row.expires) == (saved, Keeping.CURRENT, None)
+
+
+async def test_journal_that_says_stopped_newer_checkpoint_is_not_put_aside(
+    world, tmp_path
+):
+    """Stopped, backed up; then started, suspended: the journal is restored."""
+    first = await running(world, "old")
+    await world.hub.stop(KEY)
+    backup = Backup(world, tmp_path)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
+    saved = await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.session(KEY).checkpoint == saved
+    assert await world.hub.start(KEY) == "restore"
+    assert contents(world) == "cold"
+
+
+async def test_journal_of_an_older_generation_the_newer_one_comes_back(world, tmp_path):
+    first = await running(world, "old")
+    older = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    assert {older, newer} <= world.node.saved.keys()
+    second = await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "new"
+    kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
+    assert kept[older].keeping is Keeping.ASIDE
+
+
+async def test_journal_of_a_generation_that_is_deleted_the_newer_one_comes_back(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    older = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first, "new")
+    await suspend(world, first)
+    world.node.saved.pop(older)
+    await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "restore"
+    assert contents(world) == "new"
+
+
+async def test_journal_of_an_older_generation_while_it_runs_adopts_and_never_doubles(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    await resume(world, first, "newest")
+    world.hub.states[KEY] = "stopped"  # the Hub's process has lost sight of it
+    await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "adopt"
+    assert contents(world) == "newest"
+    assert newer in world.node.saved
+
+
+async def test_journal_of_an_older_generation_a_newer_captured_tree_is_taken_up(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first, "new")
+    world.hub.refuses_stop = True
+    await first.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(first) == "releasing")
+    newer = first.session(KEY).checkpoint
+    await world.kill(first)
+    world.hub.states[KEY] = "stopped"
+    world.hub.refuses_stop = False
+    backup.put_back()
+    second = await world.controller()
+    await world.until(
+        lambda: (
+            world.phase(second) == "suspended"
+            and second.session(KEY).checkpoint == newer
+        )
+    )
+    assert not world.node.lost
+    assert await second.resume(KEY, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "new"
+
+
+@pytest.mark.parametrize("pointer", ["", "another"])
+async def test_journal_older_and_the_hub_does_not_agree_the_user_is_asked(
+    world, tmp_path, pointer
+):
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    saved = await suspend(world, first)
+    world.hub.pointers[KEY] = pointer
+    second = await restored_journal(world, first, backup)
+    for _ in range(2):  # asking again is no answer
+        assert await world.hub.start(KEY) == "saved_found"
+    view = second.session(KEY)
+    assert (view.phase, view.checkpoint) == ("suspended", saved)
+    assert view.failure.code == "saved_found"
+    await second.resume(KEY, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "tensors"
+
+
+async def test_journal_older_and_the_user_wants_to_start_fresh_is_cold_and_kept(
+    world, tmp_path
+):
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    saved = await suspend(world, first)
+    world.hub.pointers.clear()
+    second = await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "saved_found"
+    await second.start_fresh(KEY, "ada")
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(second) == "running")
+    assert [state.id for state in second.session(KEY).kept] == [saved]
+
+
+async def test_journal_and_hub_of_the_same_backup_newer_descendant_comes_back(
+    world, tmp_path
+):
+    """A machine rolled back, its store on another: both name the older generation."""
+    first = await running(world, "old")
+    older = await suspend(world, first)
+    backup, pointer = Backup(world, tmp_path), world.hub.pointers[KEY]
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    assert world.node.saved[newer][0].parent == older
+    world.hub.pointers[KEY] = pointer
+    await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "restore"
+    assert contents(world) == "new"
+
+
+async def test_journal_older_and_store_away_waits_and_starts_nothing(world, tmp_path):
+    first = await running(world, "tensors")
+    await suspend(world, first)
+    await resume(world, first)
+    await world.hub.stop(KEY)
+    backup = Backup(world, tmp_path)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
+    await suspend(world, first)
+    listed = world.node.checkpoints
+
+    async def away():
+        raise StoreError(Reason.STORE_FAILED, why="it does not answer")
+
+    world.node.checkpoints = away
+    second = await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "store_failed"
+    pointer = world.hub.pointers.pop(KEY)
+    assert await world.hub.start(KEY) == "store_failed"  # it was saved at some time
+    world.hub.pointers[KEY] = pointer
+    world.node.checkpoints = listed
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+
+
+async def test_journal_older_superseded_checkpoint_that_is_all_there_is_stays(
+    world, tmp_path
+):
+    """By the old journal it runs and its grace is over; it died within it."""
+    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 0.5})
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    await resume(world, first)
+    backup = Backup(world, tmp_path)
+    await world.kill(first)
+    (place,) = world.node.living(KEY)
+    world.node.end(place.incarnation)
+    world.hub.states[KEY] = "stopped"
+    backup.put_back()
+    await asyncio.sleep(0.6)
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert saved in world.node.saved
+    assert second.session(KEY).failure.code == "ended_after_return"
+
+
+async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    older = await suspend(world, first)
+    kept = world.node.saved[older]
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    first._sessions.journal.drop(older)  # its grace was over
+    await world.kill(first)
+    world.node.saved = {older: kept}
+    second = await world.controller()
+    assert await world.hub.start(KEY) == "checkpoint_missing"
+    await world.until(lambda: len(second.session(KEY).kept) == 2)
+    (state,) = [s for s in second.session(KEY).kept if s.id == older]
+    assert (state.keeping, state.expires) == ("aside", None)
+    assert second.session(KEY).checkpoint == newer
+    await second.bring_back(KEY, older, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "old"
+
+
+async def test_store_and_journal_older_than_the_hub_the_older_one_only_by_a_word(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    older = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    kept = world.node.saved[older]
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    assert world.hub.pointers[KEY] == newer
+    world.node.saved = {older: kept}
+    second = await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "saved_older"
+    assert await world.hub.start(KEY) == "saved_older"
+    await second.resume(KEY, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "old"
+
+
+async def test_journal_lost_the_newest_comes_back_and_the_counter_goes_on(
+    world, tmp_path
+):
+    first = await running(world, "one")
+    for text in ("two", "three"):
+        await suspend(world, first)
+        await resume(world, first, text)
+    last = await suspend(world, first)
+    await world.kill(first)
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "three"
+    await world.until(lambda: second.session(KEY).generation == 3)
+    world.hub.pointers.clear()
+    again = await suspend(world, second)
+    assert world.node.saved[again][0].generation == 4
+    assert world.node.saved[again][0].parent == last
+
+
+async def test_journal_lost_while_it_runs_the_counter_does_not_begin_anew(
+    world, tmp_path
+):
+    first = await running(world, "one")
+    await suspend(world, first)
+    await resume(world, first)
+    world.node.places[world.hub.incarnations[KEY]].generation = 0  # nor does the agent
+    await world.kill(first)
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "running")
+    again = await suspend(world, second)
+    assert world.node.saved[again][0].generation == 2
+
+
+async def test_journal_lost_and_hub_too_all_are_suspended_and_ask(world, tmp_path):
+    first = await running(world, "one")
+    saved = await suspend(world, first)
+    await world.kill(first)
+    world.hub.pointers.clear()
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert await world.hub.start(KEY) == "saved_found"
+    await second.resume(KEY, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert second._sessions.row(KEY).checkpoint == saved
+
+
+async def test_pointer_to_what_nobody_has_asks_and_starts_nothing_cold(world, tmp_path):
+    """The journal says stopped, the Hub knows of a checkpoint: one of them is older."""
+    first = await running(world, "old")
+    await world.hub.stop(KEY)
+    backup = Backup(world, tmp_path)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
+    await suspend(world, first)
+    world.node.saved.clear()
+    await restored_journal(world, first, backup)
+    assert await world.hub.start(KEY) == "checkpoint_missing"
+
+
+# --- the order of checkpoints ---------------------------------------------------------
+
+
+def info(name, generation, parent="", created=1.0):
+    return CheckpointInfo(
+        id=name,
+        key=KEY,
+        incarnation=f"i-{name}",
+        generation=generation,
+        created=created,
+        logical_bytes=1,
+        stored_bytes=1,
+        parent=parent,
+    )
+
+
+@pytest.mark.parametrize(
+    ("infos", "wanted"),
+    [
+        ([], []),
+        ([info("a", 1), info("b", 2)], ["b"]),
+        # a clock that went backwards orders nothing
+        ([info("a", 1, created=9.0), info("b", 2, created=1.0)], ["b"]),
+        # a counter that began anew: what was made of the other one is newer
+        ([info("a", 5), info("b", 1, "a")], ["b"]),
+        ([info("a", 5), info("b", 1, "a"), info("c", 2, "b")], ["c"]),
+        # a fork: nobody but a person can say
+        ([info("a", 1), info("b", 2, "a"), info("c", 2, "a")], ["b", "c"]),
+        # and the longer branch of it is no fork any more
+        ([info("b", 2, "a"), info("c", 2, "a"), info("d", 3, "c")], ["d"]),
+        # a chain that bites its own tail cannot be; it must neither hang nor hide any
+        ([info("a", 1, "b"), info("b", 2, "a")], ["b"]),
+    ],
+)
+def test_newest_is_ordered_by_descent_then_generation(infos, wanted):
+    assert [each.id for each in lineage.newest(infos)] == wanted
+
+
+def test_newest_of_rivals_the_hubs_one_comes_first():
+    rivals = [info("b", 2), info("c", 2)]
+    assert [each.id for each in lineage.newest(rivals, "c")] == ["c", "b"]
+
+
+def test_found_ignores_what_is_older_than_the_journal():
+    row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, generation=3)
+    facts = Facts((), (info("a", 3), info("b", 2)), HubState.STOPPED)
+    assert lineage.found(row, facts) == []
+    assert [i.id for i in lineage.found(row, facts, "b")] == ["b"]
+
+
+async def test_fork_of_history_asks_even_if_the_hub_remembers_one_of_them(
+    world, tmp_path
+):
+    first = await running(world, "one")
+    saved = await suspend(world, first)
+    await world.kill(first)
+    rival = info("ckpt-rival", world.node.saved[saved][0].generation)
+    world.node.saved[rival.id] = (rival, "other")
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    assert await world.hub.start(KEY) == "saved_found"
+    assert {state.id for state in second.session(KEY).kept} == {saved, rival.id}
+    await second.bring_back(KEY, rival.id, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "other"
+    assert saved in world.node.saved
+
+
+async def test_plan_of_a_suspended_session_node_silent_and_hub_agrees_comes_back(world):
+    """A dead node that still has a pod of it keeps nobody from coming back."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+
+    async def silent(key=None):
+        del key
+        raise Unreachable(Reason.NODE_SILENT, node="n1")
+
+    first._starts._agent.trees = silent
+    other = Placement(key=KEY, incarnation="new", checkpoint="ckpt-other")
+    assert (await first.plan_start(other)).failure.code == "node_silent"
+    mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
+    assert (await first.plan_start(mine)).action == "restore"
+
+
+def test_facts_missed_is_only_what_is_committed_and_unknown():
+    facts = Facts((), (info("a", 1),), HubState.STOPPED, frozenset({"b"}))
+    assert facts.missed("a")
+    assert not facts.missed("b")

@@ -1,0 +1,152 @@
+"""A user's name that another account of the Hub has now: nothing is inherited."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from tests.controlplane.conftest import KEY
+
+OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
+
+
+def _placement(incarnation: str, owner: str, key: SessionKey = KEY) -> Placement:
+    return Placement(key=key, incarnation=incarnation, owner=owner)
+
+
+async def _left_by_the_old_one(world):
+    """A suspended session of the old account."""
+    controller = await world.controller()
+    plan = await controller.plan_start(_placement("i1", OLD))
+    assert plan.action == "cold"
+    world.node.run(KEY, "of the old one", "i1")
+    await controller.placed(_placement("i1", OLD))
+    world.hub.run(KEY, "i1")
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.opt_out(KEY, True, "root")
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.hub.pointers.pop(KEY, None)
+    return controller
+
+
+async def test_same_account_gets_its_session_back_under_its_name(world):
+    controller = await _left_by_the_old_one(world)
+    plan = await controller.plan_start(_placement("i2", OLD))
+    assert plan.action == "restore"
+
+
+async def test_new_account_of_that_name_is_neither_given_nor_shown_the_old_session(
+    world,
+):
+    controller = await _left_by_the_old_one(world)
+    for _ in range(2):  # trying again is no choice
+        plan = await controller.plan_start(_placement("i2", NEW))
+        assert (plan.action, plan.failure.code) == ("refuse", "former_account")
+        assert plan.identity is None
+    with pytest.raises(Refused, match="another account"):
+        await controller.resume(KEY, "ada")
+    assert (await controller.start_fresh(KEY, "ada")).saved == []
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert plan.action == "cold"
+    world.node.run(KEY, "of the new one", "i3")
+    await controller.placed(_placement("i3", NEW))
+    world.hub.run(KEY, "i3")
+    await world.until(lambda: world.phase(controller) == "running")
+    view = controller.session(KEY)
+    assert (view.saved, view.last_suspend, view.generation) == ([], None, 0)
+    assert view.facts["opted_out_by"] == ""
+    with pytest.raises(NotFound):
+        await controller.delete(KEY, "ada", everything=True)
+    (former,) = controller._sessions.journal.checkpoints(KEY)
+    assert former.keeping is Keeping.FORMER
+    assert former.expires > former.changed
+    await asyncio.sleep(0.2)
+    assert len(world.node.saved) == 1
+    assert [place.contents for place in world.node.living(KEY)] == ["of the new one"]
+
+
+async def test_administrator_gives_a_lost_account_its_sessions_back(world):
+    """The Hub has lost its database; it is the same person with a new account."""
+    controller = await _left_by_the_old_one(world)
+    plan = await controller.plan_start(_placement("i2", NEW))
+    assert plan.failure.code == "former_account"
+    await controller.resume(KEY, "root", manages=True)
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert plan.action == "restore"
+    plan = await controller.plan_start(_placement("i4", OLD))
+    assert plan.failure.code == "former_account"
+
+
+async def test_new_account_is_not_given_what_the_old_one_had_put_aside(world):
+    controller = await _left_by_the_old_one(world)
+    await controller.start_fresh(KEY, "ada")
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert plan.action == "cold"
+    assert controller.sessions() == []
+    assert len(world.node.saved) == 1
+
+
+async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
+    controller = await _left_by_the_old_one(world)
+    other = SessionKey(KEY.user, "other")
+    for incarnation in ("i2", "i3"):
+        placement = _placement(incarnation, NEW, other)
+        assert (await controller.plan_start(placement)).action == "cold"
+        world.node.run(other, "of the new one", incarnation)
+        await controller.placed(placement)
+        world.hub.run(other, incarnation)
+        await world.until(lambda: world.phase(controller, other) == "running")
+        world.node.end(incarnation)
+        world.hub.states[other] = "stopped"
+        await world.until(lambda: world.phase(controller, other) == "stopped")
+    plan = await controller.plan_start(_placement("i4", NEW))
+    assert plan.failure.code == "former_account"
+
+
+async def test_new_account_of_a_name_with_nothing_saved_just_starts(world):
+    controller = await _left_by_the_old_one(world)
+    await controller.delete(KEY, "ada", everything=True)
+    plan = await controller.plan_start(_placement("i2", NEW))
+    assert plan.action == "cold"
+    with pytest.raises(NotFound):
+        controller.session(KEY)
+
+
+async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world):
+    controller = await world.controller()
+    await controller.plan_start(_placement("i1", OLD))
+    world.node.run(KEY, "of the old one", "i1")
+    await controller.placed(_placement("i1", OLD))
+    world.hub.run(KEY, "i1")
+    await world.until(lambda: world.phase(controller) == "running")
+    world.hub.refuses_stop = True
+    await controller.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+    plan = await controller.plan_start(_placement("i2", NEW))
+    assert plan.failure.code == "former_account"
+    await controller.start_fresh(KEY, "ada")
+    await world.until(lambda: "i1" not in world.node.places)
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert plan.action == "cold"
+    assert len(world.node.saved) == 1  # kept, for whom an administrator finds
+
+
+async def test_budget_of_keep_is_not_inherited(world):
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "keep_per_day": 3600.0}
+    )
+    controller = await _left_by_the_old_one(world)
+    await controller.keep(KEY, 3600, "ada")
+    await controller.plan_start(_placement("i2", NEW))
+    await controller.start_fresh(KEY, "ada")
+    await controller.plan_start(_placement("i3", NEW))
+    world.node.run(KEY, "of the new one", "i3")
+    await controller.placed(_placement("i3", NEW))
+    world.hub.run(KEY, "i3")
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.keep(KEY, 3600, "ada")

@@ -1,0 +1,145 @@
+"""What is lacking for those who wait, given all that is on its way already."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.models import (
+    GpuSample,
+    Phase,
+    Sample,
+    SessionKey,
+    Waiting,
+)
+from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Pressing
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+ADA, BOB, EVE, ZOE = (SessionKey(name) for name in ("ada", "bob", "eve", "zoe"))
+
+
+class ChoosesTheFirst:
+    """A policy for which everybody is idle: the first ones go; notes what it heard."""
+
+    def __init__(self) -> None:
+        self.wants = []
+
+    def __call__(self, views, wants, now):
+        self.wants = list(wants)
+        able = [view.key for view in views if view.key not in {w.key for w in wants}]
+        lacking = [want.key for want in wants for _ in range(want.gpus)]
+        return dict(zip(able, lacking, strict=False))
+
+
+@pytest.fixture
+def sessions():
+    journal = Journal("sqlite://")
+    made = Sessions(journal, ManualClock())
+    yield made
+    journal.close()
+
+
+@pytest.fixture
+def policy():
+    return ChoosesTheFirst()
+
+
+@pytest.fixture
+def pressing(sessions, policy):
+    return Pressing(sessions, policy)
+
+
+def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
+    row = SessionRow(
+        key=key, phase=phase, since=sessions.clock.now(), gpus=gpus, **more
+    )
+    sessions.journal.save(row)
+    card = GpuSample(uuid=f"GPU-{key.user}")
+    sample = Sample(incarnation="", key=key, at=sessions.clock.now(), gpus=[card])
+    sessions.history.add(key, sample)
+
+
+def wait(sessions, key, gpus=1):
+    return Waiting(key=key, place=1, since=sessions.clock.now(), gpus=gpus)
+
+
+def test_nobody_waits_nobody_is_wanted(sessions, policy, pressing):
+    put(sessions, ADA)
+    pressing.look([])
+    assert (sessions.wanted, policy.wants) == ({}, [])
+
+
+def test_chosen_session_has_the_fact_that_it_is_wanted(sessions, pressing):
+    put(sessions, ADA)
+    put(sessions, BOB)
+    pressing.look([wait(sessions, ZOE)])
+    assert sessions.wanted == {ADA: 1}
+    assert sessions.view(ADA).facts["wanted"] == 1
+    assert "wanted" not in sessions.view(BOB).facts
+    pressing.look([])
+    assert sessions.wanted == {}
+
+
+@pytest.mark.parametrize("phase", [Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED])
+def test_gpu_that_comes_free_anyway_is_not_freed_twice(
+    sessions, policy, pressing, phase
+):
+    put(sessions, ADA)
+    put(sessions, BOB, phase, gpus=1, checkpoint="c")
+    pressing.look([wait(sessions, ZOE)])
+    assert (policy.wants, sessions.wanted) == ([], {})
+    pressing.look([wait(sessions, ZOE, gpus=2)])
+    assert [want.gpus for want in policy.wants] == [1]
+
+
+def test_session_that_is_warned_for_its_own_idleness_counts(sessions, policy, pressing):
+    put(sessions, ADA)
+    put(sessions, BOB, Phase.WARNED)
+    pressing.look([wait(sessions, ZOE)])
+    assert policy.wants == []
+
+
+def test_session_that_is_warned_because_it_was_chosen_stays_wanted(sessions, pressing):
+    put(sessions, ADA)
+    pressing.look([wait(sessions, ZOE)])
+    sessions.apply(ADA, Happened.WARNED)
+    pressing.look([wait(sessions, ZOE)])
+    assert sessions.wanted == {ADA: 1}
+
+
+def test_who_waits_on_in_vain_is_given_less_and_less(sessions, policy, pressing):
+    """Others take what is freed, or it lacks something else."""
+    waiting = [wait(sessions, ZOE)]
+    put(sessions, ADA)
+    gone_after = []
+    begun = sessions.clock.now()
+    for _ in range(60):
+        sessions.clock.advance(10)
+        pressing.look(waiting)
+        for key in list(sessions.wanted):
+            gone_after.append(sessions.clock.now() - begun)
+            put(sessions, key, Phase.SUSPENDED, gpus=1, checkpoint="c")
+            put(sessions, SessionKey(f"{key.user}x"))
+    assert len(gone_after) == 4
+    waits = [b - a for a, b in pairwise(gone_after)]
+    assert waits == sorted(waits)
+    assert waits[-1] >= 2 * SETTLE
+
+
+def test_of_those_who_share_a_machine_only_the_first_is_freed_for(
+    sessions, policy, pressing
+):
+    put(sessions, ADA)
+    put(sessions, EVE)
+    since = sessions.clock.now()
+    for key in (BOB, ZOE):
+        more = {"checkpoint": "c", "gpu_name": "A100", "waiting_since": since}
+        put(sessions, key, Phase.RESUMING, gpus=4, **more)
+    pressing.look([wait(sessions, BOB, 4), wait(sessions, ZOE, 4)])
+    (want,) = policy.wants
+    assert (want.key, want.gpus, want.gpu) == (BOB, 1, "A100")

@@ -1,0 +1,247 @@
+"""Every combination of journal, tree and Hub has an act, and none loses work."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    Failure,
+    HubState,
+    Phase,
+    SessionKey,
+    Tree,
+    TreeState,
+)
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Act, Do, Facts
+from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+
+KEY = SessionKey("ada")
+NOW = 1000.0
+LIMITS = Settings(release_limit=60.0)
+R, S, P, G = (
+    HubState.RUNNING,
+    HubState.STOPPED,
+    HubState.SPAWNING,
+    HubState.STOPPING,
+)
+HUBS = (*HubState, None)
+#: Acts that end programs.
+ENDING = {Do.KILL, Do.RELEASE, Do.GIVE_UP}
+
+
+def row(phase: str, **more) -> SessionRow:
+    more = {"since": 990.0, "incarnation": "i1", "checkpoint": "c1", **more}
+    more = {"generation": 1, **more}
+    return SessionRow(key=KEY, phase=Phase(phase), **more)
+
+
+def tree(state: str, incarnation: str = "i1", checkpoint: str = "c1", **more) -> Tree:
+    return Tree(
+        incarnation=incarnation,
+        key=KEY,
+        state=TreeState(state),
+        init_pid=7,
+        checkpoint=checkpoint,
+        **more,
+    )
+
+
+def info(name: str = "c1", generation: int = 0) -> CheckpointInfo:
+    return CheckpointInfo(
+        id=name,
+        key=KEY,
+        incarnation="i1",
+        generation=generation or int(name.strip("c")),
+        created=1.0,
+        logical_bytes=1,
+        stored_bytes=1,
+    )
+
+
+def act(row: SessionRow, hub, *trees: Tree, saved=("c1",), known=("c1",)) -> Act:
+    facts = Facts(trees, tuple(info(s) for s in saved), hub, frozenset(known))
+    return settle(row, facts, NOW, LIMITS)
+
+
+LATE = {"since": 900.0}
+TABLE = [
+    # RUNNING
+    (row("running"), R, [tree("running")], Do.READY),
+    (row("warned"), S, [tree("running")], Do.READY),
+    (row("running"), R, [tree("captured")], Do.THAW),
+    (row("running"), S, [tree("captured")], Do.FOUND_CAPTURED),
+    (row("running"), R, [tree("capturing")], Do.CANCEL),
+    (row("running"), R, [tree("running", "i2")], Do.ADOPT),
+    (row("running"), S, [], Do.LOST),
+    (row("running", checkpoint=""), S, [], Do.VANISHED),
+    (row("running"), R, [], Do.NOTHING),
+    (row("running"), P, [], Do.NOTHING),
+    (row("running"), R, [tree("running"), tree("holding", "i2")], Do.KILL),
+    (row("running"), R, [tree("running"), tree("running", "i2", "")], Do.REPORT),
+    (row("running"), R, [tree("running"), tree("running", "i2", "c9")], Do.REPORT),
+    (row("running"), R, [tree("running"), tree("running", "i2")], Do.KILL),
+    (row("running"), S, [tree("running"), tree("running", "i2", "")], Do.READY),
+    # SUSPENDING
+    (row("suspending"), R, [tree("capturing")], Do.ATTACH),
+    (row("suspending"), R, [tree("captured")], Do.COMMITTED),
+    (row("suspending"), R, [tree("captured", checkpoint="cx")], Do.THAW),
+    (row("suspending"), R, [tree("running")], Do.ROLLED_BACK),
+    (row("suspending", attempt="c1"), R, [], Do.COMMITTED),
+    (row("suspending", attempt="c2"), S, [], Do.LOST),
+    (row("suspending", attempt="c2", checkpoint=""), S, [], Do.VANISHED),
+    # RELEASING
+    (row("releasing"), R, [tree("captured")], Do.STOP_AT_HUB),
+    (row("releasing"), R, [], Do.STOP_AT_HUB),
+    (row("releasing"), G, [tree("captured")], Do.WAIT),
+    (row("releasing", **LATE), G, [tree("captured")], Do.RELEASE),
+    (row("releasing"), S, [tree("captured")], Do.RELEASE),
+    (row("releasing"), P, [tree("captured")], Do.RELEASE),
+    (row("releasing"), S, [], Do.RELEASED),
+    (row("releasing", **LATE), R, [tree("captured")], Do.THAW),
+    (row("releasing", **LATE), None, [tree("captured")], Do.THAW),
+    (row("releasing"), None, [tree("captured")], Do.WAIT),
+    (row("releasing"), S, [tree("running")], Do.ROLLED_BACK),
+    (row("releasing"), HubState.UNSETTLED, [tree("captured")], Do.THAW),
+    (row("releasing"), HubState.UNSETTLED, [], Do.WAIT),
+    (row("releasing", checkpoint="cx"), S, [tree("captured")], Do.THAW),
+    # SUSPENDED
+    (row("suspended"), S, [], Do.NOTHING),
+    (row("suspended"), R, [], Do.STOP_AT_HUB),
+    (row("suspended"), R, [tree("running", "i2")], Do.ADOPT),
+    (row("suspended"), S, [tree("running", "i2")], Do.KILL),
+    (row("suspended"), S, [tree("holding", "i2", "")], Do.KILL),
+    (row("suspended"), P, [tree("holding", "i2", "")], Do.NOTHING),
+    (row("suspended"), S, [tree("captured")], Do.RELEASE),
+    (row("suspended"), S, [tree("running", "i2", "")], Do.REPORT),
+    # RESUMING
+    (row("resuming", placed=True), P, [tree("holding", checkpoint="")], Do.RESTORE),
+    (row("resuming"), P, [tree("holding", checkpoint="")], Do.WAIT),
+    (row("resuming"), P, [tree("restoring")], Do.RESTORE),
+    (row("resuming"), P, [tree("running")], Do.WAIT),
+    (row("resuming"), R, [tree("running")], Do.RESTORED),
+    (row("resuming"), S, [tree("running")], Do.RESTORED),
+    (row("resuming"), S, [tree("holding")], Do.GIVE_UP),
+    (row("resuming"), S, [], Do.GIVE_UP),
+    (row("resuming"), P, [], Do.WAIT),
+    (
+        row("resuming", placed=True),
+        P,
+        [tree("holding", failure=Failure(code="x", message="x"))],
+        Do.GIVE_UP,
+    ),
+    # STOPPED, or no row at all
+    (row("stopped"), R, [tree("running")], Do.ADOPT),
+    (row("stopped"), P, [tree("running")], Do.NOTHING),
+    (row("stopped"), S, [tree("running", checkpoint="")], Do.KILL),
+    (row("stopped"), S, [tree("running", "i2", "")], Do.REPORT),
+    (row("stopped"), S, [tree("running", "i2", "c1")], Do.KILL),
+    (row("stopped"), S, [tree("captured")], Do.FOUND_CAPTURED),
+    (row("stopped"), S, [], Do.NOTHING),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "hub", "trees", "do"), TABLE, ids=[f"{n}" for n in range(len(TABLE))]
+)
+def test_settle_combination_of_the_table_has_its_act(row, hub, trees, do):
+    assert act(row, hub, *trees).do is do
+
+
+NEWER = [
+    # the journal knows c1 (generation 1) at most; c2 is in the store
+    (SessionRow(key=KEY), S, [], Do.FOUND_SAVED),
+    (SessionRow(key=KEY), R, [], Do.NOTHING),
+    (row("stopped"), S, [], Do.FOUND_SAVED),
+    (row("stopped", generation=2), S, [], Do.SET_ASIDE),
+    (row("running"), S, [], Do.FOUND_SAVED),
+    (row("running", generation=2), S, [], Do.LOST),
+    (row("running"), R, [tree("running")], Do.SET_ASIDE),
+    (row("suspending", attempt="c3"), S, [], Do.FOUND_SAVED),
+    (row("suspending", attempt="c2"), S, [], Do.COMMITTED),
+    (row("suspended"), S, [], Do.FOUND_SAVED),
+    (row("suspended", generation=2), S, [], Do.SET_ASIDE),
+    (row("suspended"), S, [tree("captured", "i2", "c2")], Do.FOUND_CAPTURED),
+    (row("suspended"), S, [tree("running", "i2", "c2")], Do.REPORT),
+    (row("suspended"), R, [tree("running", "i2", "c2")], Do.ADOPT),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "hub", "trees", "do"), NEWER, ids=[f"{n}" for n in range(len(NEWER))]
+)
+def test_settle_checkpoint_that_the_journal_has_missed_has_its_act(row, hub, trees, do):
+    done = act(row, hub, *trees, saved=("c1", "c2"), known=("c1",))
+    assert done.do is do
+    if do in {Do.FOUND_SAVED, Do.FOUND_CAPTURED}:
+        assert done.saved.id == "c2"
+
+
+#: There is a pod, and the agent of its node does not answer.
+UNKNOWN = (tree("unknown"),)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_settle_silent_agent_settles_nothing(phase):
+    for hub in HUBS:
+        for trees, saved in ((None, ()), ((), None), (None, None), (UNKNOWN, ())):
+            facts = Facts(trees, saved, hub)
+            assert settle(row(phase), facts, NOW, LIMITS).do in {Do.NOTHING, Do.WAIT}
+
+
+_TREES = st.lists(
+    st.builds(
+        tree,
+        st.sampled_from([state.value for state in TreeState]),
+        st.sampled_from(["i1", "i2"]),
+        st.sampled_from(["", "c1", "c2"]),
+    ),
+    max_size=2,
+)
+_ROWS = st.builds(
+    row,
+    st.sampled_from([phase.value for phase in Phase]),
+    since=st.sampled_from([0.0, 900.0, 990.0]),
+    checkpoint=st.sampled_from(["", "c1"]),
+    attempt=st.sampled_from(["", "c2"]),
+    placed=st.booleans(),
+)
+
+
+@settings(max_examples=500)
+@given(_ROWS, st.sampled_from(HUBS), _TREES, st.sets(st.sampled_from(["c1", "c2"])))
+def test_settle_any_combination_never_ends_work_that_is_not_saved(
+    row, hub, trees, saved
+):
+    done = act(row, hub, *trees, saved=sorted(saved))
+    if done.do not in ENDING or done.tree is None:
+        return
+    stopped_by_its_user = (
+        row.phase is Phase.STOPPED and done.tree.incarnation == row.incarnation
+    )
+    assert (
+        done.tree.state in {TreeState.HOLDING, TreeState.RESTORING}
+        or done.tree.checkpoint in saved
+        or stopped_by_its_user
+        # it is a copy of what is saved
+        or (row.phase is Phase.RESUMING and row.checkpoint in saved)
+        # the agent itself refuses a release of what is not committed
+        or (done.do is Do.RELEASE and done.tree.state is TreeState.CAPTURED)
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"), list(itertools.product(Phase, [None, *TreeState]))
+)
+def test_settle_without_the_hub_ends_nothing(phase, state):
+    trees = [tree(state.value)] if state else []
+    for since in (900.0, 990.0):
+        done = act(row(phase, since=since), None, *trees)
+        assert done.do not in ENDING - {Do.GIVE_UP}
+        assert done.do is not Do.STOP_AT_HUB

@@ -1,0 +1,118 @@
+"""The administrator's limits: what they delete, what never, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry_notice import forewarn
+from jupyterhub_gpu_reclaim.policy.retention import Retention
+from tests.controlplane.conftest import KEY
+
+BOB = SessionKey("bob")
+
+
+async def suspended(world, controller, key):
+    await world.running("work of " + key.user, key)
+    await world.until(lambda: world.phase(controller, key) == "running")
+    await controller.suspend(key, key.user)
+    await world.until(lambda: world.phase(controller, key) == "suspended")
+
+
+def limited(world, **limits):
+    retention = Retention(**limits)
+    world.settings = dataclasses.replace(world.settings, retention=retention)
+
+
+@pytest.mark.parametrize("phase", ["suspended", "put aside"])
+async def test_quota_takes_the_only_one_where_that_is_allowed(world, phase):
+    limited(world, total_bytes=1, takes_current=True)
+    await suspended_without_limits(world)
+    controller = await world.controller()
+    if phase == "put aside":
+        await controller.start_fresh(KEY, "ada")
+    await world.until(lambda: not world.node.saved)
+    await world.until(lambda: world.phase(controller) == "stopped")
+    view = controller.session(KEY)
+    assert view.checkpoint == ""
+    if phase == "suspended":
+        await world.until(lambda: controller.session(KEY).failure)
+        failure = controller.session(KEY).failure
+        assert failure.code == "saved_dropped"
+        assert "quota" in failure.message
+    assert await world.hub.start(KEY) == "cold"
+
+
+async def suspended_without_limits(world):
+    limits = world.settings
+    world.settings = dataclasses.replace(limits, retention=Retention())
+    controller = await world.controller()
+    await suspended(world, controller, KEY)
+    await world.kill(controller)
+    world.settings = limits
+
+
+async def test_quota_never_takes_what_is_suspended(world):
+    limited(world, total_bytes=1, user_bytes=1, seconds=0.01, generations=1)
+    controller = await world.controller()
+    await suspended(world, controller, KEY)
+    await asyncio.sleep(0.3)
+    assert len(world.node.saved) == 1
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+
+
+async def test_quota_takes_what_was_put_aside_and_leaves_the_rest(world):
+    limited(world, user_bytes=1)
+    controller = await world.controller()
+    await suspended(world, controller, BOB)
+    await suspended(world, controller, KEY)
+    await controller.start_fresh(KEY, "ada")
+    await world.until(lambda: len(world.node.saved) == 1)
+    assert [info.key for info, _ in world.node.saved.values()] == [BOB]
+    lines = [line for line in controller.audit(KEY) if line.what == "retention"]
+    assert len(lines) == 1
+    assert "quota" in lines[0].message
+
+
+async def test_deletion_ahead_is_told_once_and_in_time(world):
+    world.settings = dataclasses.replace(world.settings, set_aside=90_000.0)
+    controller = await world.controller()
+    await suspended(world, controller, KEY)
+    await controller.start_fresh(KEY, "ada")
+    sessions = controller._sessions
+    now = sessions.clock.now()
+
+    def told():
+        return [a.message for a in controller.audit(KEY) if a.what == "deletion ahead"]
+
+    forewarn(sessions, Retention(), 0.0)
+    forewarn(sessions, Retention(), 86400.0)  # not yet
+    forewarn(sessions, Retention(), 100_000.0)  # kept for less than that anyway
+    assert told() == []
+    sessions.clock = ManualClock(now + 4000)
+    for _ in range(2):
+        forewarn(sessions, Retention(), 86400.0)
+    assert told() == ["What was put aside is deleted in 23 h 53 min."]
+    assert "deletion ahead" in [line.what for line in controller.story("ada").lines]
+
+
+async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
+    controller = await world.controller()
+    await suspended(world, controller, KEY)
+    sessions = controller._sessions
+    (row,) = sessions.journal.checkpoints(KEY)
+    sessions.clock = ManualClock(row.changed + 100.0)
+    spared = Retention(seconds=row.changed - row.info.created + 200.0)
+    forewarn(sessions, spared, 150.0)
+    assert controller.audit(KEY)[0].what != "deletion ahead"
+    forewarn(sessions, dataclasses.replace(spared, takes_current=True), 150.0)
+    line = controller.audit(KEY)[0]
+    assert (line.what, line.message) == (
+        "deletion ahead",
+        "The only state in which this session is saved is deleted in 1 min 40 s.",
+    )

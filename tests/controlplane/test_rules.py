@@ -1,0 +1,116 @@
+"""Rules from what the Hub tells to what a session is warned and suspended by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import (
+    KernelSample,
+    Sample,
+    SessionKey,
+    Verdict,
+)
+from jupyterhub_gpu_reclaim.controlplane.decide.terms import TermsNow
+from jupyterhub_gpu_reclaim.policy.rules import Rules
+from jupyterhub_gpu_reclaim.sampling.window import Window
+from tests.controlplane.conftest import KEY
+
+IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+
+
+class NoLabels:
+    def labels(self, key):
+        return {}
+
+
+@pytest.fixture
+def ruled(world):
+    """A service with rules, and a session that it has seen."""
+
+    async def start(*rules, **settings):
+        world.settings = dataclasses.replace(world.settings, **settings)
+        agent, hub = world.clients()
+        terms = TermsNow(Rules(rules=list(rules)), hub, NoLabels())
+        await world.running("tensors")
+        controller = await world.controller(agent=agent, hub=hub, terms=terms)
+        await world.until(lambda: world.phase(controller) == "running")
+        return controller
+
+    return start
+
+
+def _terms(controller):
+    return controller.session(KEY).facts.get("terms", {})
+
+
+async def test_groups_that_the_hub_tells_decide_and_change(world, ruled):
+    world.hub.groups = {"ada": ["staff"]}
+    controller = await ruled({"group": "staff", "idle_after": 60, "warn_for": 0})
+    await world.until(lambda: _terms(controller).get("idle_after") == 60)
+    assert _terms(controller)["warn_for"] == 0
+    assert _terms(controller)["by"]["idle_after"] == "group staff"
+    world.hub.groups = {"ada": []}
+    await world.until(lambda: _terms(controller) == {})
+
+
+async def test_groups_that_we_may_not_see_are_not_known(world, ruled):
+    controller = await ruled({"group": "staff", "never": True})
+    await world.until(lambda: _terms(controller).get("unknown") == "its user's groups")
+
+
+async def test_options_may_be_anything_that_somebody_has_sent(world, ruled):
+    world.hub.options[KEY] = {
+        "profile": "h100-big",
+        "gpu_reclaim": ["off"],
+        "flag": True,
+        "deep": {"a": [1, {}]},
+        "many": [None, 7, "x" * 10_000],
+    }
+    controller = await ruled(
+        {"profile": "h100*", "min_age": 5},
+        {"option": "gpu_reclaim=off", "never": True},
+        {"option": ["flag=true"], "cool_down": 7},
+        {"option": ["deep", "many=8"], "idle_after": 1},
+    )
+    await world.until(lambda: _terms(controller).get("never"))
+    assert (_terms(controller)["min_age"], _terms(controller)["cool_down"]) == (5, 7)
+    assert "idle_after" not in _terms(controller)
+    world.hub.options[KEY] = ["no", "dictionary"]
+    await world.until(lambda: _terms(controller) == {})
+
+
+async def test_warning_is_as_long_as_the_rule_says(world, ruled):
+    world.verdict = IDLE
+    controller = await ruled({"user": "ada", "warn_for": 900}, warn_for=0.0)
+    await world.until(lambda: world.phase(controller) == "warned")
+    left = controller.session(KEY).suspends_at - controller.session(KEY).since
+    assert left == pytest.approx(900, abs=5)
+    assert "suspended in 15 min" in controller.audit(KEY)[0].message
+
+
+def test_work_before_the_time_that_a_rule_gives_does_not_count():
+    """A busy hour ago says nothing of a session that may rest for ten minutes."""
+    window = Window(span=3600, interval=60)
+    for minute in range(61):
+        work = min(minute, 20) * 60.0  # one core, for the first twenty minutes
+        window.add(
+            Sample(
+                incarnation="i",
+                key=SessionKey("ada"),
+                at=1e9 + minute * 60.0,
+                cpu_work=work,
+                kernels=[
+                    KernelSample(
+                        id="k", name="k", execution_state="idle", last_activity=1e9
+                    )
+                ],
+                terminals=[],
+            )
+        )
+    now = 1e9 + 3600.0
+    assert window.usage(now).cpu_percent == pytest.approx(100 / 3)
+    assert window.usage(now, 3600.0).cpu_percent == pytest.approx(100 / 3)
+    assert window.usage(now, 600.0).cpu_percent == 0.0
+    assert window.usage(now, 3000.0).cpu_percent == pytest.approx(100 / 5)

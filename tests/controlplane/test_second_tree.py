@@ -1,0 +1,51 @@
+"""Two running trees of one session: reported, left alone, ended by a person's word."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Verdict
+from tests.controlplane.conftest import KEY
+
+IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+
+
+@pytest.fixture
+async def doubled(world):
+    """A session whose second tree, of which nothing is saved, the Hub has forgotten."""
+    first = await world.running("old work")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    second = await world.running("new work")
+    await world.kill(controller)
+    controller = await world.controller()
+    await world.until(lambda: controller.session(KEY).failure)
+    return controller, first, second
+
+
+async def test_second_tree_is_reported_and_nothing_is_ended(world, doubled):
+    controller, first, second = doubled
+
+    failure = controller.session(KEY).failure
+
+    assert failure.code == "second_tree"
+    assert second in failure.message
+    assert failure.incarnation == second
+    assert set(world.node.places) == {first, second}
+    assert [a.what for a in controller.audit(KEY)].count("report") == 1
+
+
+async def test_doubled_session_is_not_suspended_until_one_is_ended(world, doubled):
+    controller, first, second = doubled
+    world.verdict = IDLE
+
+    with pytest.raises(Refused):
+        await controller.end_second(KEY, first, "root")
+    with pytest.raises(NotFound):
+        await controller.end_second(KEY, "nobody", "root")
+    assert set(world.node.places) == {first, second}
+    await controller.end_second(KEY, second, "root")
+
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert [c for _, c in world.node.saved.values()] == ["old work"]

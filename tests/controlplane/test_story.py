@@ -1,0 +1,67 @@
+"""What happened to a user's sessions, in sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
+from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from tests.controlplane.conftest import KEY
+
+IDLE = Verdict(reclaim=True, code="idle", message="Idle for 31 min.")
+
+
+@pytest.mark.parametrize("what", [happened.name.lower() for happened in Happened])
+def test_everything_that_can_happen_has_a_sentence(what):
+    line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="So it is.")
+    told = sentence(line)
+    assert told.endswith(". So it is.")
+    assert what not in told or what in {"warned", "started", "stopped", "released"}
+
+
+def test_sentences_name_who_asked_and_for_how_long():
+    def told(what, message="", who="ada"):
+        return sentence(AuditRow(at=1.0, key=KEY, who=who, what=what, message=message))
+
+    assert told("keep", "3600 s") == "ada asked that it be kept for 1 h."
+    assert told("keep", "0 s") == "ada no longer wants it kept."
+    assert told("keep", "nonsense") == "ada no longer wants it kept."
+    assert told("ask to resume") == "ada asked that it be brought back."
+    assert told("discard", "ckpt-1") == "ada deleted something that had been put aside."
+    assert told("newer word", who="gpu-reclaim") == "The service: newer word."
+
+
+async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(world):
+    world.settings = dataclasses.replace(world.settings, warn_for=0.2)
+    await world.running("tensors")
+    controller = await world.controller()
+    world.verdict = IDLE
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.suspend(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await controller.forget(KEY)
+    assert controller.sessions() == []
+    page = controller.story("ada", limit=1000)
+    told = [line.sentence for line in reversed(page.lines)]
+    assert page.next is None
+    assert "A warning was given. Idle for 31 min. It is suspended in 0 s" in told[1]
+    assert "Saving it began. Idle for 31 min." in told
+    assert any(
+        re.match(r"It was saved\. .* B of it newly written; that", t) for t in told
+    )
+    assert any(re.match(r"It was brought back\. That took \d+ s\.", t) for t in told)
+    assert "root asked that it be suspended." in told
+    assert told[-1].startswith("Its server was deleted")
+    first = controller.story("ada", limit=2)
+    second = controller.story("ada", before=first.next, limit=1000)
+    assert first.lines + second.lines == page.lines
+    assert controller.story("bob").lines == []
+    assert all(line.key == SessionKey("ada") for line in page.lines)

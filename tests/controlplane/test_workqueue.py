@@ -1,0 +1,134 @@
+"""The work queue: one worker per key, patience, and nothing that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+
+A, B = SessionKey("a"), SessionKey("b")
+
+
+async def _turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Bench:
+    """Work that a test lets go on, and what it saw."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.looks: list[SessionKey] = []
+        self.at_once = self.most = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.answers: list[object] = []
+
+    async def work(self, key: SessionKey) -> float | None:
+        self.looks.append(key)
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await self.gate.wait()
+        finally:
+            self.at_once -= 1
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+async def bench():
+    return Bench()
+
+
+async def test_queue_key_added_while_worked_on_is_looked_at_once_more(bench):
+    queue = WorkQueue(bench.work, clock=bench.clock)
+    bench.gate.clear()
+    queue.add(A)
+    await _turns()
+    for _ in range(5):
+        queue.add(A)
+    assert queue.busy(A)
+    bench.gate.set()
+    await _turns()
+    assert bench.looks == [A, A]
+    assert bench.most == 1
+    assert not queue.busy(A)
+
+
+async def test_queue_bounds_the_workers_of_all_keys(bench):
+    queue = WorkQueue(bench.work, clock=bench.clock, workers=2)
+    bench.gate.clear()
+    keys = [SessionKey(str(number)) for number in range(6)]
+    for key in keys:
+        queue.add(key)
+    await _turns()
+    assert bench.most == 2
+    bench.gate.set()
+    await _turns(60)
+    assert sorted(bench.looks) == keys
+
+
+async def test_queue_looks_again_after_the_wanted_time(bench):
+    queue = WorkQueue(bench.work, clock=bench.clock)
+    bench.answers = [5.0]
+    queue.add(A)
+    await _turns()
+    bench.clock.advance(4.9)
+    await _turns()
+    assert bench.looks == [A]
+    bench.clock.advance(0.2)
+    await _turns()
+    assert bench.looks == [A, A]
+
+
+async def test_queue_earlier_add_replaces_the_timer(bench):
+    queue = WorkQueue(bench.work, clock=bench.clock)
+    queue.add_later(A, 100.0)
+    queue.add(A)
+    await _turns()
+    bench.clock.advance(200.0)
+    await _turns()
+    assert bench.looks == [A]
+
+
+async def test_queue_failures_wait_longer_each_time_and_are_per_key(bench):
+    queue = WorkQueue(bench.work, clock=bench.clock, backoff=1.0, backoff_limit=3.0)
+    lost = Unreachable(Reason.AGENT_UNREACHABLE)
+    bench.answers = [lost, ValueError("a fault of ours"), lost, lost]
+    queue.add(A)
+    await _turns()
+    for wait in (1.0, 2.0, 3.0, 3.0):
+        before = len(bench.looks)
+        bench.clock.advance(wait - 0.01)
+        await _turns()
+        assert len(bench.looks) == before
+        bench.clock.advance(0.02)
+        await _turns()
+        assert len(bench.looks) == before + 1
+    queue.add(B)
+    await _turns()
+    assert bench.looks[-1] == B
+
+
+async def test_queue_stopped_ends_its_work_and_takes_no_more(bench):
+    queue = WorkQueue(bench.work, clock=bench.clock)
+    bench.gate.clear()
+    queue.add(A)
+    queue.add_later(B, 1.0)
+    await _turns()
+    await queue.stop()
+    queue.add(B)
+    queue.add_later(A, 0.0)
+    await _turns()
+    assert bench.looks == [A]
+    assert bench.at_once == 0

@@ -1,5 +1,0 @@
-"""Real sessions with a Jupyter server for the samples' tests."""
-
-from tests.agent.conftest import folder, jupyter, places
-
-__all__ = ["folder", "jupyter", "places"]

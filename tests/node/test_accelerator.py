@@ -1,0 +1,403 @@
+"""GPUs of a session: which cards it may come back on, and when there is no room."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import termios
+import threading
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Card, State
+from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey, User
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+from jupyterhub_gpu_reclaim.node.compat import gpu as gpu_world
+from jupyterhub_gpu_reclaim.node.compat.gpu import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
+from tests.support import gpu
+from tests.support.agent import wait_for
+
+A, B, C = (GpuCard(uuid=letter * 32, name="H200") for letter in "abc")
+OTHER = GpuCard(uuid="d" * 32, name="A100")
+NO_LIMIT = LimitRecord()
+
+
+def gpus(*cards: GpuCard, driver: str = "580.1", size: int = 100) -> Gpus:
+    uses = [GpuUse(pid=302, uuid=cards[0].uuid, bytes=size)]
+    return Gpus(driver=driver, cards=list(cards), users=[302], uses=uses)
+
+
+def codes(there: Gpus, here, free, driver: str = "580.1") -> list[str]:
+    return [one.code for one in gpu_world.compare(there, driver, here, free)]
+
+
+def test_the_same_cards_are_no_move():
+    moves = gpu_world.plan_moves([A, B], [B, A], {})
+    assert gpu_world.pairs(moves) == []
+
+
+def test_another_card_of_the_model_takes_the_place_and_all_are_named():
+    moves = gpu_world.plan_moves([A, B], [B, C], {})
+    assert sorted(gpu_world.pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
+
+
+def test_the_emptiest_card_is_chosen():
+    free = {A.uuid: 5, C.uuid: 9}
+    assert gpu_world.plan_moves([B], [A, C], free) == {B.uuid: C.uuid}
+
+
+def test_too_few_cards_of_the_model_are_a_mismatch_that_names_both():
+    (found,) = gpu_world.compare(gpus(A, B), "580.1", [A, OTHER], {})
+    assert found.code == "gpu_mismatch"
+    assert (
+        found.message == "The session needs 2 x H200; here there is 1 x A100, 1 x H200."
+    )
+    assert codes(gpus(A), [], {}) == ["gpu_mismatch"]
+
+
+def test_another_driver_is_a_mismatch():
+    assert codes(gpus(A), [A], {A.uuid: 200}, "590.2") == ["gpu_driver_mismatch"]
+
+
+def test_a_card_without_room_is_named_and_one_that_does_not_tell_is_tried():
+    assert codes(gpus(A), [A], {A.uuid: 99}) == ["gpu_memory"]
+    assert codes(gpus(A), [A], {A.uuid: 100}) == []
+    assert codes(gpus(A), [A], {A.uuid: None}) == []
+
+
+class Cards:
+    """What the management library says, as a test wants it."""
+
+    def __init__(self, *cards: CardUse) -> None:
+        self.cards = list(cards)
+
+    def look(self, since: float) -> list[CardUse]:
+        return self.cards
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class BusyCards(Cards):
+    """Somebody else looks at them for a while, or for ever."""
+
+    def __init__(self, *cards: CardUse, times: int) -> None:
+        super().__init__(*cards)
+        self.times = times
+
+    def look(self, since: float) -> list[CardUse] | None:
+        self.times -= 1
+        return None if self.times >= 0 else self.cards
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "100"]) as popen:
+        tree = processes.snapshot(os.getpid())
+        mine = tuple(p for p in tree.processes if p.pid == popen.pid)
+        yield processes.Snapshot(tree.init, mine)
+        popen.kill()
+
+
+def make(
+    driver,
+    free: int = 1000,
+    *,
+    pid: int = 0,
+    divided: bool = False,
+    mps: bool = False,
+    **more,
+):
+    use = [ProcessUse(pid=pid, memory=100, mps=mps)] if pid else []
+    card = CardUse(
+        uuid=gpu.CARD.uuid,
+        name=gpu.CARD.name,
+        free=free,
+        divided=divided,
+        processes=use,
+    )
+    return Accelerator(
+        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=0.05, **more
+    )
+
+
+def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed(
+    sleeper,
+):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    accelerator = make(driver, pid=process.pid)
+    survey = Survey(users=(User(process, State.RUNNING),))
+    described = accelerator.describe(survey)
+    assert described.bytes() == 100
+    assert described.users == [process.ns_pid]
+
+    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
+    assert driver.states == {process.pid: State.CHECKPOINTED}
+    wait_for(lambda: processes.is_stopped(process))
+    accelerator.fill(described, NO_LIMIT, sleeper)
+
+    assert driver.states == {process.pid: State.RUNNING}
+    assert processes.is_stopped(process)
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "expected"), [(300, 1000, 700), (None, 1000, 1000)]
+)
+def test_memory_that_is_not_told_counts_as_all_that_is_in_use(
+    sleeper, free, total, expected
+):
+    (process,) = sleeper.processes
+    accelerator = told(
+        CardUse(
+            uuid=gpu.CARD.uuid,
+            total=total,
+            free=free,
+            processes=[ProcessUse(pid=process.pid, memory=None)],
+        )
+    )
+    survey = Survey(users=(User(process, State.RUNNING),))
+    assert accelerator.describe(survey).bytes() == expected
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
+    (process,) = sleeper.processes
+    uses = [ProcessUse(pid=process.pid)] if known else None
+    accelerator = told(CardUse(uuid=gpu.CARD.uuid, processes=uses))
+    with pytest.raises(Refused) as caught:
+        accelerator.describe(Survey(users=(User(process, State.RUNNING),)))
+    assert caught.value.reason is Reason.GPU_DRIVER_SILENT
+
+
+def told(card: CardUse) -> Accelerator:
+    driver = gpu.WellDriver()
+    return Accelerator(driver, Cards(card), lock_seconds=1, seconds=1)
+
+
+def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    accelerator = make(driver, pid=process.pid)
+    survey = Survey(users=(User(process, State.RUNNING),))
+    described = accelerator.describe(survey)
+    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
+    crowded = make(driver, free=99)
+
+    for call in (
+        lambda: crowded.fill(described, NO_LIMIT, sleeper),
+        lambda: crowded.await_room(described),
+    ):
+        with pytest.raises(ReclaimError) as caught:
+            call()
+        assert caught.value.reason.value == "gpu_memory"
+    assert driver.states == {process.pid: State.CHECKPOINTED}
+    # Once there is room, the same again does it.
+    accelerator.fill(described, NO_LIMIT, sleeper)
+    assert driver.states == {process.pid: State.RUNNING}
+
+
+class SlowDriver(gpu.WellDriver):
+    """Fills when it is told to."""
+
+    def __init__(self, *pids: int) -> None:
+        super().__init__(*pids)
+        self.filling: list[int] = []
+        self.go_on = threading.Event()
+
+    def restore(self, pid: int, *, seconds: float, moves=()) -> None:
+        self.filling.append(pid)
+        assert self.go_on.wait(60)
+        super().restore(pid, seconds=seconds, moves=moves)
+
+
+def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
+    """The driver would run out of it in the middle, and lose the second."""
+    popens = [subprocess.Popen(["sleep", "100"]) for _ in range(2)]
+    try:
+        whole = processes.snapshot(os.getpid())
+        pids = [popen.pid for popen in popens]
+        both = [p for p in whole.processes if p.pid in pids]
+        driver = SlowDriver(*pids)
+        driver.states = dict.fromkeys(pids, State.CHECKPOINTED)
+        card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=150, processes=[])
+        accelerator = Accelerator(
+            driver, Cards(card), lock_seconds=1, seconds=60, room_seconds=60
+        )
+
+        def fill(process) -> None:
+            there = Gpus(
+                driver="580.1",
+                cards=[GpuCard(uuid=gpu.CARD.uuid, name=gpu.CARD.name)],
+                users=[process.ns_pid],
+                uses=[GpuUse(pid=process.ns_pid, uuid=gpu.CARD.uuid, bytes=100)],
+            )
+            tree = processes.Snapshot(whole.init, (process,))
+            accelerator.fill(there, NO_LIMIT, tree)
+
+        threads = [threading.Thread(target=fill, args=(p,)) for p in both]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: driver.filling)
+        time.sleep(0.2)  # as long as the other one would need
+        assert len(driver.filling) == 1
+        driver.go_on.set()
+        for thread in threads:
+            thread.join()
+        assert set(driver.states.values()) == {State.RUNNING}
+    finally:
+        for popen in popens:
+            popen.kill()
+            popen.wait()
+
+
+def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
+    sleeper,
+):
+    (process,) = sleeper.processes
+    survey = Survey(users=(User(process, State.RUNNING),))
+    use = [ProcessUse(pid=process.pid, memory=100)]
+    card = CardUse(uuid=gpu.CARD.uuid, free=9, processes=use)
+    options = {"lock_seconds": 1, "seconds": 1, "look_seconds": 0.1}
+    driver = gpu.WellDriver(process.pid)
+
+    soon = Accelerator(driver, BusyCards(card, times=3), **options)
+    assert soon.describe(survey).bytes() == 100
+
+    never = Accelerator(driver, BusyCards(card, times=10**6), **options)
+    for call in (
+        lambda: never.describe(survey),
+        lambda: list(never.findings(survey, sleeper)),
+        lambda: never.await_room(soon.describe(survey)),
+    ):
+        with pytest.raises(Refused) as caught:
+            call()
+        assert caught.value.reason.value == "gpu_driver_silent"
+
+
+def test_fill_of_what_was_never_emptied_needs_no_room():
+    holder = gpu.Holder()
+    try:
+        process = holder.process(holder.pid)
+        driver = gpu.WellDriver(process.pid)
+        survey = Survey(users=(User(process, State.RUNNING),))
+        described = make(driver, pid=process.pid).describe(survey)
+        make(driver, free=0).fill(described, NO_LIMIT, holder.snapshot())
+        assert driver.calls == []
+    finally:
+        holder.close()
+
+
+def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
+    """It would take its terminal away from a program that stops, and say so."""
+    master, slave = os.openpty()
+    nested = "sh -c 'sh -c \"sleep 100; true\"; true'; true"  # root, server, shell
+    with subprocess.Popen(
+        ["sh", "-c", nested],
+        stdin=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+    ) as root:
+        try:
+            wait_for(lambda: len(processes.snapshot(root.pid).processes) == 3)
+            # Other tests' servers may be children of ours, too.
+            below = processes.snapshot(root.pid)
+            tree = processes.Snapshot(
+                processes.snapshot_init(os.getpid()), (below.init, *below.processes)
+            )
+            *above, shell, program = tree.processes
+            driver = gpu.WellDriver(program.pid)
+            survey = Survey(users=(User(program, State.RUNNING),))
+            make(driver).empty(lambda: tree, survey, NO_LIMIT)
+            wait_for(lambda: processes.is_stopped(shell))
+            wait_for(lambda: processes.is_stopped(program))
+            assert not any(processes.is_stopped(one) for one in above)
+        finally:
+            os.killpg(root.pid, signal.SIGKILL)
+    os.close(slave)
+    os.close(master)
+
+
+def test_a_session_without_a_gpu_needs_nothing(sleeper):
+    accelerator = make(gpu.AbsentDriver())
+    assert accelerator.describe(Survey()) is None
+    assert accelerator.compare(None, os.getpid()) == []
+    accelerator.fill(None, NO_LIMIT, sleeper)
+    accelerator.await_room(None)
+
+
+class FourCards(gpu.WellDriver):
+    """A node of which a pod has a part."""
+
+    def cards(self) -> list[Card]:
+        return [Card(f"{number:032x}", "NVIDIA Test", 1 << 30) for number in range(4)]
+
+
+def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
+    (process,) = sleeper.processes
+    driver, init = FourCards(process.pid), sleeper.init.pid
+    first, second = (card.uuid for card in driver.cards()[1:3])
+    survey = Survey(users=(User(process, State.RUNNING),))
+    before = make(driver, visible={process.pid: {first}}.get)
+    described = before.describe(survey)
+    assert [card.uuid for card in described.cards] == [first]
+    before.empty(lambda: sleeper, survey, NO_LIMIT)
+
+    (found,) = make(driver, visible={init: set()}.get).compare(described, init)
+    assert found.code == "gpu_mismatch"
+    after = make(driver, visible={init: {second}}.get)
+    assert after.compare(described, init) == []
+    after.fill(described, NO_LIMIT, sleeper)
+    assert driver.moves == [(first, second)]
+
+
+def test_a_machine_without_a_driver_takes_no_gpu_session():
+    (found,) = make(gpu.AbsentDriver()).compare(gpus(A), os.getpid())
+    assert found.code == "gpu_mismatch"
+
+
+def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
+    setting = cuda.huge_pages()
+    found = list(make(gpu.WellDriver()).node_findings())
+    expected = [] if setting in ("", "always") else ["gpu_small_pages"]
+    assert [one.code for one in found] == expected
+    assert not any(one.fatal for one in found)
+    assert list(make(gpu.AbsentDriver()).node_findings()) == []
+
+
+def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
+    (process,) = sleeper.processes
+    accelerator = make(gpu.WellDriver(process.pid), divided=True)
+    survey = Survey(users=(User(process, State.RUNNING),), stopped=(process,))
+    assert [one.code for one in accelerator.findings(survey, sleeper)] == [
+        "gpu_stopped",
+        "gpu_mig",
+    ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_findings_name_a_client_of_mps_also_one_that_the_driver_does_not_know(
+    sleeper, known
+):
+    (process,) = sleeper.processes
+    user = (User(process, State.RUNNING),)
+    survey = Survey(users=user) if known else Survey(others=(process,))
+    accelerator = make(gpu.WellDriver(process.pid), pid=process.pid, mps=True)
+    assert [one.code for one in accelerator.findings(survey, sleeper)] == ["gpu_mps"]
+
+
+def test_a_silent_driver_refuses_before_anything_is_touched(tmp_path):
+    holder = gpu.Holder()
+    try:
+        with pytest.raises(Refused) as caught:
+            make(gpu.SilentDriver()).survey(holder.snapshot())
+        assert caught.value.reason.value == "gpu_driver_silent"
+    finally:
+        holder.close()

@@ -1,0 +1,233 @@
+"""A session with a card, through the real agent and CRIU; card and driver are false.
+
+The program ends when it runs while its card is away, so each of these tests also shows
+that it does not.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import held_by
+from tests.support.agent import wait_for
+
+FAKE = Path(__file__).parents[1] / "support" / "fake_cuda"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler for the false driver")
+    folder = tmp_path_factory.mktemp("cuda")
+    source, target = FAKE / "cuda.c", folder / "libcuda.so.1"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", target, source],
+        check=True,
+    )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def driver(library, folder, monkeypatch):
+    """The false driver, for the agent that is started next."""
+    state = folder / "cuda"
+    state.mkdir()
+    monkeypatch.setenv("FAKE_CUDA_DIR", str(state))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    return state
+
+
+@pytest.fixture
+def device():
+    path = Path(f"/dev/nvidia-test-{os.getpid()}")
+    path.write_bytes(b"")
+    yield path
+    path.unlink()
+
+
+@pytest.fixture
+def start(driver, device, agent, places):
+    """A program with a false card; what else it does is told by words."""
+
+    def begin(*words: str):
+        command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
+        return places("start", *command, str(driver), str(device), *words, env={})
+
+    return begin
+
+
+@pytest.fixture
+def session(start):
+    place = start()
+    computes(place)
+    return place
+
+
+def computes(place, who: str = "pc") -> None:
+    """The program and its child go on from here, or whoever writes those letters."""
+    seen = len(place.output.read_text())
+
+    def all_of_them() -> bool:
+        new = place.output.read_text()[seen:]
+        assert "CRASHED" not in new
+        return set(who) <= set(new)
+
+    wait_for(all_of_them)
+
+
+def holders(place) -> int:
+    return sum(bool(held_by(process.pid)) for process in place.tree.processes)
+
+
+def test_a_session_is_emptied_saved_and_filled_in_another_place(agent, session, places):
+    assert holders(session) == 2
+    assert agent.capture(session, "cp")[-1]["checkpoint"]
+    assert holders(session) == 0
+    path = f"/v1/sessions/{session.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
+
+    place = places("hold")
+    assert agent.restore(place, "cp")[-1]["tree"]
+
+    computes(place)
+    assert holders(place) == 1  # the child has no use for it
+    assert agent.capture(place, "cp-2", 2)[-1]["checkpoint"]
+
+
+def test_a_saved_session_is_taken_back(agent, session):
+    assert agent.capture(session, "cp")[-1]["checkpoint"]
+    assert agent.post(f"/v1/sessions/{session.incarnation}/thaw").status_code == 200
+    computes(session)
+    assert holders(session) == 1
+    assert agent.get("/v1/checkpoints").json() == []
+
+
+EXTRA = pytest.mark.extra
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["gpu", pytest.param("dump", marks=EXTRA), pytest.param("commit", marks=EXTRA)],
+)
+def test_agent_killed_in_a_capture_the_next_one_fills_the_card(agent, session, step):
+    def kill(event) -> bool:
+        if (event.get("step") or {}).get("step") == step:
+            agent.kill()
+            return True
+        return False
+
+    agent.capture(session, "cp", until=kill)
+    agent.start()
+    if agent.get("/v1/checkpoints").json():
+        agent.post(f"/v1/sessions/{session.incarnation}/thaw")
+    computes(session)
+    assert agent.tree(session)["state"] == "running"
+
+
+def test_agent_killed_in_a_restore_leaves_the_saved_session_whole(
+    agent, session, places
+):
+    agent.capture(session, "cp")
+    agent.post(f"/v1/sessions/{session.incarnation}/release", {"checkpoint": "cp"})
+    place = places("hold")
+
+    def kill(event) -> bool:
+        if (event.get("step") or {}).get("step") == "gpu":
+            agent.kill()
+            return True
+        return False
+
+    agent.restore(place, "cp", until=kill)
+    agent.start()
+
+    if agent.tree(place)["state"] != "running":
+        assert agent.restore(place, "cp")[-1]["tree"]
+    computes(place)
+    assert holders(place) == 1
+
+
+def test_what_the_driver_cannot_save_is_refused_and_goes_on(
+    driver, device, folder, agent, places, monkeypatch, session
+):
+    agent.kill()
+    monkeypatch.setenv("FAKE_CUDA_REFUSAL", "801")
+    agent.start()
+    failure = agent.capture(session, "cp")[-1]["failure"]
+    assert failure["code"] == "gpu_unsupported"
+    computes(session)
+    assert holders(session) == 1  # the child has no use for it
+    assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
+    agent, start, places
+):
+    """CRIU could not save them; as little could the next capture, after a roll-back."""
+    session = start("forks")
+    computes(session)
+
+    def call_off(event) -> bool:
+        if (event.get("step") or {}).get("step") == "connections":
+            path = f"/v1/sessions/{session.incarnation}/cancel"
+            assert agent.post(path).status_code < 300
+            return True
+        return False
+
+    agent.capture(session, "cp", until=call_off)
+    wait_for(lambda: agent.tree(session)["state"] == "running")
+    computes(session, "pcl")
+    assert holders(session) == 1
+
+    assert agent.capture(session, "cp-2")[-1].get("checkpoint")
+    assert holders(session) == 0
+    path = f"/v1/sessions/{session.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp-2"}).status_code == 200
+    place = places("hold")
+    assert agent.restore(place, "cp-2")[-1]["tree"]
+    computes(place, "pcl")
+
+
+def test_memory_that_may_be_shared_is_refused_before_anything_is_touched(agent, start):
+    """This driver does not tell who shares it; one of the two would never come back."""
+    session = start("imports")
+    computes(session, "pci")
+
+    failure = agent.capture(session, "cp")[-1]["failure"]
+
+    assert failure["code"] == "gpu_ipc_unknown"
+    computes(session, "pci")
+    assert holders(session) == 3
+    assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_a_program_that_was_profiled_is_refused_by_name_and_goes_on(
+    agent, session, monkeypatch
+):
+    agent.kill()
+    monkeypatch.setenv("FAKE_CUDA_PROFILED", "1")
+    agent.start()
+    failure = agent.capture(session, "cp")[-1]["failure"]
+    assert failure["code"] == "gpu_profiled"
+    assert "torch.profiler" in failure["message"]
+    assert not failure["retryable"]
+    computes(session)
+
+
+def test_a_session_does_not_come_back_where_its_card_is_not(
+    agent, session, places, monkeypatch
+):
+    agent.capture(session, "cp")
+    agent.post(f"/v1/sessions/{session.incarnation}/release", {"checkpoint": "cp"})
+    agent.kill()
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    agent.start()
+    place = places("hold")
+    failure = agent.restore(place, "cp")[-1]["failure"]
+    assert failure["code"] == "gpu_mismatch"
+    assert "Fake GPU" in failure["message"]
+    assert len(agent.get("/v1/checkpoints").json()) == 1

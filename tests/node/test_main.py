@@ -1,0 +1,41 @@
+"""The agent's program where only the Hub's side is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+WITHOUT = """
+import sys
+sys.modules["lz4"] = None  # what an installation without the agent's extra lacks
+from jupyterhub_gpu_reclaim.node.__main__ import main
+main()
+"""
+
+
+def run(*arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_program_without_the_agents_packages_says_what_to_install():
+    ran = run("-c", WITHOUT)
+    assert ran.returncode == 1
+    assert 'pip install "jupyterhub-gpu-reclaim[agent]"' in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_program_says_its_version():
+    ran = run("-m", "jupyterhub_gpu_reclaim.node", "--version")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+
+
+def test_a_commit_on_this_node_only_is_refused_where_sessions_move():
+    where = ("--AgentApp.placement=kubernetes", "--AgentApp.commit_means=local")
+    ran = run("-m", "jupyterhub_gpu_reclaim.node", *where)
+    assert ran.returncode == 1
+    assert "may come back on another node" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,195 @@
+"""What the agent leaves behind on the machine: ports, samples, TLS, ended restores."""
+
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import SYSCTL, parse_ranges
+from jupyterhub_gpu_reclaim.linux.sock_diag import State
+from tests.support.agent import Agent, criu_folder, wait_for
+
+#: A state of /proc/net/tcp: closed by this side, and not to be used for a minute.
+TIME_WAIT = "06"
+IP_LOCAL_PORT_RANGE = 51  # <linux/in.h>, Linux 6.3
+
+
+def reserved() -> set[int]:
+    return parse_ranges(SYSCTL.read_text())
+
+
+def connections_of(port: int) -> list[str]:
+    """States of the machine's TCP sockets that have that local port."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[3] for row in rows if int(row[1].split(":")[1], 16) == port]
+
+
+def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places):
+    server = jupyter()
+    server.start_kernel()
+    release = f"/v1/sessions/{server.place.incarnation}/release"
+    with socket.create_connection(("127.0.0.1", server.port)):
+        agent.capture(server.place, "cp")
+        agent.post(release, {"checkpoint": "cp"})
+
+        assert server.port in reserved()
+        left = connections_of(server.port)
+    assert set(left) <= {TIME_WAIT}
+    holding = places("hold")
+    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
+    assert server.port not in reserved()
+
+
+def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, places):
+    server = jupyter()
+    agent.capture(server.place, "cp")
+    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
+    holding = places("hold")
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", server.port))
+        thief.listen()
+        failed = agent.restore(holding, "cp")[-1]["failure"]
+    assert failed["code"] == "port_in_use"
+    assert str(server.port) in failed["message"]
+    assert failed["retryable"]
+    again = places("hold")
+    assert agent.restore(again, "cp")[-1]["tree"]["state"] == "running"
+
+
+def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
+    agent, jupyter, places
+):
+    """Kernel and server are connected by loopback; the kernel gives their ports away
+    to others for connections that lead elsewhere."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    captured = agent.capture(server.place, "cp")[-1]
+    assert captured.get("checkpoint"), captured
+    # Now that the tree stands, they stay what they are.
+    tree = server.place.tree
+    held = inet.tree_inodes(process.pid for process in tree.processes)
+    found = inet.sockets_of(server.place.init_pid, held.keys())
+    links = inet.links_of(found, held.keys())
+    listening = {one.local.port for one in found if one.state is State.LISTEN}
+    ephemeral = {one.local.port for one in found if one.inode in links} - listening
+    assert ephemeral
+    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
+    assert not ephemeral & reserved()
+
+    # Of an address of its own, so that it is not given one of those ports itself.
+    with socket.create_server(("127.0.0.2", 0)) as elsewhere, ExitStack() as stack:
+        for port in sorted(ephemeral):
+            mine = stack.enter_context(socket.socket())
+            # As the kernel gives it to whoever connects: a connection of an earlier
+            # test may be in TIME_WAIT on the same port, beside which bind() fails.
+            one_port = struct.pack("=HH", port, port)  # from it, to it
+            mine.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, one_port)
+            mine.connect(elsewhere.getsockname())
+            assert mine.getsockname()[1] == port
+            theirs = stack.enter_context(elsewhere.accept()[0])
+            if port == min(ephemeral):
+                mine.close()  # first, so that this end stays in TIME_WAIT
+                theirs.close()
+        holding = places("hold")
+        restored = agent.restore(holding, "cp")[-1]
+    assert restored.get("tree"), restored
+    assert server.run(kernel, "x") == "5"
+
+
+def test_samples_know_running_and_captured_sessions(agent, jupyter):
+    server = jupyter()
+    kernel = server.start_kernel()
+    (running,) = agent.get("/v1/samples").json()
+    agent.capture(server.place, "cp")
+    (captured,) = agent.get("/v1/samples").json()
+
+    assert [one["id"] for one in running["kernels"]] == [kernel]
+    assert running["problem"] == ""
+    assert captured["incarnation"] == running["incarnation"]
+    assert captured["kernels"] is None
+    assert captured["problem"]
+    identity = agent.get("/v1/checkpoints/cp/identity").json()
+    assert identity["api_token"] == server.TOKEN
+    assert identity["port"] == server.port
+    assert server.TOKEN not in agent.log.read_text()
+
+
+def test_kill_during_a_restore_ends_it_and_keeps_the_checkpoint(agent, counter, places):
+    agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    holding = places("hold")
+
+    agent.restore(holding, "cp", until=lambda event: True)
+    ended = agent.post(f"/v1/sessions/{holding.incarnation}/kill").json()
+
+    assert ended["state"] == "gone"
+    assert not holding.alive
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+    again = places("hold")
+    assert agent.restore(again, "cp")[-1]["tree"]["state"] == "running"
+
+
+def test_restore_of_a_damaged_checkpoint_says_so_and_keeps_it(agent, counter, places):
+    agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
+    packs = [p for p in (agent.folder / "store").rglob("*") if p.is_file()]
+    largest = max(packs, key=lambda path: path.stat().st_size)
+    right = largest.read_bytes()
+    # All of it: a restore need not read every file that a dump has written.
+    largest.write_bytes(bytes(byte ^ 1 for byte in right))
+    holding = places("hold")
+
+    failed = agent.restore(holding, "cp")[-1]["failure"]
+
+    assert failed["code"] == "checkpoint_damaged"
+    tree = agent.tree(holding)
+    assert tree["state"] == "holding"
+    assert not holding.tree.processes
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+    # The same place takes it up once the store has it right again.
+    largest.write_bytes(right)
+    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
+
+
+def test_agent_on_tcp_with_tls_answers_who_trusts_it(folder):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    pem, key = folder / "agent.pem", folder / "agent.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"),
+            *("ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=agent"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(pem)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    agent = Agent(folder, criu_folder())
+    agent.listen = f"127.0.0.1:{port}"
+    agent.start(
+        f"--AgentApp.certificate={pem}", f"--AgentApp.private_key={key}", wait=False
+    )
+    try:
+        wait_for(lambda: connections_of(port))
+        trusting = ssl.create_default_context(cafile=str(pem))
+        with httpx.Client(verify=trusting, timeout=30) as client:
+            answer = client.get(f"https://127.0.0.1:{port}/healthz")
+            refused = client.get(f"https://127.0.0.1:{port}/v1/sessions")
+        assert answer.json()["version"]
+        assert refused.status_code == 401
+    finally:
+        agent.kill()

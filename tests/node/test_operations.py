@@ -1,0 +1,186 @@
+"""One operation per session; followers see all of it, whenever they come."""
+
+import asyncio
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import (
+    ReclaimError,
+    Refused,
+    RolledBack,
+    StoreError,
+)
+from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation, Operations
+from jupyterhub_gpu_reclaim.node.operations.progress import Progress, durably, in_thread
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+
+KEY = SessionKey("ann")
+
+
+def step(name: str, state: str = "begun", size: int = 0) -> Event:
+    return Event(step=Step(step=name, title=name, state=state, bytes=size))
+
+
+async def follow(operation: Operation) -> list[Event]:
+    return [event async for event in operation.follow()]
+
+
+async def test_follow_late_and_early_see_the_same():
+    operation = Operation("capture", KEY, "cp")
+    early = asyncio.create_task(follow(operation))
+    await asyncio.sleep(0)
+    operation.add(step("dump"))
+    await asyncio.sleep(0)
+    operation.add(step("dump", "done"))
+    operation.end()
+    assert await early == await follow(operation) == operation.events
+
+
+async def test_follow_late_sees_only_the_newest_figure_of_a_step():
+    operation = Operation("capture", KEY, "cp")
+    for size in range(100):
+        operation.add(step("dump", "going", size))
+    operation.end()
+    assert [event.step.bytes for event in await follow(operation)] == [99]
+
+
+async def test_follow_slow_reader_gets_the_newest_figure():
+    operation = Operation("capture", KEY, "cp")
+    reader = operation.follow()
+    operation.add(step("dump", "going", 1))
+    assert (await anext(reader)).step.bytes == 1
+    operation.add(step("dump", "going", 2))
+    operation.add(step("dump", "going", 3))
+    operation.end()
+    assert [event.step.bytes async for event in reader] == [3]
+
+
+async def test_begin_error_is_the_last_event():
+    async def work(operation):
+        yield step("dump")
+        raise RolledBack(Reason.CANCELLED)
+
+    operations = Operations()
+    operation = operations.begin("i", Operation("capture", KEY, "cp"), work)
+    await operation.wait(10)
+    assert operation.events[-1].failure.code == "cancelled"
+    assert operations.running("i") is None
+
+
+async def test_begin_unexpected_error_tells_no_secret(caplog):
+    async def work(operation):
+        yield step("dump")
+        raise ValueError("token=s3cret")
+
+    operation = Operations().begin("i", Operation("capture", KEY, "cp"), work)
+    await operation.wait(10)
+    assert operation.events[-1].failure.code == "internal"
+    assert "s3cret" not in operation.events[-1].failure.message
+
+
+async def test_attach_while_another_runs_is_refused():
+    release = asyncio.Event()
+
+    async def work(operation):
+        await release.wait()
+        yield step("dump")
+
+    operations = Operations()
+    operation = operations.begin("i", Operation("capture", KEY, "cp"), work)
+    assert operations.attach("i", "capture", "cp") is operation
+    assert operations.attach("j", "capture", "cp") is None
+    with pytest.raises(Refused):
+        operations.attach("i", "capture", "cp-2")
+    release.set()
+    await operation.wait(10)
+    assert operations.attach("i", "capture", "cp-2") is None
+
+
+@pytest.mark.parametrize(("kind", "anew"), [("restore", True), ("capture", False)])
+async def test_attach_to_a_restore_that_failed_begins_anew(kind, anew):
+    async def work(operation):
+        yield step("check")
+        raise ReclaimError(Reason.CHECKPOINT_DAMAGED)
+
+    operations = Operations()
+    operation = operations.begin("i", Operation(kind, KEY, "cp"), work)
+    assert operations.attach("i", kind, "cp") is operation
+    await operation.wait(10)
+    found = operations.attach("i", kind, "cp")
+    assert found is (None if anew else operation)
+
+
+async def test_finish_calls_captures_off():
+    async def work(operation):
+        while not operation.cancel.is_set:
+            await asyncio.sleep(0.01)
+        yield step("dump", "failed")
+
+    operations = Operations()
+    operation = operations.begin("i", Operation("capture", KEY, "cp"), work)
+    await asyncio.sleep(0)
+    assert await operations.finish(10) == []
+    assert operation.done
+
+
+async def test_in_thread_that_takes_too_long_is_timed_out():
+    import threading
+
+    ended = threading.Event()
+    with pytest.raises(RolledBack) as caught:
+        await in_thread(lambda: ended.wait(20), step="dump", limit=0.05)
+    ended.set()
+    assert caught.value.reason is Reason.TIMED_OUT
+
+
+async def test_step_that_fails_says_so():
+    operation = Operation("capture", KEY, "cp")
+    with pytest.raises(RolledBack):
+        async with Progress(operation, SystemClock()).step("dump", "Saving"):
+            raise RolledBack(Reason.CANCELLED)
+    assert [event.step.state for event in operation.events] == ["begun", "failed"]
+
+
+class FullDisk:
+    """A state folder on a disk that is full, from the second record on."""
+
+    def __init__(self) -> None:
+        self.saved = []
+
+    def save(self, record: Record) -> None:
+        if self.saved:
+            raise OSError(28, "No space left on device")
+        self.saved.append(record.stage)
+
+
+async def test_durably_record_that_cannot_be_written_rolls_back():
+    undone = []
+
+    def record(stage):
+        return Record(
+            operation="capture",
+            incarnation="i",
+            key=KEY,
+            stage=stage,
+            checkpoint="cp",
+            init_pid=1,
+            init_start=1,
+            begun=0.0,
+        )
+
+    async def steps():
+        yield record(Stage.CAPTURING)
+        try:
+            yield record(Stage.CAPTURED)
+        except StoreError:
+            yield record(Stage.ROLLING_BACK)
+            undone.append(True)
+            raise
+
+    with pytest.raises(StoreError):
+        async for _ in durably(steps(), FullDisk()):
+            pass
+    assert undone == [True]

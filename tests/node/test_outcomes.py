@@ -1,0 +1,69 @@
+"""How a restore ended is told once; the same call tries anew after it."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+from jupyterhub_gpu_reclaim.node.workflows import outcomes
+
+KEY = SessionKey("ada")
+
+
+@pytest.fixture
+def holding():
+    """An init that holds a place, with nothing under it."""
+    init = subprocess.Popen(["sleep", "600"])
+    start = processes.start_time(init.pid)
+    yield Session("inc-1", KEY, init.pid, start, holding=True)
+    init.kill()
+    init.wait()
+
+
+@pytest.fixture
+def parts(tmp_path):
+    info = CheckpointInfo(
+        id="cp",
+        key=KEY,
+        incarnation="inc-0",
+        generation=1,
+        created=1.0,
+        logical_bytes=1,
+        stored_bytes=1,
+    )
+    store = SimpleNamespace(info=lambda checkpoint: info)
+    return SimpleNamespace(records=Records(tmp_path / "records"), store=store)
+
+
+def _ended(parts, session, code) -> None:
+    parts.records.save(
+        Record(
+            operation="restore",
+            incarnation=session.incarnation,
+            key=KEY,
+            stage=Stage.FAILED,
+            checkpoint="cp",
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=1.0,
+            failure=Failure(code=code, message="No."),
+        )
+    )
+
+
+def test_restored_failure_by_the_agents_end_is_told_to_who_comes_back(parts, holding):
+    _ended(parts, holding, "agent_restarted")
+    event = outcomes.restored(parts, holding, "cp")
+    assert event.failure.code == "agent_restarted"
+
+
+@pytest.mark.parametrize("code", ["gpu_memory", "file_missing", "checkpoint_damaged"])
+def test_restored_failure_that_was_told_may_be_tried_anew(parts, holding, code):
+    _ended(parts, holding, code)
+    assert outcomes.restored(parts, holding, "cp") is None

@@ -1,0 +1,106 @@
+"""Records survive what a folder may go through."""
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+
+FROZEN = (
+    b'{"format":1,"operation":"capture","incarnation":"inc-1",'
+    b'"key":{"user":"ann","server":"gpu"},"stage":"captured","checkpoint":"cp",'
+    b'"generation":3,"init_pid":7,"init_start":4242,"begun":1700000000.0,'
+    b'"stopped_before":[305],"steps":[{"step":"dump","title":"Saving the memory",'
+    b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
+)
+#: What has been added since: a session without a GPU or a pod has none of it.
+PARENT = b',"parent":""}'
+ADDED = (
+    b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""' + PARENT
+)
+WITH_GPU = (
+    b',"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
+    b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
+    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
+    b'"pod":"0a1b"}'
+)
+
+
+@pytest.fixture
+def records(tmp_path):
+    return Records(tmp_path / "records")
+
+
+def record(stage=Stage.CAPTURED, **changes) -> Record:
+    values = {
+        "operation": "capture",
+        "incarnation": "inc-1",
+        "key": SessionKey("ann", "gpu"),
+        "stage": stage,
+        "checkpoint": "cp",
+        "generation": 3,
+        "init_pid": 7,
+        "init_start": 4242,
+        "begun": 1_700_000_000.0,
+        "stopped_before": [305],
+        "steps": [
+            Step(
+                step="dump",
+                title="Saving the memory",
+                state="done",
+                seconds=1.5,
+                bytes=10,
+                total_bytes=10,
+            )
+        ],
+    }
+    return Record(**values | changes)
+
+
+def test_record_of_format_1_is_understood(records, tmp_path):
+    (tmp_path / "records" / "inc-1.json").write_bytes(FROZEN)
+    assert records.find("inc-1") == record()
+
+
+def test_record_of_format_1_is_written_with_what_was_added():
+    assert msgspec.json.encode(record()) == FROZEN[:-1] + ADDED
+
+
+def test_record_with_a_gpu_is_understood_and_written_unchanged(records, tmp_path):
+    (tmp_path / "records" / "inc-1.json").write_bytes(FROZEN[:-1] + WITH_GPU)
+    found = records.find("inc-1")
+    assert found.gpus.needed([302]) == {"ab": 5}
+    assert found.memory_limit.bytes == 9
+    assert msgspec.json.encode(found) == FROZEN[:-1] + WITH_GPU[:-1] + PARENT
+
+
+def test_save_replaces_and_closes_to_others(records, tmp_path):
+    records.save(record())
+    failure = Failure(code="agent_restarted", message="…")
+    records.save(record(Stage.FAILED, failure=failure))
+    assert records.find("inc-1").failure == failure
+    path = tmp_path / "records" / "inc-1.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [one.name for one in path.parent.iterdir()] == ["inc-1.json"]
+
+
+def test_list_leaves_out_what_cannot_be_read(records, tmp_path):
+    records.save(record())
+    (tmp_path / "records" / "torn.json").write_bytes(FROZEN[:50])
+    (tmp_path / "records" / "half.json.new").write_bytes(b"")
+    assert [one.incarnation for one in records.list()] == ["inc-1"]
+    assert records.find("torn") is None
+
+
+def test_delete_is_idempotent(records):
+    records.save(record())
+    records.delete("inc-1")
+    records.delete("inc-1")
+    assert records.list() == []
+
+
+def test_at_changes_the_stage_alone(records):
+    changed = record().at(Stage.FAILED, [], generation=4)
+    assert (changed.stage, changed.steps, changed.generation) == (Stage.FAILED, [], 4)
+    assert changed.checkpoint == "cp"

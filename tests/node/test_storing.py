@@ -1,0 +1,170 @@
+"""What the store's settings open, and what they refuse at the start."""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+
+import pytest
+from traitlets import TraitError
+
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
+from jupyterhub_gpu_reclaim.node.setup.store import open_store
+from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from tests.support.agent import wait_for
+
+KEY = SessionKey("ada")
+
+
+@pytest.fixture
+def opened(tmp_path):
+    stores = []
+
+    def open_it(**settings):
+        given = {"store_url": str(tmp_path / "store"), "store_workers": 0, **settings}
+        state = tmp_path / "agent"
+        state.mkdir(exist_ok=True)
+        stores.append(open_store(AgentSettings(**given), ManualClock(), state=state))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.close()
+
+
+def save(store, checkpoint="one"):
+    writer = store.repository.begin(
+        id=checkpoint, key=KEY, incarnation="i", generation=1
+    )
+    writer.add("pages", b"kernel " * 10_000)
+    return writer.commit()
+
+
+def a_key(name="k1"):
+    return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
+
+
+def test_first_start_makes_a_key_beside_the_state_folder(opened, tmp_path, caplog):
+    save(opened())
+    file = tmp_path / "master.key"
+    assert "keep a copy" in caplog.text
+    assert file.read_text().split()[1] not in caplog.text
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().startswith("2023-11-14-")
+    assert opened().repository.verify("one") == []
+
+
+def test_key_that_is_gone_is_not_made_anew_beside_what_needs_it(opened, tmp_path):
+    save(opened())
+    (tmp_path / "master.key").unlink()
+    with pytest.raises(StoreError, match=r"master key .* is not there"):
+        opened()
+    assert not (tmp_path / "master.key").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "variable", "dir", "service"])
+def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, monkeypatch, place):
+    value = {
+        "file": str(tmp_path / "keys"),
+        "variable": "STORE_KEYS",
+        "dir": str(tmp_path / "secret"),
+        "service": "tests.node.test_storing:KeyService",
+    }[place]
+    (tmp_path / "keys").write_text(a_key())
+    (tmp_path / "keys").chmod(0o600)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "k1").write_bytes(os.urandom(32))
+    monkeypatch.setenv("STORE_KEYS", a_key())
+    settings = {f"master_key_{place}": value}
+    save(opened(**settings))
+    assert not (tmp_path / "master.key").exists()
+    assert opened(**settings).repository.open("one").size("pages") == 70_000
+
+
+class KeyService:
+    """A key service that hides nothing: only the way to it is tried."""
+
+    def wrap(self, data_key, checkpoint):
+        return "service", data_key[::-1]
+
+    def unwrap(self, name, wrapped, checkpoint):
+        assert name == "service"
+        return wrapped[::-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"master_key_file": "{tmp}/k", "master_key_dir": "{tmp}"}, "one place only"),
+        ({"master_key_variable": "NO_SUCH_VARIABLE"}, "no master key"),
+        ({"master_key_dir": "{tmp}/nowhere"}, "cannot be read"),
+        ({"master_key_service": "no.such:Class"}, "cannot be made"),
+        ({"store_local_dir": "{tmp}/store"}, "are the same folder"),
+        ({"store_options": {"region": "x"}}, "no store options"),
+        ({"store_url": "ftp://x"}, "begins with one of"),
+        ({"store_url": "s3://b", "store_options": {"token": "x"}}, "is a secret"),
+        ({"store_url": "s3://b", "store_options_file": "{tmp}/no"}, "cannot be read"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_words(
+    opened, tmp_path, settings, says
+):
+    settings = {
+        name: value.format(tmp=tmp_path) if isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+    (tmp_path / "master.key").write_text(a_key())
+    (tmp_path / "master.key").chmod(0o600)
+    with pytest.raises(ReclaimError, match=says) as caught:
+        opened(**settings)
+    assert isinstance(caught.value, BadRequest | StoreError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("store_url", "relative/path"),
+        ("store_local_dir", "s3://bucket"),
+        ("commit_means", "maybe"),
+        ("compression", "rar"),
+        ("store_workers", -1),
+        ("store_workers", 1000),
+        ("store_local_gb", -1.0),
+        ("store_patience_seconds", 0.0),
+    ],
+)
+def test_value_that_makes_no_sense_is_refused_when_it_is_set(name, value):
+    with pytest.raises(TraitError):
+        AgentSettings(**{name: value})
+
+
+def test_two_tiers_upload_in_the_background_and_keep_to_the_quota(opened, tmp_path):
+    store = opened(
+        store_local_dir=str(tmp_path / "node"),
+        store_local_gb=1e-7,  # 100 bytes
+        commit_means="local",
+    )
+    assert isinstance(store.backend, Tiers)
+    assert store.backend.means is Means.LOCAL
+    save(store)
+    wait_for((tmp_path / "store" / "manifests" / "one").exists)
+    wait_for(lambda: not (tmp_path / "node" / "manifests" / "one").exists())
+    assert store.repository.verify("one") == []
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd", "none"])
+def test_compression_is_what_is_said(opened, compression):
+    info = save(opened(compression=compression, store_read_back=False))
+    assert (info.stored_bytes > 70_000) == (compression == "none")
+
+
+def test_workers_are_processes_of_their_own_and_end_with_the_store(opened):
+    store = opened(store_workers=1)
+    assert store.pool.size == 1
+    save(store)
+    store.close()
+    assert opened(store_workers=0).pool is None

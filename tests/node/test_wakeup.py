@@ -1,0 +1,74 @@
+"""What comes back is not culled by the wall clock that went on without it (T11)."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.node.jupyter.wake_server import WakeUp
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+from tests.support.agent import wait_for
+
+#: Longer than what a busy machine takes for a capture and a restore, in which it stands
+#: for longer than from one look of the culler to the next: one is due at the return.
+CULL_AFTER = 8
+CULL_EVERY = 1
+
+
+def suspend_and_resume(agent, server, places, seconds: float):
+    agent.capture(server.place, "cp")
+    agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
+    time.sleep(seconds)
+    holding = places("hold")
+    ended = agent.restore(holding, "cp")[-1]
+    assert ended["tree"], ended
+    return holding
+
+
+@pytest.mark.slow
+def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
+    agent, jupyter, places
+):
+    server = jupyter(
+        "--debug",
+        f"--MappingKernelManager.cull_idle_timeout={CULL_AFTER}",
+        f"--MappingKernelManager.cull_interval={CULL_EVERY}",
+    )
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 42")
+
+    log = suspend_and_resume(agent, server, places, CULL_AFTER).output
+
+    wait_for(lambda: "for kernels idle >" in log.read_text(errors="replace"))
+    wait_for(lambda: "last_activity" in log.read_text(errors="replace"))
+    assert [one["id"] for one in server.kernels()] == [kernel]
+    assert server.run(kernel, "x") == "42"
+
+
+def test_restore_idle_kernel_counts_as_used_at_its_return(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    before = server.kernels()[0]["last_activity"]
+
+    suspend_and_resume(agent, server, places, 0)
+
+    after = server.kernels()[0]
+    assert after["last_activity"] > before
+    assert after["execution_state"] == "idle"
+    assert server.run(kernel, "1") == "1"
+
+
+def test_queue_of_a_server_that_names_thousands_of_terminals_stays_small():
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as stopped:
+        address = Address(stopped.getsockname()[1], "/", "token")
+        with WakeUp(address) as wake:
+            wake.queue([], (str(number) for number in range(3000)))
+            stopped.setblocking(False)
+            with contextlib.ExitStack() as taken:
+                count = 0
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        taken.enter_context(stopped.accept()[0])
+                        count += 1
+    assert 100 < count <= 512

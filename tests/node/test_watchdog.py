@@ -1,0 +1,99 @@
+"""An agent that is gone for good leaves nobody frozen."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.node import watchdog
+from tests.support.agent import Agent, criu_folder, goes_on, wait_for
+
+
+@pytest.fixture
+def agent(folder):
+    """One whose sessions wait a second for another agent, when it has ended."""
+    made = Agent(folder, criu_folder())
+    made.start("--AgentApp.thaw_after_seconds=1")
+    yield made
+    made.kill()
+    print(made.log.read_text())
+
+
+def stands(place) -> bool:
+    return all(process.stopped for process in place.tree.processes)
+
+
+def test_captured_tree_whose_agent_never_returns_goes_on(agent, counter):
+    agent.capture(counter, "cp")
+    assert stands(counter)
+
+    agent.kill()
+
+    assert goes_on(counter)
+
+
+def test_checkpoint_of_a_tree_that_went_on_is_dropped_by_the_next_agent(agent, counter):
+    """It is older than what runs: a release by it would lose what came since."""
+    agent.capture(counter, "cp")
+    agent.kill()
+    assert goes_on(counter)
+
+    agent.start()
+
+    assert agent.tree(counter)["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+    assert agent.capture(counter, "cp-2")[-1]["checkpoint"]["id"] == "cp-2"
+
+
+def test_captured_tree_stays_frozen_while_another_holds_the_lock(agent, counter):
+    agent.capture(counter, "cp")
+    with contextlib.ExitStack() as stack:
+        agent.kill()
+        state = agent.folder / "state"
+        wait_for(lambda: stack.enter_context(watchdog.lock(state)))
+
+        time.sleep(4)  # longer than the agent's absence would be tolerated
+
+        assert stands(counter)
+    assert goes_on(counter)
+
+
+def test_tree_of_a_capture_whose_agent_was_killed_goes_on(agent, counter):
+    agent.capture(counter, "cp", until=lambda event: "dump" in str(event))
+
+    agent.kill()
+
+    assert goes_on(counter)
+
+
+def test_lock_is_free_after_the_holder_only(tmp_path):
+    with watchdog.lock(tmp_path) as first, watchdog.lock(tmp_path) as second:
+        assert (first, second) == (True, False)
+    with watchdog.lock(tmp_path) as again:
+        assert again
+
+
+def test_watchdog_of_an_agent_with_nothing_frozen_ends_with_it(agent):
+    (pid,) = watchdogs(agent)
+
+    agent.terminate()
+
+    wait_for(lambda: not watchdogs(agent))
+    assert pid
+
+
+def watchdogs(agent) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if (
+                watchdog.__name__.encode() in words
+                and str(agent.folder / "state").encode() in words
+            ):
+                found.append(int(entry.name))
+    return found

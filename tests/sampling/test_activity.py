@@ -1,0 +1,299 @@
+"""Samples of a real Jupyter server in a session; of one that hangs; of none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+from websockets.sync.client import connect
+
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, Watched
+from tests.support.agent import Jupyter, Place, wait_for
+
+
+@pytest.fixture(scope="module", name="server")
+def server_fixture():
+    """One server with a kernel for all tests that only look."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sessions have namespaces of their own")
+    made: list[Place] = []
+
+    def places(*words, env=None):
+        made.append(Place(folder, *words, env=env))
+        return made[-1]
+
+    with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as name:
+        folder = Path(name)
+        server = Jupyter(folder, places)
+        server.start_kernel("train.ipynb")
+        yield server
+        server.client.close()
+        for place in made:
+            place.kill()
+
+
+def watched(server, port: int | None = None, **changes) -> Watched:
+    tree = server.place.tree
+    values = {
+        "incarnation": server.place.incarnation,
+        "key": SessionKey("ann"),
+        "init_pid": tree.init.pid,
+        "root_pid": tree.server.pid,
+        "pids": [process.pid for process in tree.processes],
+        "address": Address(port or server.port, server.PREFIX, server.TOKEN),
+    }
+    return Watched(**values | changes)
+
+
+def sample(*sessions: Watched, seconds: float = 5.0) -> list[Sample]:
+    async def take() -> list[Sample]:
+        sampler = Sampler(SystemClock(), answer_seconds=seconds)
+        try:
+            return await sampler.sample_all(list(sessions))
+        finally:
+            sampler.close()
+
+    return asyncio.run(take())
+
+
+class Heard(RequestHandler):
+    """A server that notes how it has answered."""
+
+    said: ClassVar[list[tuple[str, int]]] = []
+    kernels: ClassVar[list[dict]] = []
+
+    def get(self, path):
+        body = {
+            "kernels": self.kernels,
+            "status": {"connections": 0},
+            "terminals": [],
+            "sessions": [],
+        }
+        self.finish(json.dumps(body[path]))
+
+    def on_finish(self):
+        self.said.append((self.path_args[0], self.get_status()))
+
+
+async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
+    """JupyterHub notes all but a 304 in the log of the user's session."""
+    Heard.said.clear()
+    kernel = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
+    Heard.kernels[:] = [kernel | {"execution_state": "idle"}]
+    server = HTTPServer(Application([("/api/(.*)", Heard)]))
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    address = Address(sockets[0].getsockname()[1], "/", "secret")
+    me = os.getpid()
+    one = Watched("i", SessionKey("ann"), me, me, [me], address)
+    sampler = Sampler(SystemClock())
+    states = []
+    for state in ("idle", "idle", "busy"):
+        Heard.kernels[:] = [kernel | {"execution_state": state}]
+        Heard.said.clear()
+        (taken,) = await sampler.sample_all([one])
+        states.append((taken.kernels[0].execution_state, sorted(set(Heard.said))))
+    sampler.close()
+    server.stop()
+    await server.close_all_connections()
+
+    asked = ("kernels", "sessions", "status", "terminals")
+    assert states == [
+        ("idle", [(path, 200) for path in asked]),
+        ("idle", [(path, 304) for path in asked]),
+        ("busy", [("kernels", 200), *((path, 304) for path in asked[1:])]),
+    ]
+
+
+def test_sample_of_a_server_with_a_kernel_is_complete(server):
+    kernel = server.kernels()[0]["id"]
+    server.client.post("api/terminals")
+    wait_for(lambda: len(server.place.tree.processes) >= 4)
+
+    (taken,) = sample(watched(server))
+
+    assert taken.problem == ""
+    assert [one.id for one in taken.kernels] == [kernel]
+    assert taken.kernels[0].name == "train.ipynb"
+    assert taken.kernels[0].execution_state == "idle"
+    assert abs(taken.kernels[0].last_activity - time.time()) < 60
+    assert taken.connections == 0
+    assert taken.processes == len(server.place.tree.processes)
+    assert 50_000_000 < taken.memory < 2_000_000_000
+    assert taken.cpu_server > 0
+    assert taken.cpu_work > 0
+    assert abs(taken.started - time.time()) < 60
+    assert abs(taken.last_saved - time.time()) < 60
+    assert [one.name for one in taken.terminals] == ["1"]
+
+
+def test_sample_of_a_busy_kernel_shows_work(server):
+    kernel = server.kernels()[0]["id"]
+    (before,) = sample(watched(server))
+    server.run(kernel, "while True: pass", wait=False)
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+
+    def worked():
+        (after,) = sample(watched(server))
+        return after if after.cpu_work - before.cpu_work > 0.2 else None
+
+    assert wait_for(worked).kernels[0].execution_state == "busy"
+    server.client.post(f"api/kernels/{kernel}/interrupt")
+    # What it says of its end is use, and not to be seen by the next test.
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+
+
+def test_sampling_is_no_sign_of_use(server):
+    path = "api/status?no_track_activity=1"
+    before = server.client.get(path).json()["last_activity"]
+    sample(watched(server))
+    assert server.client.get(path).json()["last_activity"] == before
+
+
+@pytest.mark.slow
+def test_terminal_typed_into_is_seen_and_output_is_not(server):
+    name = server.client.post("api/terminals").json()["name"]
+    url = server.url.replace("http", "ws") + f"terminals/websocket/{name}"
+    with connect(
+        url, additional_headers={"Authorization": f"token {server.TOKEN}"}
+    ) as terminal:
+        terminal.send('["stdin", "echo ready-$((40+2))\\r"]')
+        wait_for(lambda: "ready-42" in terminal.recv(30))
+        (typed,) = sample(watched(server))
+        terminal.send('["stdin", "while :; do echo x; sleep 0.1; done\\r"]')
+        last_typed = time.time()
+        time.sleep(9)  # the kernel keeps these times in steps of eight seconds
+        (printed,) = sample(watched(server))
+    assert abs(typed.terminals[0].last_input - last_typed) < 20
+    assert printed.terminals[0].last_input <= last_typed
+
+
+def test_sample_of_a_server_that_hangs_is_unknown_and_delays_nobody(server, caplog):
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(16)
+        begun = time.monotonic()
+        other = watched(server, deaf.getsockname()[1], incarnation="other")
+        hung, fine = sample(other, watched(server), seconds=1.0)
+    assert time.monotonic() - begun < 5
+    assert (hung.kernels, hung.terminals, hung.connections) == (None, None, None)
+    assert "api/kernels" in hung.problem
+    assert hung.processes
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
+    assert fine.problem == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n[{"id": [1, 2]}]',
+        b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Go\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"",
+    ],
+)
+def test_sample_of_a_server_that_talks_nonsense_is_unknown(server, answer):
+    async def take() -> Sample:
+        async def nonsense(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(nonsense, "127.0.0.1", 0) as liar:
+            port = liar.sockets[0].getsockname()[1]
+            sampler = Sampler(SystemClock(), answer_seconds=2.0)
+            try:
+                return await sampler.sample(watched(server, port))
+            finally:
+                sampler.close()
+
+    taken = asyncio.run(take())
+    assert taken.kernels is None
+    assert taken.connections is None
+    assert taken.problem
+
+
+def test_sample_of_a_stopped_session_asks_nobody(server):
+    (taken,) = sample(watched(server, stopped=True))
+    assert taken.kernels is None
+    assert taken.processes is None
+    assert taken.problem == "it is stopped"
+
+
+def test_sample_of_a_session_without_an_address_says_so(server):
+    (taken,) = sample(watched(server, address=None))
+    assert taken.kernels is None
+    assert taken.processes
+    assert "not known" in taken.problem
+
+
+def test_sample_of_a_session_that_has_ended_is_unknown(jupyter):
+    server = jupyter()
+    gone = watched(server)
+    server.place.kill()
+    until = time.monotonic() + 20
+    while (taken := sample(gone, seconds=1.0)[0]).processes is not None:
+        assert time.monotonic() < until  # its last processes are still ending
+    assert taken.processes is None
+    assert taken.kernels is None
+    assert taken.problem
+
+
+def test_sample_of_an_idle_jupyter_server_is_not_modified(server):
+    """What Jupyter answers has a name, and the same name while nothing happens."""
+
+    async def take() -> list[Sample]:
+        sampler = Sampler(SystemClock())
+        try:
+            return [(await sampler.sample_all([watched(server)]))[0] for _ in range(2)]
+        finally:
+            sampler.close()
+
+    first, second = asyncio.run(take())
+    assert second.kernels == first.kernels
+    answer = server.client.get("api/kernels")
+    again = server.client.get(
+        "api/kernels", headers={"If-None-Match": answer.headers["Etag"]}
+    )
+    assert again.status_code == 304
+
+
+async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
+    """A process may keep its readers waiting; the next sample does not join them."""
+    begun, let_go = [], threading.Event()
+
+    def hang(*pids):
+        begun.append(pids)
+        let_go.wait(30)
+        raise ProcessLookupError
+
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.sampling.process_tree.measure", hang)
+    sampler = Sampler(SystemClock(), answer_seconds=0.1)
+    me = os.getpid()
+    one = Watched("i", SessionKey("ann"), me, me, [me], None)
+    problems = [(await sampler.sample(one)).problem for _ in range(3)]
+    assert len(begun) == 1
+    assert "TimeoutError" in problems[0]
+    assert "has not ended" in problems[1]
+    let_go.set()
+    while "has not ended" in (await sampler.sample(one)).problem:
+        await asyncio.sleep(0.01)
+    assert len(begun) == 2
+    sampler.close()

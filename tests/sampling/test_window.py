@@ -1,0 +1,307 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyterhub_gpu_reclaim.common.models import (
+    GpuSample,
+    KernelSample,
+    Sample,
+    SessionKey,
+    TerminalSample,
+)
+from jupyterhub_gpu_reclaim.sampling.window import Window
+
+START = 1_700_000_000.0
+
+
+def sample(at, *, incarnation="i1", state="idle", active=0.0, typed=-100.0, **changes):
+    """A whole sample at START + at; the kernel's and terminal's times likewise."""
+    values = {
+        "processes": 3,
+        "memory": 1000,
+        "cpu_server": 1.0,
+        "cpu_work": 5.0,
+        "kernels": [
+            KernelSample(
+                id="k1",
+                name="train.ipynb",
+                execution_state=state,
+                last_activity=START + active,
+            )
+        ],
+        "terminals": [TerminalSample(name="1", last_input=START + typed)],
+        "connections": 2,
+        "started": START - 500,
+    } | changes
+    return Sample(
+        incarnation=incarnation, key=SessionKey("ada"), at=START + at, **values
+    )
+
+
+def window_of(*samples, span=900.0, interval=10.0):
+    window = Window(span=span, interval=interval)
+    for each in samples:
+        window.add(each)
+    return window
+
+
+def usage_of(*samples, at=None, **settings):
+    now = samples[-1].at if at is None else START + at
+    return window_of(*samples, **settings).usage(now)
+
+
+def regular(until, **changes):
+    return [sample(at, **changes) for at in range(0, until + 1, 10)]
+
+
+# --- how long it was watched ---------------------------------------------------------
+
+
+def test_window_without_samples_knows_nothing():
+    usage = Window(span=900, interval=10).usage(START)
+    assert usage.watched == 0
+    assert usage.sample_age >= START
+    assert usage.last_active is None
+    assert not usage.complete
+
+
+def test_window_with_regular_samples_watches_since_the_first():
+    usage = usage_of(*regular(300))
+    assert usage.watched == 300
+    assert usage.sample_age == 0
+    assert usage.complete
+
+
+def test_window_with_short_gap_goes_on():
+    assert usage_of(*regular(100), sample(130), sample(140)).watched == 140
+
+
+def test_window_with_gap_of_more_than_three_intervals_restarts():
+    assert usage_of(*regular(100), sample(131), sample(141)).watched == 10
+
+
+def test_window_with_newest_sample_too_old_has_watched_nothing():
+    usage = usage_of(*regular(100), at=131)
+    assert usage.watched == 0
+    assert usage.sample_age == 31
+
+
+def test_window_with_one_incomplete_sample_goes_on_but_is_incomplete_then():
+    samples = [*regular(100), sample(110, kernels=None)]
+    assert not usage_of(*samples).complete
+    assert usage_of(*samples).watched == 100
+    assert usage_of(*samples, sample(120)).watched == 120
+    assert usage_of(*samples, sample(120)).complete
+
+
+def test_window_with_incomplete_samples_for_longer_restarts():
+    blind = [sample(at, kernels=None) for at in range(110, 150, 10)]
+    assert usage_of(*regular(100), *blind, sample(150), sample(160)).watched == 10
+
+
+def test_window_with_sample_twice_or_late_is_the_same():
+    samples = regular(100)
+    assert usage_of(*samples, samples[3], samples[-1], at=100) == usage_of(*samples)
+
+
+def test_window_of_new_incarnation_starts_anew():
+    usage = usage_of(
+        *regular(100), sample(110, incarnation="i2", cpu_work=0.1, started=START + 105)
+    )
+    assert usage.watched == 0
+    assert usage.last_active == START + 105
+    assert usage.cpu_percent is None
+
+
+def test_window_ignores_a_late_sample_of_the_former_incarnation():
+    samples = [sample(at, incarnation="i2") for at in (0, 10, 20)]
+    assert usage_of(*samples, sample(5, state="busy", active=5), at=20) == usage_of(
+        *samples
+    )
+
+
+# --- activity ------------------------------------------------------------------------
+
+
+def test_last_active_is_the_newest_of_all_signs():
+    assert usage_of(*regular(100, active=50)).last_active == START + 50
+    assert usage_of(*regular(100, active=50)).last_active_what == "kernel train.ipynb"
+    assert usage_of(*regular(100, typed=70)).last_active_what == "terminal 1"
+    saved = usage_of(*regular(100, last_saved=START + 80))
+    assert (saved.last_active, saved.last_active_what) == (START + 80, "notebook saved")
+    started = usage_of(*regular(100, kernels=[], terminals=[]))
+    assert started.last_active == START - 500
+    assert started.last_active_what == "session started"
+
+
+def test_last_active_survives_the_kernel_that_showed_it():
+    usage = usage_of(
+        *regular(100, active=50), sample(110, kernels=[]), sample(120, kernels=[])
+    )
+    assert usage.last_active == START + 110
+    assert usage.last_active_what == "kernel opened or closed"
+
+
+def test_closed_terminal_is_activity():
+    usage = usage_of(*regular(100), sample(110, terminals=[]))
+    assert usage.last_active == START + 110
+
+
+def test_kernel_time_ahead_counts_as_now():
+    assert usage_of(*regular(100, active=9999)).last_active == START + 100
+
+
+def test_notebook_time_ahead_is_not_believed():
+    usage = usage_of(*regular(100, last_saved=START + 9999))
+    assert usage.last_active == START
+
+
+def test_open_connections_are_no_activity():
+    assert usage_of(*regular(100, connections=9)).last_active == START
+
+
+def test_nothing_known_of_activity_is_incomplete():
+    usage = usage_of(*regular(100, kernels=[], terminals=[], started=None))
+    assert usage.last_active is None
+    assert not usage.complete
+
+
+def test_terminal_without_known_input_is_incomplete():
+    usage = usage_of(
+        *regular(100, terminals=[TerminalSample(name="1", last_input=None)])
+    )
+    assert usage.watched == 0
+    assert not usage.complete
+
+
+# --- kernels and processor -----------------------------------------------------------
+
+
+def test_kernels_busy_and_unknown_are_named():
+    assert usage_of(*regular(100)).busy_kernel is None
+    assert usage_of(*regular(100), sample(110, state="busy")).busy_kernel == (
+        "train.ipynb"
+    )
+    for state in ("starting", "restarting", "autorestarting", "dead", "unknown", ""):
+        usage = usage_of(*regular(100), sample(110, state=state))
+        assert usage.unknown_kernel == "train.ipynb"
+        assert usage.busy_kernel is None
+    assert usage_of(*regular(100)).unknown_kernel is None
+
+
+def test_cpu_percent_is_the_mean_over_the_span():
+    samples = [sample(at, cpu_work=at * 0.2) for at in range(0, 1001, 10)]
+    assert round(usage_of(*samples).cpu_percent, 6) == 20
+
+
+def test_cpu_percent_of_work_before_the_span_is_forgotten():
+    samples = [sample(at, cpu_work=min(at, 100)) for at in range(0, 1101, 10)]
+    assert usage_of(*samples).cpu_percent == 0
+
+
+def test_cpu_percent_of_a_busy_last_minute_is_not_diluted():
+    samples = [sample(at, cpu_work=max(0, at - 840)) for at in range(0, 901, 10)]
+    assert usage_of(*samples).cpu_percent == 100
+
+
+def test_cpu_percent_of_an_earlier_burst_still_counts():
+    samples = [sample(at, cpu_work=min(at, 180)) for at in range(0, 901, 10)]
+    assert usage_of(*samples).cpu_percent == 20
+
+
+def test_cpu_counter_backwards_is_unknown_then_starts_anew():
+    samples = [*regular(100, cpu_work=50.0), sample(110, cpu_work=1.0)]
+    assert usage_of(*samples).cpu_percent is None
+    assert not usage_of(*samples).complete
+    assert usage_of(*samples, sample(120, cpu_work=2.0)).cpu_percent == 10
+
+
+def test_cpu_of_one_sample_or_none_is_unknown():
+    assert usage_of(sample(0)).cpu_percent is None
+    assert usage_of(*regular(50), sample(60, cpu_work=None)).cpu_percent is None
+
+
+# --- laws ----------------------------------------------------------------------------
+
+maybe = st.none() | st.floats(0, 1000)
+wild = st.lists(
+    st.builds(
+        lambda at, state, cpu, kernels, terminals, started: sample(
+            at,
+            state=state,
+            cpu_work=cpu,
+            started=None if started is None else START + started,
+            **({"kernels": None} if kernels else {}),
+            **({"terminals": None} if terminals else {}),
+        ),
+        st.integers(0, 600),
+        st.sampled_from(["idle", "busy", "starting"]),
+        maybe,
+        st.booleans(),
+        st.booleans(),
+        maybe,
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(wild)
+def test_usage_of_any_samples_keeps_its_laws(samples):
+    window = window_of(*samples)
+    usage = window.usage(START + 600)
+    newest = max(samples, key=lambda each: each.at)
+    assert 0 <= usage.watched <= newest.at - START
+    assert usage.sample_age == START + 600 - newest.at
+    assert usage.cpu_percent is None or usage.cpu_percent >= 0
+    if usage.last_active is not None:
+        assert usage.last_active <= newest.at
+    if usage.complete:
+        assert None not in (
+            usage.last_active,
+            usage.kernels,
+            usage.terminals,
+            usage.cpu_percent,
+        )
+
+
+# --- GPUs -----------------------------------------------------------------------------
+
+
+def gpu(percent, memory=2**30):
+    return GpuSample(uuid="ab", sm_percent=percent, memory=memory)
+
+
+def test_gpu_percent_is_the_mean_over_the_window_of_its_busiest_card():
+    usage = usage_of(*regular(600, gpus=[gpu(20.0), gpu(60.0)]))
+    assert usage.gpu_percent == pytest.approx(60.0)
+    assert usage.gpu_memory == 2 * 2**30
+    assert usage.complete
+
+
+def test_gpu_that_has_just_begun_to_work_counts_by_its_last_minute():
+    samples = regular(840, gpus=[gpu(0.0)])
+    samples += [sample(at, gpus=[gpu(90.0)]) for at in range(850, 910, 10)]
+    assert usage_of(*samples).gpu_percent == pytest.approx(90.0)
+
+
+def test_session_that_never_touched_a_gpu_uses_none_of_it():
+    usage = usage_of(*regular(60, gpus=[]))
+    assert (usage.gpu_percent, usage.gpu_memory, usage.complete) == (0.0, 0, True)
+
+
+@pytest.mark.parametrize("unknown", [None, [gpu(None)], [gpu(0.0), gpu(None)]])
+def test_gpu_that_does_not_tell_is_never_idle(unknown):
+    samples = [*regular(60, gpus=[gpu(0.0)]), sample(70, gpus=unknown)]
+    usage = usage_of(*samples)
+    assert usage.gpu_percent is None
+    assert not usage.complete
+
+
+def test_gpu_silence_longer_than_the_gap_begins_the_watch_anew():
+    samples = regular(300, gpus=[gpu(0.0)])
+    samples += [sample(at, gpus=None) for at in range(310, 400, 10)]
+    samples += [sample(at, gpus=[gpu(0.0)]) for at in range(400, 421, 10)]
+    usage = usage_of(*samples)
+    assert usage.watched == 20
+    assert usage.gpu_percent == 0.0
