@@ -20,8 +20,9 @@ from playwright.async_api import async_playwright
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from tests.service.test_under_hub import CONFIG, AgentWithOneSavedSession
+from tests.service.test_under_hub import CONFIG, SAVED
 from tests.support.hub import PASSWORD, HubUnderTest, free_port, wait_until
+from tests.support.keeping_agent import AgentThatOnlyKeeps
 
 CHROMIUM = "/usr/bin/chromium"
 PREFIX = "/services/gpu-reclaim/"
@@ -93,7 +94,7 @@ class World:
     """The Hub, and an agent with a saved session of ada's."""
 
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentWithOneSavedSession()
+        self.agent = AgentThatOnlyKeeps(SAVED)
         (folder / "agent.token").write_text("token-of-the-agent")
         config = CONFIG.format(
             agent=self.agent.server_port,
@@ -116,8 +117,7 @@ class World:
 
     def close(self) -> None:
         self.hub.close()
-        self.agent.shutdown()
-        self.agent.server_close()
+        self.agent.close()
 
 
 @pytest.fixture(scope="module")

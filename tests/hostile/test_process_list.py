@@ -10,8 +10,8 @@ import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.service.test_under_hub import AgentWithOneSavedSession
 from tests.support.hub import HubUnderTest, free_port, wait_until
+from tests.support.keeping_agent import AgentThatOnlyKeeps
 
 CONFIG = """
 from jupyterhub_gpu_reclaim.hub.config import configure
@@ -34,7 +34,7 @@ configure(
 
 @pytest.fixture
 def hub(tmp_path):
-    agent = AgentWithOneSavedSession("password-of-the-agent")
+    agent = AgentThatOnlyKeeps(token="password-of-the-agent")
     (tmp_path / "agent.token").write_text("password-of-the-agent")
     config = CONFIG.format(agent=agent.server_port, folder=tmp_path, port=free_port())
     hub = HubUnderTest(tmp_path, config)
@@ -42,8 +42,7 @@ def hub(tmp_path):
         yield hub.start()
     finally:
         hub.close()
-        agent.shutdown()
-        agent.server_close()
+        agent.close()
 
 
 def test_command_lines_hold_no_secret_and_the_settings_hold(hub):

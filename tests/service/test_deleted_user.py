@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,9 @@ import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
 from tests.support.hub import HubUnderTest, free_port, wait_until
+from tests.support.keeping_agent import TOKEN, AgentThatOnlyKeeps
 
 PAGE = "/services/gpu-reclaim/"
 CONFIG = """
@@ -40,37 +38,6 @@ configure(
 """
 
 
-class AgentThatOnlyKeeps(ThreadingHTTPServer):
-    """An agent without sessions; its checkpoints stay until they are deleted."""
-
-    daemon_threads = True
-
-    def __init__(self, *users: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.saved = {f"ckpt-of-{user}": _checkpoint(user) for user in users}
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        keeps = self.path.startswith("/v1/checkpoints")
-        saved = list(self.server.saved.values()) if keeps else []
-        self._answer(200, codec.encode(saved))
-
-    def do_DELETE(self) -> None:
-        self.server.saved.pop(self.path.rpartition("/")[2], None)
-        self._answer(204, b"")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Keep the tests' output clean."""
-
-
 def _checkpoint(user: str) -> CheckpointInfo:
     return CheckpointInfo(
         id=f"ckpt-of-{user}",
@@ -87,8 +54,8 @@ class Stack:
     """A Hub with our spawner and our service."""
 
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentThatOnlyKeeps("ada", "bob")
-        (folder / "agent.token").write_text("token-of-the-agent")
+        self.agent = AgentThatOnlyKeeps(_checkpoint("ada"), _checkpoint("bob"))
+        (folder / "agent.token").write_text(TOKEN)
         self.hub = HubUnderTest(
             folder,
             CONFIG.format(
@@ -123,8 +90,7 @@ class Stack:
 
     def close(self) -> None:
         self.hub.close()
-        self.agent.shutdown()
-        self.agent.server_close()
+        self.agent.close()
 
 
 @pytest.fixture

@@ -12,16 +12,12 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import requests
 
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
 from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, SessionKey
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
@@ -29,6 +25,7 @@ from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.hub import HubUnderTest, free_port, wait_until
+from tests.support.keeping_agent import TOKEN, AgentThatOnlyKeeps
 
 PAGE = "/services/gpu-reclaim/"
 SAVED = CheckpointInfo(
@@ -76,53 +73,13 @@ configure(
 """
 
 
-#: What the agent shares with the service.
-AGENT_TOKEN = "token-of-the-agent"
-
-
-class AgentWithOneSavedSession(ThreadingHTTPServer):
-    """An agent that runs nothing and has one checkpoint, until it is deleted."""
-
-    daemon_threads = True
-
-    def __init__(self, token: str = AGENT_TOKEN) -> None:
-        super().__init__(("127.0.0.1", 0), _AgentHandler)
-        self.saved = [SAVED]
-        self.vouching = Vouching(token.encode())
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class _AgentHandler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        if self.path == "/v1/hello":
-            self._answer(200, codec.encode(Hello(run="r1")))
-            return
-        saved = self.server.saved if self.path.startswith("/v1/checkpoints") else []
-        self._answer(200, codec.encode(saved))
-
-    def do_DELETE(self) -> None:
-        self.server.saved.clear()
-        self._answer(204, b"")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        nonce = self.headers.get(NONCE, "")
-        self.send_header(PROOF, self.server.vouching.proof(nonce, status, body))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Keep the tests' output clean."""
-
-
 class Stack:
     """A Hub with our service, and the agent's double."""
 
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentWithOneSavedSession()
+        self.agent = AgentThatOnlyKeeps(SAVED)
         self.port = free_port()
-        (folder / "agent.token").write_text(AGENT_TOKEN)
+        (folder / "agent.token").write_text(TOKEN)
         config = CONFIG.format(
             agent=self.agent.server_port,
             folder=folder,
@@ -169,8 +126,7 @@ class Stack:
 
     def close(self) -> None:
         self.hub.close()
-        self.agent.shutdown()
-        self.agent.server_close()
+        self.agent.close()
 
 
 @pytest.fixture(scope="module")
