@@ -3,7 +3,7 @@
 Called by the agent before every capture and for the "why not" of its API. It reads
 /proc and the kernel's list of sockets, once, and looks at sockets through copies of
 their descriptors; it changes nothing and stops nobody. Everything that CRIU would fail
-on and that can be known up front has a rule here (FACTS.md section 5):
+on and that can be known up front has a rule here (``docs/explanation/criu.md``):
 
 ===============================================  =======================
 rule                                             reason

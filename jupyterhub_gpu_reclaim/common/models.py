@@ -50,7 +50,7 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Phase(StrEnum):
-    """Where a session is in its life (DESIGN: life of a session)."""
+    """Where a session is in its life."""
 
     RUNNING = "running"
     WARNED = "warned"

@@ -42,7 +42,7 @@ STOP_PATIENCE = 20.0
 #: Bytes that CRIU may copy of one deleted file.
 GHOST_LIMIT_BYTES = 1 << 30
 
-#: The same for dump and restore (FACTS §1, §5; JUPYTERHUB §2b, §2c). Not in there:
+#: The same for dump and restore (see ``docs/explanation/criu.md``). Not in there:
 #: ``--shell-job`` (no terminal comes from outside of the tree).
 COMMON = (
     # Neither the session's nor root's own configuration file may change any of this,

@@ -3,7 +3,7 @@
 Called by the agent: :func:`empty` before CRIU saves a tree, :func:`fill` after it has
 come back, and to undo an ``empty``. Everything goes by what the driver says a process
 is, so each call may be repeated after a crash, and takes up where the last one
-ended (FACTS §3).
+ended (``docs/explanation/gpu.md``).
 
 ===============  ===========================  ===========================
 a process is     :func:`empty` makes it       :func:`fill` makes it

@@ -10,7 +10,7 @@ leads outside, on loopback too: in the local placement the Hub, the proxy and an
 session are all on 127.0.0.1. The same rule decides over the live sockets and over the
 image. Cutting first lets the other side notice at once; rewriting the image is what
 makes the restore safe, because a socket may be opened after the cut, or its program may
-not have closed it (FACTS.md section 5).
+not have closed it (``docs/explanation/criu.md``).
 
 A connection that nobody has accepted yet cannot be saved: CRIU is told to leave it out
 (``--skip-in-flight``), so its other end, if that is the session's own, counts as cut.

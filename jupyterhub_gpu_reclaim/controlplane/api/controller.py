@@ -244,7 +244,7 @@ class Controller(People):
         await self._stops.release(placement)
 
     async def stopped(self, placement: Placement) -> None:
-        """A real stop has happened. What is suspended stays suspended (T9)."""
+        """A real stop has happened. What is suspended stays suspended (trap T9)."""
         self._stops.stopped(placement)
 
     async def forget(self, key: SessionKey) -> None:

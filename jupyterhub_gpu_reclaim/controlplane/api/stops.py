@@ -116,7 +116,7 @@ class Stops(Spawning):
     async def _save_first(self, key: SessionKey) -> None:
         """A stop that we asked for comes so late that the session runs again.
 
-        The Hub cannot be told to leave it (T8), so the session is saved once more.
+        The Hub cannot be told to leave it (trap T8), so the session is saved once more.
         """
         self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
         self._look(key)

@@ -4,8 +4,9 @@ Asked by ``sessions.py`` before anything is written to the journal, and by nobod
 It is pure: it never looks at a clock, a journal or a machine, and what is not in the
 table is refused.
 
-Law 1 of the design stands here: the phases in which a session's programs are ended
-(``RELEASING``, ``SUSPENDED``) can only be entered with a committed checkpoint.
+Law 1 (``docs/explanation/laws.md``) stands here: the phases in which a session's
+programs are ended (``RELEASING``, ``SUSPENDED``) can only be entered with a committed
+checkpoint.
 """
 
 from __future__ import annotations

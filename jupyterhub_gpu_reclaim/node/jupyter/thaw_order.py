@@ -1,10 +1,10 @@
 """Lets a restored tree go on so that its server hears of its kernels before its clock.
 
 Called by ``restore`` for a session whose server we know. A culler's look at the kernels
-that is due at the return must find them awake (T11): what they answer to the wake-up
-has to lie in the server's queues when its event loop turns for the first time, and the
-loop has to look there before it looks at the clock. So the server's first thread, which
-runs that loop, is held while its other threads take the answers in
+that is due at the return must find them awake (trap T11): what they answer to the
+wake-up has to lie in the server's queues when its event loop turns for the first time,
+and the loop has to look there before it looks at the clock. So the server's first
+thread, which runs that loop, is held while its other threads take the answers in
 (``linux.ptrace``), and it begins anew the wait that it was saved in
 (``checkpoint.tree.interrupted_waits``). It decides nothing about what is said to whom.
 

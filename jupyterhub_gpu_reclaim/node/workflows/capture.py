@@ -1,7 +1,7 @@
 """Saves a session: every step, in order, and the way back from each of them.
 
-Begun by the node as an operation. The order is that of DESIGN.md "Capture, in order";
-the tree is stopped by the dump and stays so until it is released or thawed. Whatever
+Begun by the node as an operation; ``docs/explanation/walks.md`` shows the order. The
+tree is stopped by the dump and stays so until it is released or thawed. Whatever
 fails before the commit ends with the tree running and nothing left (laws 1 and 2).
 It never ends a process of the session.
 """

@@ -1,6 +1,6 @@
 """Brings a saved session back under a holding init: every step, and the way back.
 
-Begun by the node as an operation. The order is that of DESIGN.md "Restore, in order".
+Begun by the node as an operation; ``docs/explanation/walks.md`` shows the order.
 Whatever fails leaves the checkpoint as it was and nothing under the init (law 3, 4);
 once the tree has gone on and does not answer, the init ends with it. It never deletes
 or changes a checkpoint.
