@@ -37,6 +37,7 @@ FILES = {
     "hostile/test_archives.py",
     "hostile/test_bystanders.py",
     "hostile/test_pages.py",
+    "kube/test_real.py",
     "metrics/test_activity.py",
     "service/test_deleted_user.py",
     "service/test_under_hub.py",
