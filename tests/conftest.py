@@ -9,6 +9,7 @@ each time fails.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cluster import options
-from tests.support import network, screenshots
+from tests.support import network, root, screenshots
 from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
@@ -39,6 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hypothesis' limit for an example is wall clock, and programs run beside.
     settings.register_profile("beside programs", deadline=None)
     settings.load_profile("beside programs")
+    # An ordinary user's 1024 open files are too few for those who call by the thousand.
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 8192 if most == resource.RLIM_INFINITY else min(8192, most)
+    if 0 < now < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
     sys.path.insert(0, str(LIGHT))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LIGHT) not in paths:
@@ -57,8 +63,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         network.be_alone()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the extras, give second chances, and begin with what takes longest."""
+    """Mark what needs root, skip the extras, and begin with what takes longest."""
+    root.mark(items)
     extra = pytest.mark.skip(reason=f"covered by others; {SWITCH}=1 runs it as well")
     for item in items:
         if item.get_closest_marker("extra") and not os.environ.get(SWITCH):

@@ -127,7 +127,9 @@ def test_a_limit_that_is_shared_with_others_counts_like_the_machine(
 ):
     """Such as a slice's: the kernel would end somebody in it."""
     slices = {1: {"/slice": 3 * GIB}, 2: {"/slice": 3 * GIB}, 3: {}}
-    monkeypatch.setattr(host_memory.cgroups, "headroom", lambda pid, lifted: slices[pid])
+    monkeypatch.setattr(
+        host_memory.cgroups, "headroom", lambda pid, lifted: slices[pid]
+    )
     memory = HostMemory()
     memory.promise(operation(), Need(2 * GIB, 1))
     with pytest.raises(Refused, match="its memory limit"):

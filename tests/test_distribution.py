@@ -1,0 +1,162 @@
+"""What pip installs: wheel and sdist are built, and the wheel is tried by itself.
+
+The wheel goes into an empty environment, whose other packages are this one's: nothing
+is downloaded, and nothing of ours comes from the checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "jupyterhub_gpu_reclaim"
+PROGRAMS = [
+    "jupyterhub-gpu-reclaim",
+    "jupyterhub-gpu-reclaim-agent",
+    "jupyterhub-gpu-reclaim-service",
+]
+
+
+def tool(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+
+
+def run(*command: object) -> str:
+    """Its standard output; one that fails is shown with all it said."""
+    done = tool([str(part) for part in command])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel as it is built from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", f"--outdir={folder}", ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment into which nothing but the wheel was installed."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    (wheel,) = built.glob("*.whl")
+    options = ("--no-deps", "--no-index", "--no-compile", "-q")
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A folder from a .pth file is searched last, and its own .pth files are not read:
+    # the checkout's editable install is out of sight.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def ask(environment: Path, code: str) -> object:
+    """What a program in the environment prints as JSON."""
+    return json.loads(run(environment / "bin" / "python", "-P", "-c", code))
+
+
+def shipped(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_wheel_has_every_file_of_the_package(environment: Path) -> None:
+    code = f"import json, {PACKAGE} as p; print(json.dumps(p.__file__))"
+    installed = Path(str(ask(environment, code))).parent
+    assert installed.is_relative_to(environment)
+    assert shipped(installed) == shipped(ROOT / PACKAGE)
+
+
+def test_wheel_has_nothing_beside_the_package(environment: Path) -> None:
+    (packages,) = environment.glob("lib/python*/site-packages")
+    names = {path.name for path in packages.iterdir() if path.suffix != ".dist-info"}
+    assert names == {PACKAGE, "others.pth"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_of_the_wheel_says_its_version(environment: Path, program: str) -> None:
+    (wheel,) = environment.glob("lib/python*/site-packages/*.dist-info")
+    version = wheel.name.removesuffix(".dist-info").partition("-")[2]
+    assert run(environment / "bin" / program, "--version").split()[-1] == version
+
+
+def test_spawners_of_the_wheel_are_known_by_name(environment: Path) -> None:
+    code = """
+import json
+from importlib.metadata import entry_points
+found = {one.name: one.load() for one in entry_points(group="jupyterhub.spawners")}
+print(json.dumps([hasattr(found[name], "start")
+    for name in ("gpu-reclaim", "gpu-reclaim-local")]))
+"""
+    assert ask(environment, code) == [True, True]
+
+
+def test_hub_that_the_wheel_configures_has_the_pages_and_the_service(
+    environment: Path, tmp_path: Path
+) -> None:
+    code = f"""
+import json
+from traitlets.config import Config
+from {PACKAGE}.hub.config import configure
+c = Config()
+configure(c, state_dir={str(tmp_path / "state")!r}, strict=True)
+(service,) = c.JupyterHub.services
+print(json.dumps([list(c.JupyterHub.template_paths), service["command"][0]]))
+"""
+    (pages,), command = ask(environment, code)  # type: ignore[misc]
+    assert Path(pages).is_relative_to(environment)
+    assert shipped(Path(pages)) >= {"home.html", "spawn_pending.html"}
+    assert Path(command).is_relative_to(environment)
+
+
+def test_jupyterlab_finds_the_extension_of_the_wheel(environment: Path) -> None:
+    code = """
+import json
+from jupyter_core.paths import jupyter_path
+from jupyterlab_server.config import get_federated_extensions
+extensions = get_federated_extensions(jupyter_path("labextensions"))
+found = extensions["jupyterhub-gpu-reclaim"]
+print(json.dumps([found["ext_path"], found["jupyterlab"]["_build"]["load"]]))
+"""
+    path, entry = ask(environment, code)  # type: ignore[misc]
+    assert Path(path).is_relative_to(environment)
+    assert (Path(path) / entry).is_file()
+
+
+def test_jupyter_server_finds_the_extension_of_the_wheel(environment: Path) -> None:
+    code = """
+import importlib, json, sys
+from jupyter_server.extension.config import ExtensionConfigManager
+from pathlib import Path
+folder = Path(sys.prefix, "etc", "jupyter")
+manager = ExtensionConfigManager(read_config_path=[str(folder)])
+found = manager.get_jpserver_extensions()
+print(json.dumps([found, [hasattr(importlib.import_module(name),
+    "_jupyter_server_extension_points") for name in found]]))
+"""
+    found, points = ask(environment, code)  # type: ignore[misc]
+    assert list(found.values()) == points == [True]
+
+
+def test_wheel_brings_what_administrators_copy(environment: Path) -> None:
+    shared = environment / "share" / "jupyterhub-gpu-reclaim"
+    assert shipped(shared) == shipped(ROOT / "etc")
+
+
+def test_sdist_has_what_a_packager_needs(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert names >= {"LICENSE", "README.md", "CHANGELOG.md", "tests/conftest.py"}
