@@ -300,7 +300,10 @@ class _Reader:
 
     def _described(self) -> Iterator[int]:
         """Entries of files that descriptors, or messages under way, lead to."""
-        others = {number for number, _, _ in self._ways}
+        mapped = {number for number, _, _ in self._ways}
+        # CRIU gives a mapping and a descriptor of one file one entry.
+        opened = {entry.id for table in self._tables.values() for entry in table}
+        others = mapped - opened
         for entry in self._saved.entries.values():
             if entry.HasField("tty"):
                 others.add(entry.tty.regf_id)
