@@ -1,8 +1,8 @@
 """``jupyterhub-gpu-reclaim-agent``: the program that runs as root on every node.
 
-Started by systemd (or the demo). It reads its configuration, wires engine and store,
-settles what a former agent left (``recovery``) and then answers the service. The only
-place in the agent that wires; it never prints or logs the token.
+It reads its configuration, wires GPU driver, CRIU and store, settles what a former
+agent left (``workflows.recovery``), and then answers the service. Wiring happens only
+here. It never prints or logs the token.
 """
 
 from __future__ import annotations

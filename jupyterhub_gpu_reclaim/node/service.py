@@ -1,8 +1,8 @@
-"""This node's answers to the service's calls: the one place where they meet.
+"""This node's answers to the service's calls.
 
-Made by the app, asked by the routes. It looks a session up, sees to it that one
-operation at a time works on it, and starts the work that ``capture``, ``restore`` and
-``release`` do. It keeps no policy: it does what it is told, or says why not.
+:class:`LocalNode` looks a session up, ensures that one operation at a time works on it,
+and starts the work that ``workflows.capture``, ``restore`` and ``release`` do. It keeps
+no policy: it does what it is told, or says why not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REMEMBERED = 256
 
 
 class LocalNode:
-    """Everything that the service may ask of this node (``handler.Node``)."""
+    """Everything that the service may ask of this node (``http.handler.Node``)."""
 
     def __init__(self, parts: Parts, operations: Operations, watcher: Watcher) -> None:
         self._parts = parts
@@ -228,7 +228,7 @@ class LocalNode:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
 
     async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint that nobody needs any more; idempotent."""
+        """Delete a checkpoint that is no longer needed; idempotent."""
         await asyncio.to_thread(outcomes.refuse_if_needed, self._parts, checkpoint)
         await asyncio.to_thread(self._parts.store.delete, checkpoint)
         await asyncio.to_thread(self._parts.ports.release, checkpoint)

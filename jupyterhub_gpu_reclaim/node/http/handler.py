@@ -1,7 +1,7 @@
-"""What the agent's calls share: the token, JSON both ways, errors, streams.
+"""Base of the agent's HTTP handlers: the token check, JSON, errors and event streams.
 
-Base of the handlers in ``routes``. ``Node`` says what they may ask for. It decides
-nothing, and never tells a caller without the token what exists.
+:class:`Node` declares the calls that the handlers need. A caller without the token
+never learns what exists.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class Node(Protocol):
 
 
 class Handler(RequestHandler):
-    """What all calls share: the token check, JSON both ways, errors as ``Failure``.
+    """Common to all handlers: the token check, JSON both ways, errors as ``Failure``.
 
-    A caller who asks for it (``common.auth.handshake.NONCE``) gets each answer with a
-    proof that it is the agent's.
+    A caller that sends ``common.auth.handshake.NONCE`` gets each answer with a proof
+    that it is the agent's.
     """
 
     node: Node

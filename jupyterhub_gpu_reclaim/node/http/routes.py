@@ -1,9 +1,8 @@
-"""The agent's HTTP calls, exactly those of ``docs/explanation/architecture.md``.
+"""The agent's HTTP routes, exactly those of ``docs/explanation/architecture.md``.
 
-Made by the agent's app; asked by the service, and by the kubelet's probes. Every call
-but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or what stands
-for it in this run (``common/auth/handshake.py``). It decides nothing: it reads the
-request, asks the :class:`Node`, and writes the answer.
+Every call but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or its
+stand-in of this run (``common/auth/handshake.py``). A handler reads the request, calls
+the :class:`Node`, and writes the answer; it decides nothing.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Sessions(Handler):
 
 
 class OneSession(Handler):
-    """Base of the calls on one session; in Kubernetes ``?pod=`` says where it lives."""
+    """Handlers for one session; in Kubernetes ``?pod=`` says where it lives."""
 
     async def tell(self, incarnation: str, **more: Any) -> None:
         """Hand on what the service says of the session, before it is looked for."""

@@ -1,10 +1,10 @@
-"""One message for a Jupyter kernel, straight to its shell port: "is nothing complete?".
+"""Sends one message to a Jupyter kernel's shell port: "is nothing complete?".
 
-Used by ``wakeup``. Not through the server's WebSocket, because a second client there
-makes the server drop the output that it keeps for a user who was disconnected. The
-message (``is_complete_request`` with an empty text) runs no code, and Jupyter counts
-the kernel's answer as use. It reads the kernel's connection file, which is a user's
-word, and sends nothing but this.
+It does not go through the server's WebSocket, because a second client there makes the
+server drop the output that it keeps for a user who was disconnected. The message
+(``is_complete_request`` with an empty text) runs no code, and Jupyter counts the
+kernel's answer as use. The kernel's connection file is written by the user, so it is
+not trusted; nothing but this message is sent.
 
 Formats: ZMTP 3.0 (rfc.zeromq.org/spec/23) with the NULL mechanism, and the Jupyter
 wire protocol (jupyter-client.readthedocs.io, "messaging").

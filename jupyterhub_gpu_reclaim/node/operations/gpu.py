@@ -1,9 +1,8 @@
-"""Empties a session's GPUs before it is saved, and fills them when it goes on.
+"""Empties a session's GPUs before a capture, and fills them when the session continues.
 
-Called by ``capture`` (before anything is stopped), ``restore`` (before the rest of the
-tree goes on) and wherever a capture is taken back. What it takes to undo it is in
-the operation's record before it begins, and the driver knows how far it came; so every
-call may be repeated after a crash. It knows nothing of the store.
+The record of the operation holds what is needed to undo it before it begins, and the
+driver knows how far it came; so every call may be repeated after a crash. It knows
+nothing of the store. The calls to the driver are in ``checkpoint.gpu.cuda``.
 """
 
 from __future__ import annotations
@@ -201,10 +200,10 @@ class Accelerator:
         self.refuse_holders(look())
 
     def refuse_holders(self, snapshot: Snapshot) -> None:
-        """Make sure that nobody in an emptied session holds a GPU.
+        """Check that no process of an emptied session holds a GPU.
 
         Raises:
-            RolledBack: somebody has begun to (``capture_failed``).
+            RolledBack: a process has begun to use one (``capture_failed``).
         """
         for process in snapshot.processes:
             if gpu_processes.held_by(process.pid):
@@ -217,14 +216,14 @@ class Accelerator:
         shells: Sequence[Process],
         cancel: Cancel | None,
     ) -> None:
-        """Judge the tree by what is so now: its users stand, and hold their devices.
+        """Check the tree again now that its GPU users are held, with their devices.
 
         Whatever happened since the survey shows here, and none of the users can fork a
-        child or open anybody's memory any more.
+        child or open another process's memory any more.
 
         Raises:
-            ReclaimError: somebody has begun to use a GPU or was stopped, memory of
-                others is open, or it was called off.
+            ReclaimError: a process has begun to use a GPU or was stopped, memory of
+                others is open, or the operation was cancelled.
         """
         for _ in range(_ROUNDS):
             snapshot = look()
@@ -399,15 +398,15 @@ def _at_most(use: ProcessUse, card: CardUse) -> int:
 def _refuse_new(
     now: Survey, users: Sequence[Process], shells: Sequence[Process]
 ) -> None:
-    """Nobody else may hold a GPU than those that stand and their stale children.
+    """Check that only the held processes and their stale children hold a GPU.
 
     Args:
         now: the tree.
-        users: those that stand.
+        users: the processes that are held.
         shells: those that we have stopped.
 
     Raises:
-        ReclaimError: somebody does (``capture_failed``, ``gpu_stopped``).
+        ReclaimError: another process does (``capture_failed``, ``gpu_stopped``).
     """
     known = {process.pid for process in users}
     new = [user.process for user in now.users if user.process.pid not in known]

@@ -1,9 +1,8 @@
-"""One operation per session at a time, whose progress any number of callers follow.
+"""Runs one operation per session at a time; any number of callers follow its progress.
 
-Made by the agent's app, called by its routes. An operation runs to its end whether
-or not anybody listens: a stream that breaks changes nothing, and the next call of
-the same kind attaches to it. What an operation does is not known here; see
-``capture`` and ``restore``, which are handed in as async generators of steps.
+An operation runs to its end whether or not anything listens: a stream that breaks
+changes nothing, and the next call of the same kind attaches to it. The operations are
+async generators of steps, passed in by the caller; see ``workflows``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Cancel(cancel.Cancel):
-    """A wish to stop, seen by threads, tasks and the engine alike."""
+    """A request to stop, seen by threads, tasks and the running dump or restore."""
 
     def check(self) -> None:
         """Go on, or end here.
@@ -149,9 +148,9 @@ class Operations:
         return self._current.get(incarnation)
 
     def attach(self, incarnation: str, kind: str, checkpoint: str) -> Operation | None:
-        """That very operation, under way or ended; None if it must be begun.
+        """The same operation, under way or ended; None if it must be begun.
 
-        A restore that failed is begun anew by the same call.
+        A restore that failed is begun again by the same call.
 
         Raises:
             Refused: another operation is under way (``operation_in_flight``).
@@ -183,7 +182,7 @@ class Operations:
         return operation
 
     def forget(self, incarnation: str) -> None:
-        """Drop an operation that has ended, so that the same call begins anew."""
+        """Drop an operation that has ended, so that the same call begins a new one."""
         if self.running(incarnation) is None:
             self._current.pop(incarnation, None)
 
@@ -205,7 +204,7 @@ class Operations:
 
 
 def _may_go_better(operation: Operation) -> bool:
-    """Whether the same call tries anew: a restore that failed has left nothing.
+    """Whether the same call tries again: a restore that failed has left nothing.
 
     What hindered it may have been mended: memory came free, a file was put back.
     """

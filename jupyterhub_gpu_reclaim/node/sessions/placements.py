@@ -1,9 +1,9 @@
-"""Finds the sessions that live on this node: nothing is registered, so nothing is lost.
+"""Finds the sessions on this node: nothing is registered, so nothing is lost.
 
-Asked by the agent's calls, its operations and its recovery. It only reads ``/proc``:
-it never starts, stops or signals anything. ``LocalPlacements`` believes only what a
-user cannot forge: a process of root that is pid 1 of a pid namespace of its own and
-runs our ``session_init``. For sessions in containers see ``pods``.
+It only reads ``/proc``: it never starts, stops or signals anything.
+``LocalPlacements`` believes only what a user cannot forge: a process of root that is
+pid 1 of a pid namespace of its own and runs our ``session_init``. For sessions in
+containers see ``pods``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Told(Value, frozen=True, kw_only=True):
     pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
     key: SessionKey | None = None  #: whose it is; None where that was not said
     image: str = ""  #: of its container, as the kubelet names it
-    #: Of its node, for whoever brings it back.
+    #: Of its node, for a later restore.
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -132,7 +132,7 @@ class LocalPlacements:
         """The session whose init that process is; None when it is none of ours."""
         try:
             # The command line last: it is memory of the process, and a user can make
-            # a page of it that blocks whoever reads it.
+            # a page of it that blocks its reader.
             if not _is_root_and_first((entry / "status").read_text()):
                 return None
             words = (entry / "cmdline").read_bytes().split(b"\0")

@@ -1,10 +1,10 @@
-"""Whether a session's server speaks TLS, which we do not.
+"""Detects whether a session's server speaks TLS, which the agent does not.
 
-Asked before anything of the session is touched. The agent asks a restored server
-whether it answers, keeps its cullers from ending what just came back, and sees its use,
-all in plain HTTP: under ``JupyterHub.internal_ssl`` a server takes nobody without a
-certificate of the Hub, which a node does not have. What cannot be brought back is not
-to be saved.
+It is checked before anything of the session is touched. The agent asks a restored
+server whether it answers, keeps its cullers from ending what just came back, and
+samples its use, all in plain HTTP; under ``JupyterHub.internal_ssl`` a server refuses
+clients without a certificate of the Hub, which a node does not have. A session that
+could not be brought back must not be saved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Saves a session: every step, in order, and the way back from each of them.
+"""Captures a session: every step, in order, and the way back from each of them.
 
-Begun by the node as an operation; ``docs/explanation/walks.md`` shows the order. The
-tree is stopped by the dump and stays so until it is released or thawed. Whatever
-fails before the commit ends with the tree running and nothing left (laws 1 and 2).
-It never ends a process of the session.
+``docs/explanation/walks.md`` shows the order. The dump stops the tree, which stays so
+until it is released or thawed. Whatever fails before the commit ends with the tree
+running and nothing left. It never ends a process of the session.
 """
 
 from __future__ import annotations
@@ -464,11 +463,11 @@ def let_go_on(
         accelerator: fills its GPUs.
         session: whose tree.
         record: of its capture.
-        together: all of it goes on, or nobody: what stands is, or may be, committed.
+        together: all or none of it continues, as it is, or may be, committed.
 
     Raises:
         NotFound: the session has ended.
-        ReclaimError: those who did not get their GPU memory back do not go on
+        ReclaimError: processes that did not get their GPU memory back do not continue
             (``gpu_memory``, ``gpu_stuck``); the others do, unless ``together``.
     """
     stopped = list(record.stopped_before)

@@ -1,8 +1,8 @@
-"""What CRIU does not save: private file systems, and what is known of the rest.
+"""Saves what CRIU does not, the private file systems, and describes the rest.
 
-Called by ``capture`` (describe, archive) and ``restore`` (compare, unarchive). While a
-capture reads here the tree is stopped; while a restore writes here it does not exist.
-It touches no process.
+A capture describes and archives, a restore compares and puts back. The tree is stopped
+while a capture reads here, and does not exist while a restore writes here. No process
+is touched.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def describe(
     uid: int,
     gpus: Gpus | None,
 ) -> World:
-    """The world of a tree that has just been stopped.
+    """The requirements of a tree that has just been stopped.
 
     Raises:
         NotFound: it has ended.

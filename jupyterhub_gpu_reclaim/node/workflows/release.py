@@ -1,10 +1,9 @@
-"""Ends what may be ended, and takes a capture back: release, kill and thaw.
+"""Release, kill and thaw: ends a captured session, or takes its capture back.
 
-Begun by the node as operations, one at a time for a session. A tree is ended by
-``release`` only when the store vouches for its checkpoint (law 1). ``thaw`` drops the
-checkpoint before the tree goes on, so that no image of a session exists that runs on
-without it; until the checkpoint is gone the tree stays captured, so that whatever fails
-in between can be tried again, or the tree released.
+``release`` ends a tree only when the store confirms its checkpoint. ``thaw`` drops the
+checkpoint before the tree continues, so that no checkpoint exists of a session that has
+run on; until the checkpoint is gone the tree stays captured, so that whatever fails in
+between can be tried again, or the tree released.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Who is not stopped by then waits for a disk; it is killed all the same.
+#: A process not stopped by then waits for a disk; it is killed all the same.
 _STOP_SECONDS = 2.0
 
 
@@ -53,8 +52,8 @@ async def release(
 
     Raises:
         Refused: it is not captured, or that checkpoint is not its own
-            (``not_captured``); somebody has let it go on (``went_on``): then it goes
-            on whole, and its checkpoint is dropped.
+            (``not_captured``); it was continued meanwhile (``went_on``): then all of it
+            continues, and its checkpoint is dropped.
         StoreError: the store does not answer, or the agent's state folder cannot be
             written; nothing was ended.
         ReclaimError: it did not end in time (``release_failed``).
@@ -242,7 +241,7 @@ def _end(parts: Parts, session: Session) -> None:
 
 
 def _reset(session: Session) -> None:
-    """Take its sockets away, once nobody runs who would miss them.
+    """Close its sockets, once no process runs that would miss them.
 
     A server without its listener complains in the session's log, over and over. After
     its end it would be too late: what it leaves in TIME_WAIT keeps its port busy.

@@ -1,9 +1,8 @@
-"""Brings a saved session back under a holding init: every step, and the way back.
+"""Restores a session under a holding init: every step, and the way back.
 
-Begun by the node as an operation; ``docs/explanation/walks.md`` shows the order.
-Whatever fails leaves the checkpoint as it was and nothing under the init (law 3, 4);
-once the tree has gone on and does not answer, the init ends with it. It never deletes
-or changes a checkpoint.
+``docs/explanation/walks.md`` shows the order. Whatever fails leaves the checkpoint as
+it was and nothing under the init; if the tree continues and does not answer, the init
+ends with it. It never deletes or changes a checkpoint.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ _log = logging.getLogger(__name__)
 class Fit(NamedTuple):
     """What CRIU is told of a saved session, made fit for this place."""
 
-    images: dict[str, bytes]  #: those that are given anew
+    images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
 
 
@@ -282,7 +281,7 @@ class Restore:
                         _log.info("%s a kernel answers late", self._session.key)
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
-        """Its GPUs' memory, before anybody but the processes that have it goes on."""
+        """Restore GPU memory before any process but its owners continues."""
         record = self._record
         if record.gpus is None:
             return
@@ -346,7 +345,7 @@ class Restore:
             raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
 
     async def _clear(self) -> bool:
-        """Nothing stays under the init; else record and lease stand (law 3)."""
+        """Leave nothing under the init; otherwise record and lease stay."""
         session = self._session
         try:
             await in_thread(
