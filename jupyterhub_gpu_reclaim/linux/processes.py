@@ -302,7 +302,7 @@ def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
             raise ReclaimError(
                 Reason.TIMED_OUT, step="stop", seconds=timeout, detail=names
             )
-        # Nothing tells when a process of somebody else's stops; it takes microseconds.
+        # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
 
 

@@ -1,4 +1,4 @@
-"""``jupyterhub-gpu-reclaim-agent``: runs the agent, or says in a sentence what it needs.
+"""``jupyterhub-gpu-reclaim-agent``: runs the agent, or says in a sentence why not.
 
 ``app.py`` does the wiring.
 """

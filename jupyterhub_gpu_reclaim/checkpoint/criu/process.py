@@ -1,8 +1,7 @@
 """One run of CRIU inside a session, with its stream, its log and its time limit.
 
-Called by dump and restore only. Ending CRIU is a matter of manners: it is cut off
-from its stream first, so that it fails by itself and cures the session's processes;
-only one that does not end then is ended by force.
+To end CRIU, its stream is closed first, so that it fails by itself and cures the
+session's processes; only if it does not end then is it killed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ COMMON = (
     "--stream",
     "--manage-cgroups=ignore",
     "--tcp-established",
-    # A connection that nobody has accepted yet must not stop a capture (sockets.py).
+    # A connection not accepted yet must not stop a capture (sockets/inet.py).
     "--skip-in-flight",
     # Both ends of every connection that is kept are stopped. Locking would run
     # iptables from the session's file system.

@@ -1,9 +1,9 @@
 """CRIU's image files as streams: its ``--stream`` protocol, both ways.
 
-Called by dump and restore. CRIU connects to a socket in the image folder and asks for
-one file after the other; each is then a pipe. There is a thread for each pipe, because
-several are open at once and in no fixed order. Nothing here looks into a file. What
-was measured is in ``docs/explanation/criu.md``.
+CRIU connects to a socket in the image folder and asks for one file after the other;
+each is then a pipe. There is a thread for each pipe, because several are open at once
+and in no fixed order. Nothing here looks into a file. ``docs/explanation/criu.md`` has
+the measurements.
 
 An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
 and the socket. CRIU then fails by itself and cures the session's processes; the error

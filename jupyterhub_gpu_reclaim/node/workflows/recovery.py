@@ -136,7 +136,7 @@ def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
 
 
 def _remember_pods(parts: Parts) -> None:
-    """Restore the pods told to the former agent; the service repeats them only later."""
+    """Register the former agent's pods; the service names them again only later."""
     for record in parts.records.list():
         if record.pod:
             told = Told(pod=record.pod, key=record.key)
