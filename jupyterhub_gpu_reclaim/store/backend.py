@@ -1,14 +1,14 @@
-"""What a place that keeps objects must be able to do, and how it fails.
+"""The interface of a storage backend, and its errors.
 
-Called by the repository and its workers. A backend knows nothing of checkpoints: it
-keeps named bytes. Its calls block, and may come from several threads at once.
+A backend knows nothing of checkpoints: it keeps named bytes. Its calls block, and may
+come from several threads at once.
 
 ::
 
     StoreError
-    ├── ObjectMissing   no such object stands there, for sure
-    ├── ObjectExists    one of that name stands there already; nothing was written
-    └── Unavailable     not this time: nothing was taken, the same call may be repeated
+    ├── ObjectMissing   no such object exists, for sure
+    ├── ObjectExists    one of that name exists already; nothing was written
+    └── Unavailable     a passing fault: nothing was written, the call may be repeated
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: A backend as JSON can carry it to another process; see ``opening.open_backend``.
+#: A backend as JSON, for another process; see ``backends.address.open_backend``.
 Spec = dict[str, Any]
 
 #: What may be written: contiguous bytes, handed over without a copy.

@@ -1,7 +1,6 @@
-"""A committed checkpoint that is read: names, sizes, bytes that have been checked.
+"""A committed checkpoint opened for reading: names, sizes, authenticated bytes.
 
-Made by the repository, called by the agent's restore from several threads at once. It
-hands out nothing whose tag it has not seen to be right.
+Safe to call from several threads at once. It returns only bytes whose tag was verified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Copies objects from one backend to another: what stands there already is not sent.
+"""Copies objects between backends; objects that the target already has are not sent.
 
-Called by the tiers and by the upload. The bytes are copied as they are, encrypted; that
-nobody has changed them is found out by whoever reads them.
+The bytes are copied as they are, encrypted; a change to them is detected when they are
+read.
 """
 
 from __future__ import annotations

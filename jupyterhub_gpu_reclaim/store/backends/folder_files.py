@@ -1,6 +1,6 @@
-"""Reading a folder's files, and the system's errors in our words.
+"""Reads the files of a folder backend, and translates the system's errors.
 
-Called by :mod:`.folder` only. Nothing here writes.
+Nothing here writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which object is called what, and which sizes there are.
-
-Called by everything in the store that names an object. Pure; what stands in objects is
-not known here.
-"""
+"""The names of the store's objects, and the sizes in its format. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Takes a checkpoint out of a store into a file, and a file into a store.
+"""Exports a checkpoint from a store into a file, and imports it from there.
 
-Called by the command line. What comes from a file may be hostile: all of it is opened
-and authenticated before a byte of it is put into the store, and it is put there like a
-checkpoint that is written: intent, packs, manifest last.
+A file may be hostile: all of it is opened and authenticated before a byte of it is put
+into the store, and it is put there like a checkpoint that is written: intent, packs,
+manifest last.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def export(
         repository: knows what it needs.
         checkpoint: its id.
         path: of the file; it is there when it is whole, and never written over.
-        keys: open its manifest and wrap it anew; None: it stays as it is.
+        keys: open its manifest and wrap it again; None: it stays as it is.
         progress: called with bytes done and bytes in all.
 
     Returns:

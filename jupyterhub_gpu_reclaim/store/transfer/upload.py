@@ -1,11 +1,11 @@
-"""Brings committed checkpoints from the node's folder to the store, in the background.
+"""Uploads committed checkpoints from the node's folder to the store, in the background.
 
-Started by the agent where there are two tiers. There is no queue that could be lost:
-what has a manifest in the folder and none in the store is due, oldest first. Packs go
-first, the manifest last; what stands there already is not sent again, so an upload that
-was cut off goes on where it was. Other processes (the command line, other nodes)
-delete and sweep meanwhile: an :class:`~.announcing.Announcement` keeps them away from
-the packs, and what they delete here does not come back there.
+There is no queue that could be lost: what has a manifest in the folder and none in the
+store is due, oldest first. Packs go first, the manifest last; objects that the store
+already has are not sent again, so an interrupted upload continues where it was. Other
+processes (the command line, other nodes) delete and sweep meanwhile: an
+:class:`~..locks.upload.Announcement` keeps them away from the packs, and what they
+delete here does not come back there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One worker process as the agent holds it: its channel, and its end.
+"""One worker process as the agent sees it: its channel, and its end.
 
-Made by the pool, called by the crews. A worker that dies is an error of what it worked
-on, never a wait.
+A worker that dies makes the work fail with an error; the agent never waits for it.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def hear_all(
     try:
         heard.extend(_as_they_come(workers, seconds))
     except BaseException:
-        # Nobody else knows of what those have sent who were heard before.
+        # Messages of the workers heard before are kept nowhere else.
         for _, descriptors in heard:
             channel.close_all(descriptors)
         raise

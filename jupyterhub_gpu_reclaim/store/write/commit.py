@@ -1,7 +1,7 @@
 """The last steps of a commit: the index, then the manifest (``FORMAT.md``, 3 to 6).
 
-Called by the writer when all packs have settled. Everything that is published is read
-back; what had to be there before is looked for once more behind it.
+They run when all packs have settled. Everything that is published is read back; what
+had to be there before is looked for once more afterwards.
 """
 
 from __future__ import annotations
