@@ -1,14 +1,13 @@
-"""What NVIDIA's DCGM exporter tells of GPUs, as series of Prometheus, by pods. Pure.
+"""Reads the GPU use of pods from the series of NVIDIA's DCGM exporter. Pure.
 
-Called by ``service/clients/gpu_use.py``. The exporter names the pod that Kubernetes has
-given a card, or an instance (MIG) of one, to; so the card's use is that pod's. It does
-no I/O.
+The exporter names the pod to which Kubernetes has given a card, or an instance (MIG) of
+one; so the card's use is that pod's.
 
-What cannot be known stays unknown (law 5):
+What cannot be known stays unknown:
 
 * a value that is blank, no number or out of its range, and one that is too old;
 * a card that several pods have at the same time (time-slicing, MPS): which of them
-  worked, nobody can tell, unless the whole card did nothing;
+  worked is unknown, unless the whole card did nothing;
 * all cards of a pod of which there are more or fewer than it was given: one is lost, or
   the exporter still tells of a pod that had the same name before.
 

@@ -1,8 +1,7 @@
-"""What a source of samples must be able to do.
+"""The interface of a source of samples.
 
-Fulfilled by the agent's client, and by the fleet of them, which completes what they
-tell by DCGM through Prometheus. Called by the orchestrator's sampling loop, which gives
-what it gets to one window per session.
+An agent's client is one; so is the router over all agents, which adds what DCGM reports
+through Prometheus.
 """
 
 from __future__ import annotations
