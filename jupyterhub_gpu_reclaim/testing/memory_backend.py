@@ -1,7 +1,7 @@
 """A backend that keeps its objects in memory, for tests and simulations.
 
-Used by the contract suite and by tests of the layers above. Nothing in production
-makes one: what it holds ends with the process.
+It passes the contract suite of the real backends. Nothing in production makes one: its
+contents end with the process.
 """
 
 from __future__ import annotations
