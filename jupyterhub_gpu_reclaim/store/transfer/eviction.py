@@ -92,9 +92,7 @@ def _is_whole_there(tiers: Tiers, checkpoint: str, needs: Sequence[Entry]) -> bo
 
 def _drop_unneeded(tiers: Tiers, needs: Iterable[Sequence[Entry]]) -> int:
     """Drop packs that no checkpoint here needs and that the store has; bytes freed."""
-    found = tiers.local.list(
-        layout.PACKS
-    )  # first: a later checkpoint references no pack here
+    found = tiers.local.list(layout.PACKS)  # first: a later one references no pack
     needed = {entry for entries in needs for entry in entries}
     leaned_on = intents.leaned_on(tiers.local)
     spare = [
