@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session, Told
     from jupyterhub_gpu_reclaim.node.watcher import Watcher
 
-#: Waiting for an operation that was called off before its session is killed.
+#: Waiting for an operation that was cancelled before its session is killed.
 _CALL_OFF_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
@@ -176,7 +176,7 @@ class LocalNode:
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on; its checkpoint is discarded. Idempotent."""
+        """Thaw a captured tree; its checkpoint is discarded. Idempotent."""
         session = await self._find(incarnation)
         return await self._do(
             "thaw", session, "", lambda op: release.thaw(self._parts, session, op)
@@ -218,7 +218,7 @@ class LocalNode:
         return tree
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a running capture off; where none runs there is nothing to do."""
+        """Cancel a running capture; where none runs there is nothing to do."""
         running = self._operations.running(incarnation)
         if running is None:
             await self.tree(incarnation)

@@ -1,1 +1,1 @@
-"""Shipped fakes: named by their fault, tested by the contract suite of the real ones."""
+"""Shipped fakes: named by their fault, held to the contract suite of the real ones."""

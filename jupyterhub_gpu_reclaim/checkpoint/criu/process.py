@@ -83,7 +83,7 @@ class Attempt:
         folder: CRIU's image folder: an empty one of ours; the log stays in it.
         server: the stream's other side, not started yet.
         limit: seconds that the whole may take.
-        cancel: calls it off.
+        cancel: cancels it.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Attempt:
             prepare: likewise.
 
         Raises:
-            ReclaimError: CRIU failed, time was up, or it was called off.
+            ReclaimError: CRIU failed, time was up, or it was cancelled.
             Exception: what the stream's other side has raised. In any case CRIU has
                 ended.
         """

@@ -62,7 +62,7 @@ def copy_all(
 
 @contextlib.contextmanager
 def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
-    """What ends the copying when it is called off or late; the error is then that."""
+    """What ends the copying when it is cancelled or late; the error is then that."""
     stop = Cancel()
     why: list[ReclaimError] = []
     ended = Cancel()

@@ -63,7 +63,7 @@ class Piece(NamedTuple):
 
 
 class Stop(Protocol):
-    """Says that something has been called off; readable from then on."""
+    """Says that something has been cancelled; readable from then on."""
 
     @property
     def is_set(self) -> bool:

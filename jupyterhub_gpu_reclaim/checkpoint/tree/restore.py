@@ -105,11 +105,11 @@ def restore(
             as reset.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
-        cancel: calls it off.
+        cancel: cancels it.
 
     Raises:
         RestoreFailed: a file may not be opened, has changed, or is not the one that
-            came back; CRIU could not; time was up, or it was called off.
+            came back; CRIU could not; time was up, or it was cancelled.
         Exception: what the source has raised.
     """
     begun = time.monotonic()
@@ -168,14 +168,14 @@ def fill(
         restored: what :func:`restore` returned.
         source: as there; it writes into the tree's processes.
         limit: seconds that it may take.
-        cancel: calls it off.
+        cancel: cancels it.
 
     Returns:
         The tree, whole and still stopped.
 
     Raises:
         RestoreFailed: a process has ended or was let go on by its user, time was up,
-            or it was called off.
+            or it was cancelled.
         Exception: what the source has raised.
     """
     begun = time.monotonic()

@@ -69,7 +69,7 @@ class Node(Protocol):
         """Bring it back under a holding init, or attach to that."""
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on; its checkpoint is discarded."""
+        """Thaw a captured tree; its checkpoint is discarded."""
 
     async def release(self, incarnation: str, checkpoint: str) -> Tree:
         """End a captured tree; only when that checkpoint is committed."""
@@ -78,7 +78,7 @@ class Node(Protocol):
         """End a tree whatever it does, but not during a capture."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a running capture off."""
+        """Cancel a running capture."""
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""

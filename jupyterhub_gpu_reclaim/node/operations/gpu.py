@@ -179,7 +179,7 @@ class Accelerator:
             look: tells the session's tree as it is.
             survey: of it.
             limit: on its memory, which is lifted for that.
-            cancel: calls it off.
+            cancel: cancels it.
 
         Raises:
             ReclaimError: it could not be; :meth:`fill` takes back what was done.
@@ -356,7 +356,7 @@ class Accelerator:
         return {card.uuid: card.free for card in self._look()}
 
     def _look(self) -> list[CardUse]:
-        """The cards now. Somebody else's look may be under way: that takes a moment.
+        """The cards now. Another's look may be under way: that takes a moment.
 
         Raises:
             Refused: they do not answer; nothing may be concluded from that.

@@ -57,7 +57,7 @@ class Need:
     taken: Callable[[], int] = int
 
     def headroom(self) -> dict[str, int]:
-        """See ``cgroup.headroom``."""
+        """See ``cgroups.headroom``."""
         return cgroups.headroom(self.init_pid, self.lifted)
 
 

@@ -30,7 +30,7 @@ class Cancel(cancel.Cancel):
         """Go on, or end here.
 
         Raises:
-            RolledBack: it was called off (``cancelled``); the caller undoes its work.
+            RolledBack: it was cancelled (``cancelled``); the caller undoes its work.
         """
         if self.is_set:
             raise RolledBack(Reason.CANCELLED)
@@ -187,7 +187,7 @@ class Operations:
             self._current.pop(incarnation, None)
 
     async def finish(self, seconds: float) -> list[str]:
-        """Call all captures off and wait; the incarnations that have not ended."""
+        """Cancel all captures and wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
             operation = self._current[incarnation]
             if operation.kind == "capture":

@@ -67,7 +67,7 @@ _ABORT_SECONDS = 30.0
 
 
 class Look(NamedTuple):
-    """What a pre-flight has seen."""
+    """What a preflight has seen."""
 
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
@@ -196,7 +196,7 @@ class Capture:
         return self._record
 
     async def _look(self) -> tuple[Snapshot, Login, Look]:
-        """Pre-flight: the last moment at which nothing has been touched.
+        """Preflight: the last moment at which nothing has been touched.
 
         Raises:
             Refused: with the first fatal finding's reason.

@@ -141,7 +141,7 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
     """Stream every private file system of the session into the checkpoint.
 
     Raises:
-        RolledBack: something cannot be read, or it was called off.
+        RolledBack: something cannot be read, or it was cancelled.
         StoreError: the store does not take it.
     """
     for number, mount in enumerate(_private(session)):

@@ -157,7 +157,7 @@ async def _insist(
     key: object,
     cancel: Cancel | None = None,
 ) -> None:
-    """Do it, again and again until it can be done or is called off."""
+    """Do it, again and again until it can be done or is cancelled."""
     pause = _FIRST_PAUSE
     while not await asyncio.to_thread(_attempt, work, key):
         if cancel is not None and cancel.is_set:

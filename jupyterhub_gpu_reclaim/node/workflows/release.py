@@ -98,7 +98,7 @@ async def kill(
 async def thaw(
     parts: Parts, session: Session, operation: Operation
 ) -> AsyncIterator[Event]:
-    """Let a captured tree go on and drop its checkpoint; one that runs is left alone.
+    """Thaw a captured tree and drop its checkpoint; one that runs is left alone.
 
     Raises:
         Refused: there is nothing in it to go on, or it is being ended already
@@ -131,7 +131,7 @@ async def thaw(
 
 
 def undo_capture(parts: Parts, session: Session, record: Record) -> None:
-    """Let a captured tree go on without its checkpoint, and forget the capture.
+    """Thaw a captured tree without its checkpoint, and forget the capture.
 
     The checkpoint goes only when nothing is left that could fail: before that the tree
     stands as it was captured, and after it the tree is known to go on, also to a later

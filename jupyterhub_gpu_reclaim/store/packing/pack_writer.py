@@ -192,7 +192,7 @@ class Lane:
         self._packs.settled(timeout)
 
     def abandon(self) -> None:
-        """Let go of everything; idempotent, never waits."""
+        """Release everything; idempotent, never waits."""
         self._packs.abandon()
 
     def let_end(self, timeout: float) -> None:

@@ -137,7 +137,7 @@ class Packs:
             raise StoreError(Reason.STORE_FAILED, why="a pack was given up")
 
     def abandon(self) -> None:
-        """Let go of everything; idempotent, never waits."""
+        """Release everything; idempotent, never waits."""
         self._failed = True
         pack, self._open = self._open, None
         if pack is not None:

@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.1
 
 
 class Cancel(Protocol):
-    """A wish to stop, such as a ``threading.Event``."""
+    """A request to stop, such as a ``threading.Event``."""
 
     def is_set(self) -> bool:
         """Whether it is wished."""
