@@ -48,7 +48,7 @@ def container_of(pid: int) -> Container | None:
 
 
 def parse(table: str) -> Container | None:
-    """The container that a /proc/<pid>/cgroup tells; pure.
+    """The container named in a /proc/<pid>/cgroup; pure.
 
     None also where the hierarchies name different pods: then nothing is known.
     """

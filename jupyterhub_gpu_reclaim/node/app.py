@@ -67,7 +67,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class AgentApp(AgentSettings):
-    """The program; its settings are its base's."""
+    """The agent's program; :class:`AgentSettings` has its settings."""
 
     def start(self) -> None:
         """Run until a signal ends it."""
@@ -117,7 +117,7 @@ class AgentApp(AgentSettings):
                 remove_socket(self)
 
     def _watch(self, state: Path) -> None:
-        """Have the sessions that we leave frozen let go on, should we never return."""
+        """Start the watchdog, which thaws frozen sessions if the agent is gone."""
         if not self.thaw_after_seconds:
             return
         limits = self.limits()

@@ -57,7 +57,7 @@ class LocalNode:
 
     async def ready(self) -> list[Finding]:
         """What keeps this node from saving sessions, or makes it slow."""
-        # Anybody may ask, and as often as he likes; one look at a time answers all.
+        # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._look_at_node())
         return await asyncio.shield(self._look)
@@ -115,7 +115,7 @@ class LocalNode:
         return await asyncio.to_thread(read)
 
     async def tell(self, incarnation: str, told: Told) -> None:
-        """Take the service's word about a session before anything else is asked."""
+        """Take the service's facts about a session, before any other call."""
         await asyncio.to_thread(self._parts.placements.tell, incarnation, told)
 
     # --- doing --------------------------------------------------------------------
@@ -123,7 +123,7 @@ class LocalNode:
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save it, attach to that, or repeat how it ended."""
+        """Capture it, attach to the capture under way, or repeat how it ended."""
         known = self._operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
@@ -147,7 +147,7 @@ class LocalNode:
         return self._begin(session, operation, work.run).follow()
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Bring it back, attach to that, or repeat how it ended."""
+        """Restore it, attach to the restore under way, or repeat how it ended."""
         known = self._operations.attach(incarnation, "restore", checkpoint)
         if known is not None:
             return known.follow()
@@ -244,7 +244,7 @@ class LocalNode:
         operation: Operation,
         work: Callable[[Operation], AsyncIterator[Event]],
     ) -> Operation:
-        """Start it; what it cannot undo when it fails is undone after it."""
+        """Start an operation; what it cannot undo when it fails is undone after it."""
         begun = self._operations.begin(session.incarnation, operation, work)
         recovery.settle_after(self._parts, self._operations, session, begun)
         return begun

@@ -29,7 +29,7 @@ _Name = tuple[int, int]
 
 
 class Watcher:
-    """Knows how to look at a session; asks only those that run."""
+    """Takes samples of sessions; the servers of stopped ones are not called."""
 
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
         self._placements = placements

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Kind(NamedTuple):
-    """What a metric tells, and how to make our unit of it."""
+    """What a metric measures, and how to convert it to our unit."""
 
     field: str
     factor: float
@@ -87,7 +87,7 @@ class _Card(NamedTuple):
 
 
 class _Use:
-    """What was told of one card for one pod."""
+    """The values of one card for one pod."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -105,7 +105,7 @@ class _Use:
                 self.told[kind.field] = max(self.told.get(kind.field, at), at)
 
     def known(self, field: str, since: float) -> float | None:
-        """None where it was not told, or too long ago."""
+        """None where there is no value, or only an old one."""
         if self.told.get(field, -math.inf) < since:
             return None
         return self.largest[field]

@@ -55,7 +55,7 @@ class CardSource(Protocol):
 
 
 class NoCards:
-    """A machine that has none."""
+    """The source of a machine without GPUs."""
 
     def look(self, since: float) -> list[CardUse] | None:
         """None there, and that is known."""

@@ -169,7 +169,7 @@ async def ask(
 
     Args:
         client: from :func:`make_client`.
-        address: whom to ask.
+        address: of the server.
         path: below the server's prefix, without a query; quoted here.
         kind: what the answer must be.
         seconds: how long it may take.

@@ -84,7 +84,7 @@ class Nvml:
                 self._library.nvmlShutdown()
 
     def _complain(self, error: Exception) -> None:
-        """The log hears of it once per error, not at every look."""
+        """Log each error once, not at every look."""
         if self._said != str(error):
             self._said = str(error)
             _log.warning("- the GPUs do not answer: %s", error)

@@ -181,7 +181,7 @@ class Sampler:
             return None
 
     async def _know(self, address: jupyter_api.Address, path: str, kind: type[T]) -> T:
-        """Ask, or hear that it is as before."""
+        """Ask, or learn that the answer is as before."""
         return await jupyter_api.ask(
             self._client,
             address,

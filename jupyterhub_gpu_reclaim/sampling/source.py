@@ -16,7 +16,7 @@ class SampleSource(Protocol):
     """Tells what sessions do now."""
 
     async def samples(self) -> list[Sample]:
-        """One sample of each session that it knows; ``None`` for what it cannot tell.
+        """One sample of each session that it knows; ``None`` for what is unknown.
 
         Cheap, and harmless to repeat: watching a session never counts as using it.
 

@@ -156,7 +156,7 @@ class Window:
         )
 
     def _forget(self) -> None:
-        """Another incarnation: what the former one did says nothing of this one."""
+        """Drop the samples of a former incarnation, which say nothing of this one."""
         self._newest = None
         self._watched_since = None
         self._cpu.clear()
@@ -247,7 +247,7 @@ def _gpu_memory(sample: Sample) -> int | None:
 
 
 def _is_whole(sample: Sample) -> bool:
-    """Whether it tells all that a policy needs."""
+    """Whether it has all that a policy needs."""
     return (
         sample.kernels is not None
         and sample.cpu_work is not None

@@ -61,7 +61,7 @@ PERIOD = 100_000  #: microseconds; the kernel's own default for CPU quotas
 
 
 class LaunchError(Exception):
-    """The session cannot get what it was promised; the text is a sentence."""
+    """The session cannot be started as requested; the text is a sentence."""
 
 
 def main(argv: list[str] | None = None) -> int:

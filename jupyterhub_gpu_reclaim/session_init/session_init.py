@@ -338,7 +338,7 @@ def serve(root: int | None) -> int:
             if root is not None and is_child(root):
                 # Not the one of a restore that failed before, under the same pid.
                 ended.pop(root, None)
-        # Whoever ends before the root is named may turn out to be it.
+        # A child that ends before the root is named may turn out to be it.
         ended.update(reap())
         if root is not None:
             if root in ended:

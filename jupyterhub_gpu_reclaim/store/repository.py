@@ -147,7 +147,7 @@ class Repository:
         return self._beginner.exists(checkpoint)
 
     def open(self, checkpoint: str) -> Checkpoint:
-        """A committed checkpoint; its packs are seen to stand there, unread.
+        """Open a committed checkpoint; its packs must exist, but are not read.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.

@@ -48,7 +48,7 @@ ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/now
 PRELOAD = b"/etc/ld.so.preload"
 NO_PRELOAD = b"/proc/no-preload/x"
 #: Where CRIU keeps what it has found out about the kernel, in the session's file
-#: system: addresses among it, which it uses as root. Nobody can make the other path.
+#: system: addresses among it, which it uses as root. The other path cannot be made.
 _CACHE = re.compile(rb"/[^\0]{1,64}criu\.kdat(?=\0)")
 _NO_CACHE = b"/proc/0x/"
 
@@ -148,7 +148,7 @@ def check(folder: Path = FOLDER) -> list[Finding]:
 
 
 def _complaint(text: str) -> str:
-    """Why its test failed; without rights it says so before it has a log."""
+    """Why its test failed; without rights it prints that before it has a log."""
     why = first_error(text)
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
     return lines[0] if why == NO_REASON and lines else why
@@ -230,7 +230,7 @@ def _system() -> Criu | None:
 
 
 def with_system_libraries(binary: Path) -> Criu | None:
-    """A program of the system, with the loader and the folders that ldd(1) tells."""
+    """A program of the system, with the loader and the folders that ldd(1) lists."""
     code, text = _run(["ldd", str(binary)])
     files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
     loaders = [file for file in files if file.name.startswith("ld-")]

@@ -374,7 +374,7 @@ def rewrite_files(files_img: bytes, change: Callable[[Any], bool]) -> bytes:
 
     Args:
         files_img: the image as CRIU wrote it.
-        change: alters the ``file_entry`` it is given in place, and says whether it did.
+        change: alters the ``file_entry`` it is given in place; returns whether it did.
 
     Raises:
         RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).

@@ -68,7 +68,7 @@ def install(
         suite: Debian's suite to take it from.
         mirror: Debian mirror.
         again: replace a copy of the same suite, to take its fixes.
-        report: told what is being done, a line at a time.
+        report: called with each line of progress.
 
     Raises:
         Refused: something is missing, could not be fetched or does not run; the

@@ -37,7 +37,7 @@ HELPER = Path(__file__).with_name("nsenter.py")
 START_PATIENCE = 30.0
 #: <linux/memfd.h>
 MFD_EXEC = 0x10
-#: Nobody writes to it, makes it longer or shorter, or takes that back.
+#: No write, no growing, no shrinking, and no removal of these seals.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 )
@@ -111,7 +111,7 @@ class Inside:
             return
 
     def close(self) -> None:
-        """Let go of the helper; a program that still runs goes on by itself."""
+        """Release the helper; a program that still runs continues by itself."""
         os.close(self._report)
         if self._facts.keys() & {"status", "error"} or not self.pid:
             self._helper.wait(START_PATIENCE)

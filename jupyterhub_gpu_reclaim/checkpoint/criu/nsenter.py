@@ -164,7 +164,7 @@ def enter(spec: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Do as the JSON on the input says; the exit code is 0 when it was done."""
+    """Carry out the JSON on the input; the exit code is 0 when it was done."""
     spec = json.loads(sys.stdin.buffer.readline())
     # The agent's own end must not end what is under way inside.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -79,7 +79,7 @@ class Attempt:
 
     Args:
         criu: which CRIU.
-        session: inside of whom.
+        session: whose namespaces it runs in.
         folder: CRIU's image folder: an empty one of ours; the log stays in it.
         server: the stream's other side, not started yet.
         limit: seconds that the whole may take.
@@ -119,8 +119,8 @@ class Attempt:
             step: dump or restore.
             arguments: besides the common ones.
             reason: why, when CRIU itself fails.
-            inherit: what CRIU gives to the session in place of a pipe whose other end
-                is outside: CRIU's name of it → descriptor of ours.
+            inherit: replacements for pipes whose other end is outside: CRIU's name of
+                the pipe → descriptor of ours.
             last_pid: see ``run_inside``.
             prepare: likewise.
 
@@ -197,7 +197,7 @@ class Attempt:
         return status
 
     def _end(self, inside: Inside) -> int:
-        """CRIU has been cut off from its stream: let it cure, else end it."""
+        """With its stream cut, let CRIU cure the session, else end it."""
         for number, patience in (
             (0, CURE_PATIENCE),
             (signal.SIGTERM, END_PATIENCE),

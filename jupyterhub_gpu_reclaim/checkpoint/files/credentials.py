@@ -68,7 +68,7 @@ def credentials_of(core_img: bytes) -> Credentials:
 
 
 def credentials_now(pid: int) -> Credentials:
-    """Those that a process has by the kernel's word.
+    """Those that the kernel reports of a process.
 
     Raises:
         ProcessLookupError: it is gone.

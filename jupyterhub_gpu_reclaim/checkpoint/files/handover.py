@@ -90,7 +90,7 @@ class Handover:
     """Files that were opened, and what CRIU is told of them.
 
     Attributes:
-        saved: what the images say.
+        saved: what the images hold.
         descriptors: entry → descriptor of ours.
         files: images that are replaced.
     """
@@ -319,7 +319,7 @@ class _Opening:
                 raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
 
     def _owner(self, number: int, uid: int, path: bytes) -> Credentials:
-        """Who a deleted file belongs to, of those that hold it.
+        """The owner of a deleted file, among the tasks that hold it.
 
         Raises:
             RestoreFailed: none of several users owned it: what one of them may change

@@ -94,14 +94,14 @@ class Use(NamedTuple):
 
 @dataclass
 class SavedFiles:
-    """What the images say, and what CRIU is to be told instead.
+    """What the images hold, and what CRIU gets instead.
 
     Attributes:
         entries: of ``files.img``, by number.
         descriptors: (pid, number of a descriptor) → (CRIU's fd_type, entry).
         wishes: what is to be opened.
         uses: folders, programs and mappings of the tree.
-        holders: entry → the credentials of who has it.
+        holders: entry → the credentials of its holders.
         rewritten: images that refer to entries by other numbers now.
         left: entries under ``/proc/PID``, which exist only once CRIU runs.
         instances: of inotify: entry → flags and watches.
@@ -130,7 +130,7 @@ class SavedFiles:
         return self.instances.keys() | self.sockets.keys()
 
     def holder(self, number: int) -> Credentials:
-        """With whose rights an entry is opened: the least powerful who has it.
+        """The rights with which an entry is opened: those of its least powerful holder.
 
         What is under way in a message may have no holder at all.
         """

@@ -99,7 +99,7 @@ class _Tee:
 
 
 def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each thread's number in the session, and what the kernel says of it."""
+    """Each thread's number in the session, and what the kernel reports of it."""
     for process in tree.processes:
         folder = procfs.PROC / str(process.pid) / "task"
         with contextlib.suppress(OSError):

@@ -208,7 +208,7 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:
-    """Nobody can reach it by its name, so any will do."""
+    """It cannot be reached by its name, so any will do."""
     for place in (where, _ELSEWHERE):
         try:
             folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)

@@ -119,7 +119,7 @@ class _File:
     Attributes:
         path: the name that it has lost.
         descriptor: of ours; it opens nothing (O_PATH).
-        holders: who has it.
+        holders: the tasks that have it.
         reads: whether a holder has it open for reading.
         link: the name that it was given; none where its contents are saved.
         namer: with whose rights.
@@ -185,7 +185,7 @@ class Unlinked:
         return [word for key in self._files for word in ("--external", str(key))]
 
     def rewrite(self, kept: dict[str, bytes]) -> dict[str, bytes]:
-        """The images that tell of them, in place of CRIU's.
+        """The images that describe them, in place of CRIU's.
 
         Args:
             kept: CRIU's ``files.img`` and ``remap-fpath.img``, as far as they exist.
@@ -219,7 +219,7 @@ class Unlinked:
         return {**kept, FILES: files, REMAPS: after}
 
     def save(self, held: HeldBack, sinks: Callable[[str], Sink]) -> dict[str, int]:
-        """Save what tells of them, and those without a name; image → its length."""
+        """Save their descriptions, and those without a name; image → its length."""
         lengths = {}
         for name, data in self.rewrite(held.kept).items():
             sink = sinks(name)

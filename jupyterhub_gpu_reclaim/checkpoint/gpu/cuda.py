@@ -132,7 +132,7 @@ def fill(
 ) -> None:
     """Move the GPU memory of those processes back. Idempotent.
 
-    Those that are stopped stay so, and may be let go on afterwards.
+    Those that are stopped stay so, and may be continued afterwards.
 
     Args:
         driver: this machine's.
@@ -204,7 +204,7 @@ def _move_out(
 
 
 def _verify(driver: Driver, process: Process) -> None:
-    """The driver's word, and the kernel's: it holds no device any more."""
+    """Check with driver and kernel that it holds no device any more."""
     state = _state(driver, process)
     if state is not State.CHECKPOINTED or held_by(process.pid):
         raise _failed(process, f"it is {state.name.lower()} and holds a device")
@@ -266,7 +266,7 @@ def _runs(pid: int, tid: int) -> bool:
 
 @contextlib.contextmanager
 def _held(driver: Driver, process: Process) -> Iterator[set[int]]:
-    """Only the driver's own thread of the process runs inside the block; its ids.
+    """Hold all but the driver's own thread of the process inside the block; its ids.
 
     One without such a thread (it uses NVML only) has no memory to be looked at, and
     runs as it did.
@@ -305,7 +305,7 @@ def _state(driver: Driver, process: Process) -> State:
 
 
 def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
-    """Do it for all at once; the first failure when all have ended.
+    """Run it for all at once; raise the first failure when all have ended.
 
     Raises:
         ReclaimError: the first failure.
@@ -323,7 +323,7 @@ def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
 def _try_each(
     tasks: Sequence[Process], work: Callable[[Process], None]
 ) -> list[ReclaimError]:
-    """Do it for all at once; the failures of those that still live."""
+    """Run it for all at once; return the failures of those that still live."""
     failures = []
     futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):

@@ -139,7 +139,7 @@ class Driver:
         """What those processes have, by host pid.
 
         Raises:
-            DriverError: the kernel's driver does not tell, or not as we know it.
+            DriverError: the kernel's driver does not report it, or not as we know it.
         """
         answer = self._ask("memory", QUICK_SECONDS, pids=list(pids))
         return {int(pid): Memory(*pair) for pid, pair in answer["memory"].items()}

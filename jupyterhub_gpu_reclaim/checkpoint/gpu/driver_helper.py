@@ -94,7 +94,7 @@ class Resources:
         Memory that has lost its first owner counts as the other's own.
 
         Raises:
-            OSError: the driver does not tell.
+            OSError: the driver does not report it.
         """
         found = dict.fromkeys(pids, (0, 0))
         for first in range(0, len(pids), _PID_INFO_COUNT):
@@ -151,7 +151,7 @@ def unpack_pids(answer: bytes) -> list[tuple[int, int, int]]:
     """Its answer: pid, own bytes, others' bytes.
 
     Raises:
-        OSError: one of them could not be told.
+        OSError: one of them could not be read.
     """
     (count,) = struct.unpack_from("<I", answer)
     found = []

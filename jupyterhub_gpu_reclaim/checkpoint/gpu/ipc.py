@@ -76,7 +76,7 @@ def examine(
 def _ask(
     driver: Driver, pids: Sequence[int], counted: Collection[int]
 ) -> Mapping[int, Memory] | None:
-    """What the driver counts; None when it does not tell, or what cannot be."""
+    """What the driver counts; None when it does not report, or an impossible value."""
     if not pids:
         return {}
     try:

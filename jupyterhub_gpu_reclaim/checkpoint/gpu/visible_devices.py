@@ -52,7 +52,7 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
 
 
 def _card(path: Path) -> tuple[int, str]:
-    """The minor number and the UUID that one file tells."""
+    """The minor number and the UUID in one file."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

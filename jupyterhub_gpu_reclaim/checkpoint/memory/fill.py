@@ -92,7 +92,7 @@ def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[
 
 
 def _same(process: Process) -> None:
-    """Check that no pid was given to another process, which would have been written to.
+    """Check that it is still the same process: a reused pid would be another one's.
 
     Raises:
         ReclaimError: it has ended meanwhile.

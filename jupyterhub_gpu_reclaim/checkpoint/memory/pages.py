@@ -76,7 +76,7 @@ class Stop(Protocol):
 class Source(Protocol):
     """Where CRIU's images come from; called from several threads at once.
 
-    Everything it hands out has been authenticated. It raises what the store raises.
+    Everything it returns has been authenticated. It raises what the store raises.
     """
 
     def size(self, name: str) -> int | None:
@@ -99,7 +99,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is taken away from CRIU.
+    """What bypasses CRIU.
 
     Attributes:
         files: those of its images that are rewritten.

@@ -85,7 +85,7 @@ def reset(
     descriptors: Mapping[tuple[int, int], tuple[int, int]],
     ended: Collection[int],
 ) -> frozenset[int]:
-    """Have those sockets of a restored tree say ECONNRESET; before it goes on.
+    """Make those sockets of a restored tree return ECONNRESET, before it continues.
 
     Args:
         tree: its processes, stopped.

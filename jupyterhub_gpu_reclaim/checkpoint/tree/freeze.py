@@ -171,7 +171,7 @@ def _running(tree: Snapshot) -> list[Process]:
 
 
 def _is_ending(process: Process) -> bool:
-    """Whether it is on its way out, or has been told to go by SIGKILL."""
+    """Whether it is exiting, or has SIGKILL pending."""
     fields = procfs.stat(process.pid)
     if len(fields) <= _FLAGS or int(fields[_FLAGS]) & _PF_EXITING:
         return True

@@ -100,7 +100,7 @@ class _Inspector:
         self._areas = self._expected_areas()
 
     def descriptors(self, ns_pid: int, pid: int) -> None:
-        """Those of one process: none missing, none besides."""
+        """Check those of one process: none missing, none besides."""
         wanted = {
             fd: kind
             for (owner, fd), kind in self._saved.descriptors.items()

@@ -76,7 +76,7 @@ def _inodes(process: Process) -> frozenset[int]:
 
 
 def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
-    """Whether the server has read all that was said to it inside the session."""
+    """Whether the server has read all that was sent to it inside the session."""
     ears = _inodes(server) & frozenset(links)
     return not any(
         # Output of the server waits for the stopped processes, and may.

@@ -161,7 +161,7 @@ def fill(
     limit: float,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
-    """Bring the memory that :func:`restore` has left out; blocks.
+    """Fill the memory that :func:`restore` has left out; blocks.
 
     Args:
         session: the holding init.
@@ -174,7 +174,7 @@ def fill(
         The tree, whole and still stopped.
 
     Raises:
-        RestoreFailed: a process has ended or was let go on by its user, time was up,
+        RestoreFailed: a process has ended or was continued by its user, time was up,
             or it was cancelled.
         Exception: what the source has raised.
     """
@@ -289,7 +289,7 @@ def _name_root(init_pid: int, root_pid: int) -> bool:
 
 
 def _clear(session: Session) -> None:
-    """Nothing stays under the init; an init that has ended has cleared it itself."""
+    """Leave nothing under the init; an init that has ended has cleared it itself."""
     with contextlib.suppress(NotFound):
         processes.kill_tree(session.init_pid, session.init_start, timeout=KILL_PATIENCE)
 

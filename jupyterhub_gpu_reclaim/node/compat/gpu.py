@@ -69,7 +69,7 @@ def compare(
         there: the session's.
         driver: this machine's driver.
         here: the cards of its new place.
-        free: bytes by card, None where the card does not tell.
+        free: bytes by card, None where the card does not report it.
     """
     moves = plan_moves(there.cards, here, free)
     if moves is None:

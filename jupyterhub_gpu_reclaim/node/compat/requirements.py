@@ -53,9 +53,9 @@ class World(Value, frozen=True, kw_only=True):
     Process ids are those of the session's own pid namespace; ``cut`` are the inodes
     of the sockets that were closed because they led outside, or whose connection had
     ended with something unread; ``archives`` are the private file systems by their
-    folder; ``kernels`` and ``terminals`` are what its
-    server had open; ``memory`` is what it held, in bytes, with that of its ``gpus``;
-    ``image`` is that of its container, ``node_labels`` are the service's own.
+    folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
+    what it held, in bytes, with that of its ``gpus``; ``image`` is that of its
+    container, ``node_labels`` are the service's own.
     """
 
     format: int = 1

@@ -61,7 +61,7 @@ def find_connection(
     Args:
         init_pid: of the session, whose root the path is looked up in.
         pids: host pids of the tree; one of them was started with the file's path.
-        kernel: the kernel's id, as the server tells it.
+        kernel: the kernel's id, as the server reports it.
     """
     name = re.escape(os.fsencode(kernel))
     pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
@@ -80,7 +80,7 @@ def find_connection(
 
 
 def greeting() -> bytes:
-    """What a client says first.
+    """A client's greeting.
 
     More may follow only after the kernel's ``READY``: libzmq drops a connection whose
     first message comes before its own handshake is out.

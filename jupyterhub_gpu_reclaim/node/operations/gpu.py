@@ -60,7 +60,7 @@ class Accelerator:
 
     Args:
         driver: moves their memory.
-        nvml: tells how much of it is free.
+        nvml: reports how much of it is free.
         lock_seconds: that a GPU may take to finish what it has in hand.
         seconds: that moving a session's memory may take.
         room_seconds: that memory which others use is waited for.
@@ -91,7 +91,7 @@ class Accelerator:
 
     @property
     def cards(self) -> CardSource:
-        """What tells about their use."""
+        """The source of their use."""
         return self._nvml
 
     def node_findings(self) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ class Accelerator:
         """What the session has of GPUs; None where it has nothing.
 
         Raises:
-            Refused: a card does not tell who uses it (``gpu_driver_silent``), so how
+            Refused: a card does not report its users (``gpu_driver_silent``), so how
                 much memory will be needed is not known.
         """
         if not survey.users:
@@ -176,7 +176,7 @@ class Accelerator:
         have given up what they inherited, also those that were forked after the survey.
 
         Args:
-            look: tells the session's tree as it is.
+            look: returns the session's tree as it is.
             survey: of it.
             limit: on its memory, which is lifted for that.
             cancel: cancels it.
@@ -257,7 +257,7 @@ class Accelerator:
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
         """Give a session its GPU memory back. Idempotent.
 
-        Nobody is let go on: what is stopped stays so.
+        No process is continued: what is stopped stays so.
 
         Args:
             gpus: what :meth:`describe` said of it; None where it has none.
@@ -305,13 +305,13 @@ class Accelerator:
         moves: dict[str, str],
         fill: object | None = None,
     ) -> None:
-        """A driver that runs out of memory in the middle loses the process for good.
+        """Wait for memory: a driver that runs out of it midway loses the process.
 
         Args:
             gpus: what is needed.
             emptied: the processes that need it.
             moves: the cards that take the place of others.
-            fill: for whom the room is kept, until he is taken off the list.
+            fill: whose room is kept, until it is taken off the list.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait.
@@ -356,7 +356,7 @@ class Accelerator:
         return {card.uuid: card.free for card in self._look()}
 
     def _look(self) -> list[CardUse]:
-        """The cards now. Another's look may be under way: that takes a moment.
+        """The cards now; waits a moment if another reading is under way.
 
         Raises:
             Refused: they do not answer; nothing may be concluded from that.
@@ -383,7 +383,7 @@ class Accelerator:
 
 
 def _at_most(use: ProcessUse, card: CardUse) -> int:
-    """Bytes that a process has on a card; where it is not told, all that is in use.
+    """Bytes that a process has on a card; where it is unknown, all that is in use.
 
     Raises:
         Refused: not even that is known.

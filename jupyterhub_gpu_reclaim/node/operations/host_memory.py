@@ -42,7 +42,7 @@ _LIMITED: Final = "below its memory limit, or one that it shares"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an operation is going to use.
+    """The host memory that an operation is going to use.
 
     Attributes:
         bytes: at most, beside what is in use when it begins.
@@ -67,7 +67,7 @@ class _Promise:
     places: frozenset[str]
 
     def left(self) -> int:
-        """What it may still use. Whatever cannot be told counts as not used."""
+        """What it may still use. What is unknown counts as not used."""
         try:
             taken = self.need.taken()
         except (ReclaimError, OSError):
@@ -83,7 +83,7 @@ class HostMemory:
         self._promises: dict[Operation, _Promise] = {}
 
     def findings(self, need: Need) -> Iterator[Finding]:
-        """What is missing for it now; promises nothing."""
+        """What is missing for it now; reserves nothing."""
         with self._lock:
             short = self._short(need)
         if short:
@@ -110,7 +110,7 @@ class HostMemory:
             self._promises.pop(operation, None)
 
     def _short(self, need: Need) -> dict[str, Any]:
-        """The facts of the refusal; empty when all of it is there."""
+        """The facts for the refusal; empty when all of it is there."""
         if not need.bytes:
             return {}
         self._promises = {op: p for op, p in self._promises.items() if not op.done}

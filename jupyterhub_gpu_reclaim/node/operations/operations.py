@@ -37,7 +37,7 @@ class Cancel(cancel.Cancel):
 
 
 class Operation:
-    """One operation on one session: its events so far, and a wait for the next."""
+    """One operation on one session: its events so far, and how to await the next."""
 
     def __init__(self, kind: str, key: SessionKey, checkpoint: str) -> None:
         self.kind = kind
@@ -73,7 +73,7 @@ class Operation:
         self._wake()
 
     def fail(self, error: ReclaimError) -> None:
-        """Its last event: why it did not end well."""
+        """Add its last event: why it failed."""
         self.error = error
         self.add(Event(failure=codec.failure_of(error)))
 
@@ -87,7 +87,7 @@ class Operation:
             return
 
     def end(self) -> None:
-        """No event will come any more."""
+        """Mark that no event will come any more."""
         self.done = True
         self._wake()
 

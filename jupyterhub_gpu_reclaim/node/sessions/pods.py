@@ -82,7 +82,7 @@ class PodPlacements:
                 del self._told[next(iter(self._told))]
 
     def list(self) -> list[Session]:
-        """Every claim on this node; one of an incarnation once its pod was told."""
+        """Every claim on this node; one of an incarnation once its pod is known."""
         return sorted(
             (one for one in _oldest(self._claims()) if self._may_be(one)),
             key=lambda one: (one.incarnation, one.init_start),
@@ -121,7 +121,7 @@ class PodPlacements:
         return told is None or told.pod == claim.told.pod
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
-        """Every process that says it is the init of a session of ours."""
+        """Every process that claims to be the init of a session of ours."""
         for pid in self._pids():
             # Of most processes no more than this has to be read.
             if self._name(pid) != INIT_NAME:

@@ -54,7 +54,7 @@ async def speaks(
 
 
 def answers(address: jupyter_api.Address) -> bool:
-    """Whether a first word of TLS is answered by one of TLS; blocks for seconds."""
+    """Whether a TLS greeting is answered by one; blocks for seconds."""
     with contextlib.suppress(OSError):
         made = netns.make_socket(
             address.pid or os.getpid(),
@@ -72,7 +72,7 @@ def answers(address: jupyter_api.Address) -> bool:
 
 
 def _client_hello() -> bytes:
-    """What a TLS client says first."""
+    """A TLS client's greeting."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -75,7 +75,7 @@ class Look(NamedTuple):
 
 
 async def ask_server(parts: Parts, session: Placed) -> list[Finding]:
-    """What its server itself says that keeps a session from being saved."""
+    """Findings from its server itself that keep a session from being saved."""
 
     def look() -> Login | None:
         server = trees.look(session).server
@@ -149,7 +149,7 @@ class Capture:
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Save it; the last event is the checkpoint."""
+        """Run the capture; the last event is the checkpoint."""
         del operation
         async for event in durably(self._steps(), self._parts.records):
             yield event
@@ -227,7 +227,7 @@ class Capture:
         """Keep the memory that its GPUs' is moved into, until it is there.
 
         Raises:
-            Refused: others were promised it meanwhile (``not_enough_memory``).
+            Refused: others reserved it meanwhile (``not_enough_memory``).
         """
         before = trees.resident_bytes(snapshot)
         need = dataclasses.replace(
@@ -362,7 +362,7 @@ class Capture:
                 stopped=self._record.stopped_before,
                 prepare=cgroup_escape.move,
                 cancel=self._cancel,
-                # Nobody may run before his GPU is filled.
+                # No process may run before its GPU is filled.
                 undo=self._record.gpus is None,
             )
 
@@ -490,7 +490,7 @@ def thaw_limit(limits: Limits, record: Record) -> float:
 
 
 def _rolled_back(error: Exception) -> ReclaimError:
-    """The error as it is told: in our words, whatever it was."""
+    """Any error as one of ours, to be reported."""
     if isinstance(error, ReclaimError):
         return error
     _log.error("- capture failed: internal", exc_info=error)

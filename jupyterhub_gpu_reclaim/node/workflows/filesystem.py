@@ -63,7 +63,7 @@ def address_of(session: Session, login: Login) -> jupyter_api.Address:
 
 
 async def ask_server(client: AsyncHTTPClient, session: Session, login: Login) -> Opened:
-    """The kernels and terminals of a session's server; what is not told is left out."""
+    """The kernels and terminals of a session's server; what is unknown is left out."""
     if not login.port:
         return Opened(kernels=[], terminals=[])
     address = address_of(session, login)

@@ -82,7 +82,7 @@ def refuse_if_leased(
 
 
 def refuse_if_needed(parts: Parts, checkpoint: str) -> None:
-    """The only image of a stopped tree is not thrown away under it.
+    """Refuse to delete the only image of a stopped tree.
 
     Raises:
         Refused: ``wrong_phase``.

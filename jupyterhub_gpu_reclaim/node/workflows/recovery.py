@@ -144,7 +144,7 @@ def _remember_pods(parts: Parts) -> None:
 
 
 def _one_each(sessions: list[Session]) -> list[Session]:
-    """The oldest of those that claim the same incarnation; nothing was told of it."""
+    """The oldest of those that claim one incarnation, without facts of the service."""
     found: dict[str, Session] = {}
     for session in sorted(sessions, key=lambda one: one.init_start):
         found.setdefault(session.incarnation, session)
@@ -157,7 +157,7 @@ async def _insist(
     key: object,
     cancel: Cancel | None = None,
 ) -> None:
-    """Do it, again and again until it can be done or is cancelled."""
+    """Repeat it until it succeeds or is cancelled."""
     pause = _FIRST_PAUSE
     while not await asyncio.to_thread(_attempt, work, key):
         if cancel is not None and cancel.is_set:
@@ -218,7 +218,7 @@ def _settle(parts: Parts, session: Session) -> None:
 
 
 def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
-    """The store decides: committed, or never been."""
+    """Settle a capture as the store says: committed, or it does not exist."""
     capturing, store = record.stage in _UNCOMMITTED, parts.store
     # What was captured before may have gone on to the store behind this node's folder.
     if store.saved_here(record.checkpoint) or (
@@ -244,7 +244,7 @@ def goes_on(session: Session) -> bool:
 
 
 def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
-    """Restored whole; whether it goes on already is not known, so it is told again."""
+    """Continue a restored tree, again if it had been, since that is not known."""
     tree = trees.look(session)
     if tree.root is None:
         _fail(parts, record)
@@ -293,7 +293,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
 
 
 def _fail(parts: Parts, record: Record) -> None:
-    """The operation has ended badly, because of us."""
+    """End the operation with an error of the agent's own."""
     restarted = codec.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
     failure = record.failure or restarted
     parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
@@ -355,7 +355,7 @@ def _owner(entry: Path) -> int | None:
 
 
 def _attempt(work: Callable[[], object], key: object) -> bool:
-    """Do it, or say in the log why not; False when it is to be tried again."""
+    """Do it, or log why not; False when it is to be tried again."""
     try:
         work()
     except NotFound:

@@ -187,7 +187,7 @@ def _committed_record(parts: Parts, session: Session, checkpoint: str) -> Record
 
 
 def _refuse_if_it_went_on(parts: Parts, session: Session, record: Record) -> None:
-    """End only what stands as it was saved: the user may have woken some of it.
+    """Refuse to end a tree that is not as it was saved: its user may have woken it.
 
     Raises:
         Refused: ``went_on``; all of it goes on then, without its checkpoint.
@@ -218,7 +218,7 @@ def _note_release(parts: Parts, record: Record) -> None:
 
 
 def _note_thaw(parts: Parts, record: Record) -> None:
-    """An order to capture that comes twice, and late, hears that it was taken back."""
+    """Record the thaw, so that a late repeat of the capture's order learns of it."""
     failure = codec.failure_of(RolledBack(Reason.CANCELLED))
     try:
         parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))

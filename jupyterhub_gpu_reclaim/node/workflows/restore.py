@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fit(NamedTuple):
-    """What CRIU is told of a saved session, made fit for this place."""
+    """What CRIU gets of a saved session, adapted to this place."""
 
     images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
@@ -109,7 +109,7 @@ class Restore:
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Bring it back; the last event is its tree."""
+        """Run the restore; the last event is its tree."""
         del operation
         async for event in durably(self._steps(), self._parts.records):
             yield event
@@ -152,7 +152,7 @@ class Restore:
         return self._record
 
     async def _check(self) -> tuple[checkpoint_files.Saved, Fit]:
-        """Everything that can be known before anything is touched."""
+        """Check everything that can be known before anything is touched."""
         there = await self._thread(
             "check",
             lambda: checkpoint_files.Saved(
@@ -298,7 +298,7 @@ class Restore:
             )
 
     async def _await_answer(self, address: jupyter_api.Address) -> None:
-        """Ask until it answers; the server's own time limit on connecting paces it.
+        """Ask the server until it answers; the connect timeout paces the attempts.
 
         Raises:
             RestoreFailed: it did not, in time (``timed_out``).
@@ -316,7 +316,7 @@ class Restore:
             ) from None
 
     async def _await_lists(self, address: jupyter_api.Address) -> None:
-        """Wait until it has told its kernels once; its first answers take longest.
+        """Wait until it has listed its kernels once; its first answers take longest.
 
         A page that is shown before it knows them starts a kernel in the place of the
         restored one as soon as a cell is run. A server that does not tell in time is
@@ -377,7 +377,7 @@ class Restore:
 def _compare(
     parts: Parts, session: Placed, there: checkpoint_files.Saved
 ) -> tuple[list[Finding], Fit]:
-    """What speaks against bringing it back here; and files.img fit for this place."""
+    """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
     found += compare_images(world.image, session.told.image)
@@ -411,7 +411,7 @@ def _compare(
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:
-    """Say to server and kernels that they are used; they are stopped still."""
+    """Queue the wake-up for server and kernels, which are still stopped."""
     init_pid = result.tree.init.pid
     pids = [process.pid for process in result.tree.processes]
     found = (find_connection(init_pid, pids, kernel) for kernel in world.kernels)
@@ -423,7 +423,7 @@ def _proceed(result: engine.RestoreResult, world: World) -> None:
 
 
 def _failed(error: Exception) -> ReclaimError:
-    """The error as it is told: in our words, whatever it was."""
+    """Any error as one of ours, to be reported."""
     if isinstance(error, ReclaimError):
         return error
     _log.error("- restore failed: internal", exc_info=error)

@@ -68,7 +68,7 @@ def fail(why: str) -> NoReturn:
 def translate(
     error: OSError, name: str, needed: int = 0, folder: Path | None = None
 ) -> NoReturn:
-    """The system's error in our words; a full disk is told apart."""
+    """The system's error as one of ours; a full disk is told apart."""
     detail = f"{name}: {error}"
     if error.errno in _NO_ROOM:
         free = "nothing"

@@ -97,7 +97,7 @@ class Tiers:
     def replace(self, name: str, data: bytes) -> None:
         """Replace it wherever it stands; both the old and the new are good.
 
-        In the store first: who repeats a call that has failed looks into the folder,
+        In the store first: a repeat of a call that has failed looks into the folder,
         and finds the old one there until all is done. Then once more in the store,
         where an upload may have brought the old one meanwhile.
         """

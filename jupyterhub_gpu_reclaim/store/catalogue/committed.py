@@ -64,7 +64,7 @@ class Catalogue:
         return [id_ for entry in entries if (id_ := layout.id_of(entry.name))]
 
     def raw(self, checkpoint: str) -> bytes:
-        """A manifest as it stands there.
+        """A manifest as it is stored.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.

@@ -25,7 +25,7 @@ class Infos:
         self._drops = 0
 
     def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
-        """What is remembered of it, else what ``read`` says, which may raise."""
+        """The cached value, else that of ``read``, which may raise."""
         with self._lock:
             known, drops = self._known.get(checkpoint), self._drops
         if known is not None:

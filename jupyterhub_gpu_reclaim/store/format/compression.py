@@ -36,7 +36,7 @@ class Kind(IntEnum):
 
 
 class Compression(StrEnum):
-    """What a store is told to do with blocks that shrink."""
+    """A store's setting for blocks that shrink."""
 
     NONE = "none"
     LZ4 = "lz4"

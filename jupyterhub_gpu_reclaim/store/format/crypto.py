@@ -34,7 +34,7 @@ def new_key() -> bytes:
 
 
 def derive(secret: bytes, purpose: str, *context: str) -> bytes:
-    """A key for one purpose in one context; others tell nothing about it."""
+    """A key for one purpose in one context; other keys reveal nothing about it."""
     parts = [part.encode() for part in (_DOMAIN, purpose, *context)]
     info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(

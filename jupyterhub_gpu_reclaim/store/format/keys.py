@@ -99,7 +99,7 @@ class KeyRing:
 
 
 class KeyService:
-    """A key service of the admin's, held to what a :class:`Wrapper` promises.
+    """A key service of the admin's, checked against :class:`Wrapper`'s contract.
 
     Args:
         service: may raise what it likes, and answer what it likes.

@@ -28,12 +28,12 @@ def manifest(checkpoint: str) -> str:
 
 
 def intent(checkpoint: str) -> str:
-    """The object that says that a checkpoint is being written."""
+    """The name of a checkpoint's intent."""
     return f"{INTENTS}{checkpoint}"
 
 
 def removal(checkpoint: str) -> str:
-    """The object that says that packs of a checkpoint are being removed."""
+    """The name of a checkpoint's deletion lock."""
     return f"{REMOVALS}{checkpoint}"
 
 

@@ -77,7 +77,7 @@ def leaned_on(backend: Backend) -> set[str]:
 
 
 def read(backend: Backend, name: str) -> Intent | None:
-    """What an object says; None when it is gone, or no intent.
+    """The intent in an object; None when it is gone, or no intent.
 
     Raises:
         StoreError: the store does not work.

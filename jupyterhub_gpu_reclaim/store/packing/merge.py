@@ -37,7 +37,7 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Merged:
-    """What the manifest and the index will say."""
+    """The contents of the future manifest and index."""
 
     index: Index
     packs: list[PackRef]

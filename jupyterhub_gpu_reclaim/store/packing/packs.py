@@ -179,7 +179,7 @@ class _Pack:
         self.writer = backend.create(self.name)
 
     def look(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
-        """See that a block opens that was just written, if that can be seen now.
+        """Check that a block just written opens, if that can be checked now.
 
         Args:
             row: of the block.
@@ -199,7 +199,7 @@ class _Pack:
         self.unseen += 1
 
     def settle(self, *, read_back: bool) -> None:
-        """Make it durable, and see that every block opens that was not seen before."""
+        """Make it durable, and check every block that was not checked before."""
         try:
             self.writer.finish()
         finally:

@@ -39,7 +39,7 @@ _BUFFER_BYTES = 4 * 1024 * 1024
 
 
 def _silent(done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def export(

@@ -43,7 +43,7 @@ _LONGEST_PAUSE = 600.0
 
 
 class Knows(Protocol):
-    """What the upload asks the repository."""
+    """What the upload needs of the repository."""
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Committed checkpoints, oldest first."""
@@ -52,7 +52,7 @@ class Knows(Protocol):
         """What one needs to be read, without its manifest."""
 
     def intent(self, checkpoint: str) -> Intent:
-        """What says to other nodes that its packs are being written."""
+        """Its intent, which tells other nodes that its packs are being written."""
 
     def delete(self, checkpoint: str) -> int:
         """Remove what is left of one that was deleted."""
@@ -199,7 +199,7 @@ class Upload:
         """Put a manifest into the store; the one that stands in the folder then.
 
         Returns:
-            False when it was deleted meanwhile, by whomever.
+            False when it was deleted meanwhile, by any process.
 
         Raises:
             StoreError: it is not there, or what it needs is not; call again.

@@ -54,7 +54,7 @@ class Worker:
         return self._end.fileno() < 0
 
     def fileno(self) -> int:
-        """Readable when it has something to say, or is gone."""
+        """Readable when it has sent a message, or is gone."""
         return self._end.fileno()
 
     def tell(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
@@ -69,7 +69,7 @@ class Worker:
             _gone(str(error))
 
     def hear(self) -> tuple[channel.Message, list[int]]:
-        """What it says, and descriptors that are the caller's then.
+        """Its message, and descriptors that the caller then owns.
 
         Raises:
             StoreError: what went wrong there, or that it is gone.
@@ -91,7 +91,7 @@ class Worker:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it, wait until it is gone, and let go of it; idempotent.
+        """Kill it, wait until it is gone, and release it; idempotent.
 
         Raises:
             StoreError: it cannot be killed: the disk holds it.
@@ -110,10 +110,10 @@ class Worker:
 
 
 def wait_some(workers: Sequence[Worker], seconds: float | None) -> list[Worker]:
-    """Hear those that have something to say; which have not said it yet.
+    """Receive from those that have sent; return those that have not yet.
 
     Args:
-        workers: each will say one thing.
+        workers: each will send one message.
         seconds: to wait for the first; None: as long as they live.
 
     Raises:
@@ -141,7 +141,7 @@ def hear_all(
     """One message of each, in the order in which they come.
 
     Args:
-        workers: that will say something.
+        workers: that will send a message.
         seconds: to wait for all of them; None: as long as they live.
 
     Raises:

@@ -43,7 +43,7 @@ _SETTLE_SECONDS = 1.0
 
 
 class Lanes:
-    """Where the bytes of a checkpoint go.
+    """All pack writers of a checkpoint.
 
     Args:
         backend: where to.
@@ -69,7 +69,7 @@ class Lanes:
         self._made: list[Lane] = []
         self._closed = False
         self._meter = np.zeros((OWN, 3), np.int64)
-        #: Of the threads that wait for a pipe: written to, to call them off.
+        #: Of the threads that wait for a pipe: written to, to cancel them.
         self._wakes: set[int] = set()
         #: Held by the pipe that the workers take; another is taken by its own thread.
         self._crew_turn = threading.Lock()
@@ -84,10 +84,10 @@ class Lanes:
             lane.put(file, first, data, length)
 
     def take_pipe(self, file: int, pipe: int) -> int:
-        """All that comes out of a pipe, as one file; how many bytes that is.
+        """Take all that comes out of a pipe as one file; return its length.
 
         Raises:
-            StoreError: no room, no store, or called off.
+            StoreError: no room, no store, or cancelled.
         """
         chunk = self._recipe.chunk_bytes
         slot = memoryview(bytearray(SLOT_BYTES))
@@ -160,7 +160,7 @@ class Lanes:
             self._crew.settled(_left(until))
 
     def call_off(self) -> None:
-        """Make every thread that is in here leave soon; idempotent, never blocks."""
+        """Make every thread in these calls return soon; idempotent, never blocks."""
         with self._turn:
             self._closed = True
             for wake in self._wakes:

@@ -148,7 +148,7 @@ class Pool:
 
 
 def _came(worker: Worker, until: float) -> Worker | None:
-    """A spare worker that is there; None, and let go of, when it has died."""
+    """A spare worker that is there; None, and released, when it has died."""
     try:
         worker.greet(_left(until))
     except TimeoutError:

@@ -212,7 +212,7 @@ class Beginner:
         )
 
     def _give_up(self, checkpoint: str) -> None:
-        """Remove what a writer has left that writes no more."""
+        """Remove what a writer that has given up has left."""
         with self._busy.lock:
             # Now: what cannot be removed in an outage can be deleted after it.
             self._busy.ids.discard(checkpoint)

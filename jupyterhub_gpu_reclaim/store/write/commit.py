@@ -51,7 +51,7 @@ def publish_manifest(
 
     Args:
         backend: where all that it needs stands.
-        body: what the manifest says.
+        body: the manifest's contents.
         keys: wrap its data key.
         last_look: called right before it exists; an error ends it.
 

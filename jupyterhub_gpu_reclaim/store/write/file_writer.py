@@ -48,7 +48,7 @@ class FileWriter:
         """Append; the buffer may be used again when this returns.
 
         Raises:
-            StoreError: no room, no store, or called off; the checkpoint is lost.
+            StoreError: no room, no store, or cancelled; the checkpoint is lost.
         """
         self._check_open()
         try:

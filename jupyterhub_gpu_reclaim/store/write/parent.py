@@ -27,7 +27,7 @@ _MOST_CHUNKS = 1 << 23
 
 
 def least_chunk(wanted: int, expected_bytes: int) -> int:
-    """The size of the chunks, as wanted or larger.
+    """The chunk size to use: the wanted one or larger.
 
     Args:
         wanted: by the settings.

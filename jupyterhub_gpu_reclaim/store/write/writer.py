@@ -261,7 +261,7 @@ class CheckpointWriter:
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
 
     def _try_discard(self) -> None:
-        """Clean up behind a failure that is being reported already."""
+        """Clean up after a failure that is being reported already."""
         try:
             self._discard()
         except StoreError as error:
