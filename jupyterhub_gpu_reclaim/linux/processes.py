@@ -306,7 +306,7 @@ def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
 
 
 def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
-    """Let stopped processes go on, children before their parents.
+    """Continue stopped processes, children before their parents.
 
     A shell that went on first would find its foreground program stopped and take
     the terminal away from it.

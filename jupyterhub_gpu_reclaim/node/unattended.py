@@ -90,7 +90,7 @@ def _thaw(
     accelerator: Accelerator,
     criu_seconds: float,
 ) -> bool:
-    """Let one tree go on; whether it could."""
+    """Thaw one tree; return whether that succeeded."""
     try:
         recovery.end_criu(session, criu_seconds)
         # First: a tree that runs beside a record that calls it captured is released.

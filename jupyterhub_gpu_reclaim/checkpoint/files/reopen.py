@@ -142,7 +142,7 @@ class Reopener:
             raise OSError(errno.EEXIST, "another watch is there already")
 
     def _find(self, wish: Wish) -> int:
-        """What stands at a path, opened by name only."""
+        """The file at a path, opened by name only (O_PATH)."""
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
             return open_in_root(self._root, wish.path, flags)

@@ -349,7 +349,7 @@ def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
 
 
 class _Judge:
-    """What comes back of the sockets of one image, at one place."""
+    """Decides which sockets of one image are restored, at one place."""
 
     def __init__(
         self, files_img: bytes, addresses: Collection[Address], cut: Collection[int]

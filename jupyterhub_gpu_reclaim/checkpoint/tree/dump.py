@@ -155,7 +155,7 @@ def _closed(tree: Snapshot) -> Iterator[set[int]]:
 
 
 def _roll_back(session: Session, stopped: Collection[int]) -> None:
-    """CRIU cures what it can; the rest is ours, and harmless where nothing is left."""
+    """Undo what CRIU has not cured; harmless where nothing is left."""
     try:
         now = processes.snapshot(session.init_pid, session.init_start)
     except NotFound:

@@ -119,7 +119,7 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
 
 
 def go_on(some: Iterable[Process]) -> None:
-    """Let those go on that :func:`freeze` has stopped beside a tree."""
+    """Continue the processes that :func:`freeze` has stopped beside a tree."""
     some = list(some)
     for one in some:
         processes.send(one, signal.SIGCONT)

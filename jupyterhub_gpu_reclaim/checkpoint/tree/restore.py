@@ -192,7 +192,7 @@ def fill(
 
 
 def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
-    """Let a restored tree go on; from here on the init ends when the tree's root does.
+    """Thaw a restored tree; from here on the init ends when the tree's root does.
 
     Args:
         restored: what :func:`fill` returned.

@@ -60,7 +60,7 @@ def rewrite(there: checkpoint_files.Saved) -> dict[str, bytes]:
 
 
 def go_on(wake: WakeUp, result: RestoreResult, world: World) -> None:
-    """Let it go on, the server's loop last; blocks for 1.5 seconds at most.
+    """Thaw the tree, the server's loop last; blocks for 1.5 seconds at most.
 
     Raises:
         ReclaimError: as ``checkpoint.tree.restore.proceed``.

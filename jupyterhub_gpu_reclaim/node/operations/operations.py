@@ -123,7 +123,7 @@ class Operation:
 
 
 class Operations:
-    """The operations in hand, by incarnation; ended ones stay to be repeated."""
+    """Current operations by incarnation; ended ones stay, to repeat their result."""
 
     def __init__(self, *, kept: int = 256) -> None:
         self._current: dict[str, Operation] = {}
@@ -136,7 +136,7 @@ class Operations:
         return operation if operation is not None and not operation.done else None
 
     def restoring(self, checkpoint: str) -> bool:
-        """Whether some session is being brought back from that checkpoint."""
+        """Whether a session is being restored from that checkpoint."""
         return any(
             not operation.done
             and (operation.kind, operation.checkpoint) == ("restore", checkpoint)
@@ -144,7 +144,7 @@ class Operations:
         )
 
     def last(self, incarnation: str) -> Operation | None:
-        """The operation in hand, or the last one that ended."""
+        """The current operation, or the last one that ended."""
         return self._current.get(incarnation)
 
     def attach(self, incarnation: str, kind: str, checkpoint: str) -> Operation | None:

@@ -370,7 +370,7 @@ class Capture:
         return trees.look(self._session)
 
     async def _roll_back(self) -> Stage:
-        """Let the tree go on, then remove what was written.
+        """Thaw the tree, then remove what was written.
 
         In this order: a store that hangs must not keep the tree. What may be committed
         is removed only once the tree is known to go on; until then it may be all that

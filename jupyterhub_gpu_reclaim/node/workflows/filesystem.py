@@ -211,7 +211,7 @@ def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[inet.Port]:
 
 
 def memory_needed(session: Session, checkpoint: Checkpoint, world: World) -> int:
-    """Bytes of host memory that it takes while it is brought back under that init.
+    """Bytes of host memory that a restore under that init takes.
 
     What its GPUs held is memory of its processes first. Shared memory, which no
     process is charged with, stands in CRIU's pages; files in memory in the archives.

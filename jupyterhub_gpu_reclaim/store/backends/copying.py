@@ -38,7 +38,7 @@ def copy_missing(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Make all of them stand in the target, durably.
+    """Copy all of them to the target, durably.
 
     Args:
         source: where they are taken from.

@@ -84,7 +84,7 @@ class FolderBackend:
         self._write_whole(self.create(name), data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """The same, over what stands there."""
+        """Like :meth:`publish`, over an existing object."""
         self.length(name)
         self._write_whole(self._begin(name, replaces=True), data)
 

@@ -127,7 +127,7 @@ class KeyService:
 
 @contextlib.contextmanager
 def _asked() -> Iterator[None]:
-    """Whatever a key service raises, in our words."""
+    """Any error of a key service as one of ours."""
     try:
         yield
     except ReclaimError:

@@ -53,7 +53,7 @@ def index(checkpoint: str) -> str:
 
 
 def id_of(name: str) -> str | None:
-    """Whose object that is; None for what is not ours."""
+    """The checkpoint of an object; None for an unknown name."""
     name = name_of(name)
     for prefix in (MANIFESTS, INTENTS, REMOVALS):
         if name.startswith(prefix):

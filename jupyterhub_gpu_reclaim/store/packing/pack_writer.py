@@ -90,7 +90,7 @@ class Report:
 
     @classmethod
     def of_bytes(cls, data: memoryview) -> Report:
-        """What :meth:`parts` gave, from a worker of ours."""
+        """The report whose :meth:`parts` a worker sent."""
         at = 4 + int.from_bytes(data[:4], "little")
         head = msgspec.json.decode(data[4:at], type=_Head)
         columns: list[NDArray[Any]] = []

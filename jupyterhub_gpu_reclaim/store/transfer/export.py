@@ -156,7 +156,7 @@ def bring_in(
 
 
 def _compare(found: archive.Archive, backend: Backend, entry: Entry) -> None:
-    """A pack that stands there already, of an earlier generation, must be the same."""
+    """Check that a stored pack of an earlier generation is the same as in the file."""
     for at in range(0, entry.length, _BUFFER_BYTES):
         ours = backend.read(entry.name, at, _BUFFER_BYTES)
         if ours != found.read(entry.name, at, _BUFFER_BYTES):

@@ -1,6 +1,6 @@
 """The process from which workers are forked: everything imported, no thread, no secret.
 
-Started once as ``python -m …`` with one end of a socket. The agent itself has threads
+Started as ``python -m …`` with one end of a socket. The agent itself has threads
 and must never be forked; this process has none, so a worker is there within
 milliseconds and shares its memory. It opens no backend and gets no key: a worker's job
 comes over the worker's own channel. When the agent ends, in whatever way, the socket
