@@ -32,7 +32,7 @@ _DELETED = " (deleted)"
 
 
 def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
-    """Undo what a dump has done to the session, and continue it; harmless twice.
+    """Undo what a dump has done to the session, and continue it; idempotent.
 
     Args:
         snapshot: the tree, as it is now.
