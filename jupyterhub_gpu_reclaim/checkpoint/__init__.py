@@ -1,1 +1,1 @@
-"""Stage 4, freeze and thaw: CRIU in the namespaces of a session."""
+"""Captures and restores process trees: CRIU, GPU memory, sockets and open files."""

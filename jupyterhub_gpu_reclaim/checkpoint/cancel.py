@@ -1,7 +1,6 @@
-"""Calling an operation off, from another thread.
+"""Cancels an operation from another thread.
 
-Made by the agent for each operation, handed to dump and restore, which wait for it
-together with everything else that they wait for.
+Dump and restore wait for :class:`Cancel` together with their other descriptors.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ class Cancel:
         self._set = False
 
     def set(self) -> None:
-        """Call the operation off; safe from any thread, any number of times."""
+        """Cancel the operation; safe from any thread, any number of times."""
         self._set = True
         os.eventfd_write(self._event, 1)
 
     @property
     def is_set(self) -> bool:
-        """Whether it has been called off."""
+        """Whether it has been cancelled."""
         return self._set
 
     def fileno(self) -> int:

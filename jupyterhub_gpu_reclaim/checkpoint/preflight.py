@@ -1,9 +1,9 @@
-"""Find out before anything is touched whether a session can be saved.
+"""Finds out before anything is touched whether a session can be saved.
 
-Called by the agent before every capture and for the "why not" of its API. It reads
-/proc and the kernel's list of sockets, once, and looks at sockets through copies of
-their descriptors; it changes nothing and stops nobody. Everything that CRIU would fail
-on and that can be known up front has a rule here (``docs/explanation/criu.md``):
+It reads /proc and the kernel's list of sockets, once, and looks at sockets through
+copies of their descriptors; it changes nothing and stops no process. Everything that
+CRIU would fail on and that can be known up front has a rule here
+(``docs/explanation/criu.md``):
 
 ===============================================  =======================
 rule                                             reason
@@ -153,7 +153,7 @@ def examine(
 
 
 def _left_out(snapshot: Snapshot, alive: Iterable[Process]) -> Iterator[Finding]:
-    """Who is below the init and not below the root, so that CRIU does not see him."""
+    """Processes below the init but not below the root, which CRIU does not see."""
     assert snapshot.root is not None
     saved = {snapshot.root.pid}
     for process in snapshot.processes:  # parents before children
@@ -293,7 +293,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
 def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
     inodes = tree_inodes(process.pid for process in processes)
     known = {one.inode: one for one in unix_sockets(init_pid)}
-    #: Who was not accepted yet → by whom.
+    #: Connection not accepted yet → its listener.
     asked = {client: one for one in known.values() for client in one.waiting}
     by_pid = {process.pid: process for process in processes}
     for inode, (pid, _) in sorted(inodes.items()):
@@ -314,7 +314,7 @@ def _leads_out(
     """Whether its other end is outside, such that CRIU cannot save it.
 
     A peer that is not known is in a network namespace of its own. A datagram socket
-    needs nobody there who knows of it, only a name to send to.
+    needs no peer that knows of it, only a name to send to.
     """
     if peer is not None and peer.inode in inodes:
         return False

@@ -1,9 +1,9 @@
-"""Open and make files below a folder that no path, link or race can leave.
+"""Opens and makes files below a folder that no path, link or race can leave.
 
-Called by ``files``, ``archive``, ``thaw`` and the agent for the root of a session. Its
-user owns it: any part of a path there may be a symbolic link to anywhere, and may
-become one while we look. Everything is found with ``openat2`` (Linux 5.6), which
-resolves inside the given folder in one step; nothing follows ``/proc`` magic links.
+A session's user owns its root: any part of a path there may be a symbolic link to
+anywhere, and may become one during a look-up. Every path is resolved with ``openat2``
+(Linux 5.6), inside the given folder and in one step; ``/proc`` magic links are never
+followed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Root's capabilities: their names, those that the agent needs, and those that it has.
 
-Called by the agent's look at its node and by its ``rights``. On a machine of its own an
-agent has them all; in a cluster somebody writes them into a manifest, by name, and CRIU
-does not say which one is missing: it stops in the middle of a restore, or waits for
-ever. What is needed was measured (``docs/explanation/pods.md``). CAP_SYS_RESOURCE,
-without which the sessions of root can be saved all the same, is judged for each session
-(``preflight``).
+On a machine of its own an agent has them all; in a cluster a manifest lists them by
+name, and CRIU does not say which one is missing: it stops in the middle of a restore,
+or waits for ever. The needed set was measured (``docs/explanation/pods.md``).
+CAP_SYS_RESOURCE, without which the sessions of root can be saved all the same, is
+judged for each session (``checkpoint.preflight``).
 """
 
 from __future__ import annotations

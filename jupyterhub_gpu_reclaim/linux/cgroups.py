@@ -1,15 +1,15 @@
-"""Read, join and limit the control groups of a session, v1, v2 and both at once.
+"""Reads, joins and limits the control groups of a session, v1, v2 and both at once.
 
-Called by the agent: to account a restored tree where its new init lives, and to lift
-the memory limit while GPU memory is moved into the host's. It never moves a process
-between sessions and never deletes a group that holds one.
+A restored tree is accounted where its new init lives, and the memory limit is lifted
+while GPU memory is moved into the host's. It never moves a process between sessions and
+never deletes a group that holds one.
 
-An agent in a container has perhaps no groups but its own mounted: where our mounts do
-not show a group, the host's do (``host``).
+An agent in a container may have only its own groups mounted: where our mounts do not
+show a group, the host's do (``host``).
 
 On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
-controllers stands beside them; :func:`groups_of` lists all of them, and whoever asks
-for a controller gets the hierarchy that has it.
+controllers stands beside them; :func:`groups_of` lists all of them, and a look-up by
+controller returns the hierarchy that has it.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def lift_memory_limit(record: LimitRecord) -> None:
 def restore_memory_limit(record: LimitRecord) -> bool:
     """Put a lifted limit back. Idempotent; true also when its group is gone.
 
-    False when more than the limit is in use: v1 would refuse (EBUSY), v2 would kill
-    somebody to make it fit. Try again when memory has become free.
+    False when more than the limit is in use: v1 would refuse (EBUSY), v2 would kill a
+    process to make it fit. Try again when memory has become free.
     """
     done = record.above is None or restore_memory_limit(record.above)
     return _put_back(record) and done

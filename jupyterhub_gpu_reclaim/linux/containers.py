@@ -1,9 +1,9 @@
-"""Which pod and which container of it a process belongs to, by its control groups.
+"""Finds which pod and which container a process belongs to, by its control groups.
 
-Called by the agent's placement for Kubernetes. A process cannot leave the groups into
-which the kubelet and the container runtime have put it, and the kernel tells them; so
-this, unlike a command line, is nobody's word. Reads /proc/<pid>/cgroup, of v1 and v2,
-of the systemd and the cgroupfs driver, of containerd, CRI-O and cri-dockerd.
+A process cannot leave the groups into which the kubelet and the container runtime have
+put it, and the kernel reports them; so this, unlike a command line, cannot be forged.
+Reads /proc/<pid>/cgroup, of v1 and v2, of the systemd and the cgroupfs driver, of
+containerd, CRI-O and cri-dockerd.
 
 ::
 
@@ -48,7 +48,7 @@ def container_of(pid: int) -> Container | None:
 
 
 def parse(table: str) -> Container | None:
-    """The container that a /proc/<pid>/cgroup tells; pure.
+    """The container named in a /proc/<pid>/cgroup; pure.
 
     None also where the hierarchies name different pods: then nothing is known.
     """

@@ -1,8 +1,8 @@
 """The host's own view, for an agent that may live in a container itself.
 
-Called by ``rootfs`` and ``cgroup``. What runtime and kubelet mount, and where a control
-group is named, is told as the host sees it; the first process (``hostPID``) is the one
-that sees it so. Nothing is changed but, once, the agent's own view of control groups.
+Mounts of runtime and kubelet, and the paths of control groups, are given as the host
+sees them, which is the view of the first process (``hostPID``). Nothing is changed
+except, once, the agent's own view of control groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Mount tables, and which of a session's mounts hold data that dies with it.
+"""Reads mount tables, and finds a session's mounts whose data ends with it.
 
-Called by ``archive``, ``cgroup`` and ``rootfs``. Reads /proc/<pid>/mountinfo (see
-proc_pid_mountinfo(5)), mounts nothing.
+Reads /proc/<pid>/mountinfo (see proc_pid_mountinfo(5)), mounts nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
-#: A container's runtime makes these anew; what lies on them is not the session's.
+#: A container's runtime makes these again; what lies on them is not the session's.
 _RUNTIME: Final = (Path("/proc"), Path("/sys"))
 
 
@@ -78,7 +77,7 @@ def read_mounts(pid: int | str) -> list[Mount]:
 
 
 def private_tmpfs(session: Iterable[Mount], host: Iterable[Mount]) -> list[Mount]:
-    """The session's writable tmpfs mounts that nobody outside shares; pure.
+    """The session's writable tmpfs mounts that are not shared outside; pure.
 
     Args:
         session: all its mounts.

@@ -1,9 +1,9 @@
-"""A socket in the network namespace of another process.
+"""Makes a socket in the network namespace of another process.
 
-Used by the agent and what it is made of: a session in a container answers on the
-loopback address of its own namespace, and the kernel's list of its sockets is asked
-for there. A socket belongs to the namespace in which it was made, for ever; so only
-its making needs a visit. Nothing is connected, bound or sent here.
+A session in a container answers on the loopback address of its own namespace, and the
+kernel's list of its sockets has to be requested there. A socket belongs to the
+namespace in which it was made, for ever; so only its making needs a visit. Nothing is
+connected, bound or sent here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_socket(
         kind: see there.
         protocol: see there.
         start: the process' start time (clock ticks since boot), where it matters that
-            the pid has not been given to somebody else.
+            the pid has not been given to another process.
 
     Raises:
         OSError: there is no such process, or its namespace may not be entered.

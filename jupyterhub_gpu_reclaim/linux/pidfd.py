@@ -1,7 +1,7 @@
-"""Copies of descriptors that another process holds: pidfd_getfd(2), Linux 5.6.
+"""Copies descriptors that another process holds: pidfd_getfd(2), Linux 5.6.
 
-The copy of a socket is the same socket: what is set on it holds for the other process,
-too. The caller needs the right to trace that process.
+The copy of a socket is the same socket: an option set on it holds for the other
+process, too. The caller needs the right to trace that process.
 """
 
 from __future__ import annotations

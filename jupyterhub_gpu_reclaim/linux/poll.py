@@ -1,7 +1,7 @@
-"""Wait for any of several descriptors, whatever their numbers.
+"""Waits for any of several descriptors, whatever their numbers.
 
-Called wherever engine and agent wait for more than one thing. An agent with many
-sessions has thousands of descriptors open; select(2) takes none above 1023.
+An agent with many sessions has thousands of descriptors open; select(2) takes none
+above 1023.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a user's program was started with: its environment and its command line.
+"""Reads the environment and the command line with which a program was started.
 
-Used by the agent (whose server is it, which kernel) and by the Hub's side (adopting a
-session). Both files of ``/proc`` are memory of the program itself: reading them takes
-the lock of its address space, which it can keep for as long as it likes, and they are
-as long as it likes. So each is read in a thread of its own, for so long and so much,
-and a process is never asked a second time while a first reader hangs in it. Nothing
-here logs or keeps what was read.
+Both files of ``/proc`` are memory of the program itself: reading them takes the lock of
+its address space, which it can keep for as long as it likes, and they are as long as it
+likes. So each is read in a thread of its own, with a limit of time and of size, and a
+process is never read a second time while a first reader hangs in it. Nothing here logs
+or keeps what was read.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def words(
         proc: where processes are found.
 
     Raises:
-        OSError: the process has ended or may not be read, or there is more than
-            anybody needs.
+        OSError: the process has ended or may not be read, or there is more than the
+            limit.
         TimeoutError: (an OSError) it does not come in time.
     """
     path = proc / str(pid) / file

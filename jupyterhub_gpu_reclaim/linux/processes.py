@@ -1,8 +1,7 @@
-"""A session's processes, as /proc tells them: look, let go on, end.
+"""A session's processes, as /proc tells them: list, continue, end.
 
-Called by the agent and by the rest of the engine. A process is known by its pid and
-its start time together, so that a pid that was given to somebody else is never
-touched. Nothing here starts a process.
+A process is identified by its pid and its start time together, so that a pid given to
+another process is never touched. Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -189,10 +188,10 @@ def namespaces_of(pid: int) -> list[str]:
 
 
 def wake_parents(inside: Sequence[Process]) -> None:
-    """Let those outside go on who stopped because a child of theirs inside was stopped.
+    """Continue outside processes that stopped because their child inside was stopped.
 
     nsenter(1) does so, as a shell would. Stopped, it collects no child that has ended,
-    and the kernel keeps a pid namespace until everybody in it is collected.
+    and the kernel keeps a pid namespace until every process in it is collected.
     """
     mine = {process.pid for process in inside}
     for pid in {process.ppid for process in inside} - mine - {0}:
@@ -221,7 +220,7 @@ def snapshot(
     Args:
         init_pid: pid of the session's init, in our own namespace.
         start: its start time, where it is known, against a pid used again.
-        children: what ``families`` has just said, by whoever looks at many sessions.
+        children: the recent result of ``families``, when many sessions are looked up.
 
     Raises:
         NotFound: there is no such init.
@@ -250,7 +249,7 @@ def held(process: Process) -> Iterator[int | None]:
         yield None
         return
     try:
-        # Looked at after the pidfd was opened: from then on it cannot change hands.
+        # Read after the pidfd was opened: from then on the pid cannot be reused.
         same = start_time(process.pid) == process.start_time
         yield pidfd if same else None
     finally:
@@ -285,11 +284,11 @@ def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
 
 
 def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
-    """The tree once everybody in it is stopped: CRIU has sent SIGSTOP and has ended.
+    """The tree once all of it is stopped: CRIU has sent SIGSTOP and has ended.
 
     Raises:
         NotFound: the init has ended.
-        ReclaimError: somebody still ran when the time (seconds) was up.
+        ReclaimError: a process still ran when the time (seconds) was up.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -302,12 +301,12 @@ def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
             raise ReclaimError(
                 Reason.TIMED_OUT, step="stop", seconds=timeout, detail=names
             )
-        # Nothing tells when a process of somebody else's stops; it takes microseconds.
+        # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
 
 
 def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
-    """Let stopped processes go on, children before their parents.
+    """Continue stopped processes, children before their parents.
 
     A shell that went on first would find its foreground program stopped and take
     the terminal away from it.
@@ -322,10 +321,10 @@ def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> 
 
 
 def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
-    """Wait until they have ended; who has not when the time is up.
+    """Wait until they have ended; return those that have not when the time is up.
 
     Args:
-        processes: whom to wait for.
+        processes: which to wait for.
         deadline: of ``time.monotonic()``.
     """
     late = []
@@ -347,7 +346,7 @@ def kill_tree(init_pid: int, start: int | None = None, *, timeout: float) -> Non
 
     Raises:
         NotFound: there is no such init.
-        ReclaimError: somebody was still there when the time (seconds) was up.
+        ReclaimError: a process was still there when the time (seconds) was up.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -381,12 +380,12 @@ def kill_session(init_pid: int, start: int, *, timeout: float) -> None:
     inside = [one for one in inhabitants(first) if one.pid != first.pid]
     send(first, signal.SIGKILL)
     wake_parents(inside)
-    # The first one ends last, when the kernel has reaped everybody else.
+    # The first one ends last, when the kernel has reaped all others.
     _refuse_late(wait_gone([first], time.monotonic() + timeout))
 
 
 def _first_of(init: Process) -> Process:
-    """The first process of the init's pid namespace, itself or somebody above it."""
+    """The first process of the init's pid namespace, itself or one above it."""
     depth = _depth(init.pid)
     first = init
     while first.ns_pid != 1 and depth:

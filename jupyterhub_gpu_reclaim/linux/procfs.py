@@ -1,7 +1,6 @@
 """Small readers of /proc/<pid> for processes that may end at any moment.
 
-Called by the modules of the engine that look at a tree. A process that has gone reads
-as nothing, never as an error; nothing is written.
+A process that has gone reads as nothing, never as an error; nothing is written.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Hold a process still, or make it run system calls that it did not ask for.
+"""Holds a process still, or makes it run system calls that it did not ask for.
 
-Called by ``cuda`` and the agent's ``server_last`` (:func:`standing`) and by
-``stale_mappings`` (:func:`stopped`). Held threads go on as if nothing had been:
-registers, signal mask and memory are put back, so that a call in which one slept is
-taken up again by the kernel. Calls are made on x86-64 only. It decides nothing about
-who is held and what is called.
+:func:`standing` holds threads; :func:`stopped` also makes calls. Held threads continue
+as if nothing had been: registers, signal mask and memory are put back, so that a call
+in which one slept is restarted by the kernel. Calls are made on x86-64 only. The caller
+decides what is held and called.
 
-If the agent is killed, the kernel lets the threads go on; in the milliseconds of a call
-it does so in the middle of it, and the process ends: the same as with any debugger.
+If the agent is killed, the kernel lets the threads continue; in the milliseconds of a
+call it does so in the middle of it, and the process ends: the same as with any
+debugger.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Iovec(ctypes.Structure):
 
 
 class Traced:
-    """A process that stands still and does as told. Made by :func:`stopped`."""
+    """A process held still, which can be made to run calls. See :func:`stopped`."""
 
     def __init__(self, pid: int, leader: _Thread, code: int) -> None:
         self.pid = pid
@@ -112,7 +112,7 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
         seconds: that each of its threads has to stand still in.
 
     Raises:
-        TraceFailed: it has ended, is traced by somebody else, does not stand still in
+        TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this is another kind of machine.
     """
     if platform.machine() != "x86_64":

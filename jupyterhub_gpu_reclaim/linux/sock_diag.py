@@ -1,10 +1,10 @@
 """The kernel's own list of inet sockets, and its way to end one (netlink sock_diag).
 
-Called by ``sockets`` only. It decides nothing. ``/proc/<pid>/net/tcp`` would list the
-same, but only sock_diag can end a socket (``SOCK_DESTROY``, Linux 4.5,
-CONFIG_INET_DIAG_DESTROY), and one source of truth for both is safer than two; ``ss -K``
-is the same call, but a program that the agent's machine may lack, with output to parse.
-Layouts: ``linux/inet_diag.h``, ``linux/netlink.h``, ``linux/rtnetlink.h``.
+It decides nothing. ``/proc/<pid>/net/tcp`` would list the same, but only sock_diag can
+end a socket (``SOCK_DESTROY``, Linux 4.5, CONFIG_INET_DIAG_DESTROY), and one source of
+truth for both is safer than two; ``ss -K`` is the same call, but a program that the
+agent's machine may lack, with output to parse. Layouts: ``linux/inet_diag.h``,
+``linux/netlink.h``, ``linux/rtnetlink.h``.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class UnixSocket(NamedTuple):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is a stream, or of packets, with somebody at its other end."""
+        """Whether it is a stream, or of packets, with a peer."""
         stream = self.kind != socket.SOCK_DGRAM and self.state is State.ESTABLISHED
         return stream and (self.peer != 0 or not self.is_over)
 
@@ -260,7 +260,7 @@ def _converse(
             payload = data[at + _HEADER.size : at + length]
             at += max((length + 3) & ~3, _HEADER.size)
             if its_sequence != sequence:
-                continue  # the rest of an earlier answer that nobody waited for
+                continue  # the rest of an earlier answer that was given up
             if answer == _DONE:
                 return
             if answer == _ERROR:

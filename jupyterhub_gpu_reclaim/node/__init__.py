@@ -1,1 +1,1 @@
-"""The node program: captures, restores and releases sessions, on orders."""
+"""The agent: captures, restores and releases sessions on one node, on orders."""

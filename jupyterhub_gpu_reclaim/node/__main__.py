@@ -1,6 +1,6 @@
-"""``jupyterhub-gpu-reclaim-agent``: the program, or in a sentence what it lacks.
+"""``jupyterhub-gpu-reclaim-agent``: runs the agent, or says in a sentence why not.
 
-Run by systemd, by the demo and by hand. It wires nothing; ``app.py`` does.
+``app.py`` does the wiring.
 """
 
 from __future__ import annotations

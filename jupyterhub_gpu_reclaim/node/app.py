@@ -1,8 +1,8 @@
 """``jupyterhub-gpu-reclaim-agent``: the program that runs as root on every node.
 
-Started by systemd (or the demo). It reads its configuration, wires engine and store,
-settles what a former agent left (``recovery``) and then answers the service. The only
-place in the agent that wires; it never prints or logs the token.
+It reads its configuration, wires GPU driver, CRIU and store, settles what a former
+agent left (``workflows.recovery``), and then answers the service. Wiring happens only
+here. It never prints or logs the token.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class AgentApp(AgentSettings):
-    """The program; its settings are its base's."""
+    """The agent's program; :class:`AgentSettings` has its settings."""
 
     def start(self) -> None:
         """Run until a signal ends it."""
@@ -117,7 +117,7 @@ class AgentApp(AgentSettings):
                 remove_socket(self)
 
     def _watch(self, state: Path) -> None:
-        """Have the sessions that we leave frozen let go on, should we never return."""
+        """Start the watchdog, which thaws frozen sessions if the agent is gone."""
         if not self.thaw_after_seconds:
             return
         limits = self.limits()

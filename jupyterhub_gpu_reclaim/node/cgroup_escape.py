@@ -1,10 +1,9 @@
-"""A control group for CRIU beside that of the agent's container, to outlive it.
+"""Moves CRIU into a cgroup outside the agent's container, so that it outlives it.
 
-Called by the agent's capture, wherever the agent lives. A runtime that ends a container
-kills every process in its control group, and a CRIU that is killed in the middle leaves
-damage in the session. In a group of its own, inside the agent's pod but outside of any
-container, CRIU is only cut off from its stream: it fails and cures the session's
-processes, and the next agent waits for it. The group goes with the pod.
+A runtime that ends a container kills every process in its cgroup, and a CRIU that is
+killed in the middle leaves damage in the session. In a cgroup of its own, inside the
+agent's pod but outside any container, CRIU only loses its stream: it fails and cures
+the session's processes, and the next agent waits for it. The cgroup goes with the pod.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 def move(pid: int) -> None:
-    """Move a process out of its container's groups, into a group of the same pod.
+    """Move a process from its container's cgroups into a cgroup of the same pod.
 
-    What it starts follows it. Nothing happens to one that is in no pod's container.
-    Where the node does not let us, it stays: captures work all the same, as long as
-    nobody kills the agent's container.
+    Its children follow it. A process outside any pod's container is left alone. Where
+    the node forbids the move, the process stays: captures work all the same, as long
+    as the agent's container is not killed.
     """
     container = container_of(pid)
     if container is None or not container.id:

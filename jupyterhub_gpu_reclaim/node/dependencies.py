@@ -1,7 +1,6 @@
-"""What every operation of the agent works with, wired once by the app.
+"""The dependencies of the agent's operations, wired once by ``app``.
 
-Handed to ``capture``, ``restore``, ``release``, ``recovery`` and ``node``. Values and
-references only: nothing is decided or done here.
+Values and references only; no logic.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The engine's and the store's ends that the operations hold."""
+    """What the operations need of placements, CRIU, GPU driver and store."""
 
     placements: Placements
     records: Records

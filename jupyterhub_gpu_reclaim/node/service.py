@@ -1,8 +1,8 @@
-"""This node's answers to the service's calls: the one place where they meet.
+"""This node's answers to the service's calls.
 
-Made by the app, asked by the routes. It looks a session up, sees to it that one
-operation at a time works on it, and starts the work that ``capture``, ``restore`` and
-``release`` do. It keeps no policy: it does what it is told, or says why not.
+:class:`LocalNode` looks a session up, ensures that one operation at a time works on it,
+and starts the work that ``workflows.capture``, ``restore`` and ``release`` do. It keeps
+no policy: it does what it is told, or says why not.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session, Told
     from jupyterhub_gpu_reclaim.node.watcher import Watcher
 
-#: Waiting for an operation that was called off before its session is killed.
+#: Waiting for an operation that was cancelled before its session is killed.
 _CALL_OFF_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
 
 
 class LocalNode:
-    """Everything that the service may ask of this node (``handler.Node``)."""
+    """Everything that the service may ask of this node (``http.handler.Node``)."""
 
     def __init__(self, parts: Parts, operations: Operations, watcher: Watcher) -> None:
         self._parts = parts
@@ -57,7 +57,7 @@ class LocalNode:
 
     async def ready(self) -> list[Finding]:
         """What keeps this node from saving sessions, or makes it slow."""
-        # Anybody may ask, and as often as he likes; one look at a time answers all.
+        # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._look_at_node())
         return await asyncio.shield(self._look)
@@ -115,7 +115,7 @@ class LocalNode:
         return await asyncio.to_thread(read)
 
     async def tell(self, incarnation: str, told: Told) -> None:
-        """Take the service's word about a session before anything else is asked."""
+        """Take the service's facts about a session, before any other call."""
         await asyncio.to_thread(self._parts.placements.tell, incarnation, told)
 
     # --- doing --------------------------------------------------------------------
@@ -123,7 +123,7 @@ class LocalNode:
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save it, attach to that, or repeat how it ended."""
+        """Capture it, attach to the capture under way, or repeat how it ended."""
         known = self._operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
@@ -147,7 +147,7 @@ class LocalNode:
         return self._begin(session, operation, work.run).follow()
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Bring it back, attach to that, or repeat how it ended."""
+        """Restore it, attach to the restore under way, or repeat how it ended."""
         known = self._operations.attach(incarnation, "restore", checkpoint)
         if known is not None:
             return known.follow()
@@ -176,7 +176,7 @@ class LocalNode:
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on; its checkpoint is discarded. Idempotent."""
+        """Thaw a captured tree; its checkpoint is discarded. Idempotent."""
         session = await self._find(incarnation)
         return await self._do(
             "thaw", session, "", lambda op: release.thaw(self._parts, session, op)
@@ -218,7 +218,7 @@ class LocalNode:
         return tree
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a running capture off; where none runs there is nothing to do."""
+        """Cancel a running capture; where none runs there is nothing to do."""
         running = self._operations.running(incarnation)
         if running is None:
             await self.tree(incarnation)
@@ -228,7 +228,7 @@ class LocalNode:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
 
     async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint that nobody needs any more; idempotent."""
+        """Delete a checkpoint that is no longer needed; idempotent."""
         await asyncio.to_thread(outcomes.refuse_if_needed, self._parts, checkpoint)
         await asyncio.to_thread(self._parts.store.delete, checkpoint)
         await asyncio.to_thread(self._parts.ports.release, checkpoint)
@@ -244,7 +244,7 @@ class LocalNode:
         operation: Operation,
         work: Callable[[Operation], AsyncIterator[Event]],
     ) -> Operation:
-        """Start it; what it cannot undo when it fails is undone after it."""
+        """Start an operation; what it cannot undo when it fails is undone after it."""
         begun = self._operations.begin(session.incarnation, operation, work)
         recovery.settle_after(self._parts, self._operations, session, begun)
         return begun

@@ -1,6 +1,6 @@
-"""Lets frozen sessions go on where there is no agent any more.
+"""Thaws frozen sessions where no agent runs any more.
 
-Run by the watchdog, which holds the agent's lock. A session gets its GPU memory back
+The caller (``watchdog``) holds the agent's lock. A session gets its GPU memory back
 first, or all of it stays frozen. It never touches a checkpoint and never ends a
 program: the record that it leaves says that the capture is being rolled back, so that
 the next agent drops the checkpoint, which is older than what runs. A tree that was
@@ -69,7 +69,7 @@ def let_go_on(watched: Watched) -> bool:
 
 
 def _frozen(placements: Placements, record: Record) -> Session | None:
-    """Whom to let go on; None where nobody stands frozen."""
+    """The session of a record, if it is to be thawed; None where it is not frozen."""
     if record.stage not in _FROZEN:
         return None
     try:
@@ -90,7 +90,7 @@ def _thaw(
     accelerator: Accelerator,
     criu_seconds: float,
 ) -> bool:
-    """Let one tree go on; whether it could."""
+    """Thaw one tree; return whether that succeeded."""
     try:
         recovery.end_criu(session, criu_seconds)
         # First: a tree that runs beside a record that calls it captured is released.

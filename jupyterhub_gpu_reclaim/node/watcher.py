@@ -1,7 +1,7 @@
-"""Samples every session of this node: who they are, where their servers answer.
+"""Samples every session of this node.
 
-Made by the app, asked by the node. It turns trees into what ``sampling.sampler`` can
-sample, and remembers where each server answers: that is asked of a program once.
+It turns trees into what ``sampling.sampler`` can sample, and caches each server's
+address, so that it is read from the program only once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Name = tuple[int, int]
 
 
 class Watcher:
-    """Knows how to look at a session; asks only those that run."""
+    """Takes samples of sessions; the servers of stopped ones are not called."""
 
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
         self._placements = placements

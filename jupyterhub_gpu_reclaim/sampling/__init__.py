@@ -1,1 +1,1 @@
-"""Stage 1, what is happening: samples of sessions, and usage over a window."""
+"""Samples what sessions do, and sums the samples up into usage over a window."""

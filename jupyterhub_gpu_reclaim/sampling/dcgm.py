@@ -1,14 +1,13 @@
-"""What NVIDIA's DCGM exporter tells of GPUs, as series of Prometheus, by pods. Pure.
+"""Reads the GPU use of pods from the series of NVIDIA's DCGM exporter. Pure.
 
-Called by ``service/clients/gpu_use.py``. The exporter names the pod that Kubernetes has
-given a card, or an instance (MIG) of one, to; so the card's use is that pod's. It does
-no I/O.
+The exporter names the pod to which Kubernetes has given a card, or an instance (MIG) of
+one; so the card's use is that pod's.
 
-What cannot be known stays unknown (law 5):
+What cannot be known stays unknown:
 
 * a value that is blank, no number or out of its range, and one that is too old;
 * a card that several pods have at the same time (time-slicing, MPS): which of them
-  worked, nobody can tell, unless the whole card did nothing;
+  worked is unknown, unless the whole card did nothing;
 * all cards of a pod of which there are more or fewer than it was given: one is lost, or
   the exporter still tells of a pod that had the same name before.
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Kind(NamedTuple):
-    """What a metric tells, and how to make our unit of it."""
+    """What a metric measures, and how to convert it to our unit."""
 
     field: str
     factor: float
@@ -88,7 +87,7 @@ class _Card(NamedTuple):
 
 
 class _Use:
-    """What was told of one card for one pod."""
+    """The values of one card for one pod."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -106,7 +105,7 @@ class _Use:
                 self.told[kind.field] = max(self.told.get(kind.field, at), at)
 
     def known(self, field: str, since: float) -> float | None:
-        """None where it was not told, or too long ago."""
+        """None where there is no value, or only an old one."""
         if self.told.get(field, -math.inf) < since:
             return None
         return self.largest[field]

@@ -1,9 +1,8 @@
-"""What one session does on the machine's GPUs, out of what all processes do. Pure.
+"""Takes one session's share out of the use of the machine's GPUs. Pure.
 
-Called by ``activity`` with what a source (``nvml``) says of the cards. What cannot be
-known of a session stays ``None``: one card that does not answer may be the one that a
-session works on, so then nothing is known of any (law 5). ``dcgm`` tells the same from
-outside of the machine, by pods.
+What cannot be known of a session stays ``None``: a card that does not answer may be the
+one that a session works on, so then nothing is known of any. ``nvml`` supplies the use
+of the cards; ``dcgm`` supplies the same from outside of the machine, by pods.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class CardSource(Protocol):
     """Tells what every card of this machine does."""
 
     def look(self, since: float) -> list[CardUse] | None:
-        """Every card; empty where there is none, None where nobody knows.
+        """Every card; empty where there is none, None where unknown.
 
         Blocks for milliseconds, or until the driver answers; harmless to repeat.
 
@@ -56,7 +55,7 @@ class CardSource(Protocol):
 
 
 class NoCards:
-    """A machine that has none."""
+    """The source of a machine without GPUs."""
 
     def look(self, since: float) -> list[CardUse] | None:
         """None there, and that is known."""

@@ -1,12 +1,11 @@
-"""Asks a Jupyter server's own REST API, and understands its answers.
+"""Calls a Jupyter server's own REST API, and decodes its answers.
 
-Called by ``activity`` for samples and by the agent around a restore. Every request
-goes to the loopback address of the session's own network namespace, is bounded in time
-and size, and can be told not to count as activity. Who asks again and again remembers
-the answers and asks only whether they have changed (RFC 9110, 13.1.2): a server under
-JupyterHub notes every answer in the user's own log, but not a "304 Not Modified". What
-a server answers is a user's word: it is decoded strictly, and what does not fit is an
-error that names the call.
+Every request goes to the loopback address of the session's own network namespace, is
+bounded in time and size, and can be marked not to count as activity. A caller that
+polls keeps the answers and asks only whether they have changed (RFC 9110, 13.1.2): a
+server under JupyterHub notes every answer in the user's own log, except a "304 Not
+Modified". Answers are controlled by the user: they are decoded strictly, and what does
+not fit is an error that names the call.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ async def ask(
 
     Args:
         client: from :func:`make_client`.
-        address: whom to ask.
+        address: of the server.
         path: below the server's prefix, without a query; quoted here.
         kind: what the answer must be.
         seconds: how long it may take.

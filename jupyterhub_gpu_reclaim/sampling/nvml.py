@@ -1,11 +1,10 @@
-"""Asks NVIDIA's management library what every GPU and every process on it does.
+"""Reads from NVIDIA's management library what every GPU and every process on it does.
 
-Called by the agent for samples, and before a restore for the memory that is free. It is
-the only importer of ``pynvml``. Looking costs the cards nothing: no context is made and
-no work is queued. What a card does not tell is ``None``, never zero (law 5).
+It is the only importer of ``pynvml``. A reading costs the cards nothing: no context is
+made and no work is queued. What a card does not report is ``None``, never zero.
 
-A library that hangs (a card that fell off the bus) hangs one thread, once: while a look
-is under way every other one answers "not known" at once.
+A library that hangs (a card that fell off the bus) hangs one thread, once: while a
+reading is under way every other one returns "not known" at once.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Nvml:
         self._said = ""
 
     def look(self, since: float) -> list[CardUse] | None:
-        """Every card; empty where there is none, None where nobody knows.
+        """Every card; empty where there is none, None where unknown.
 
         Args:
             since: seconds since the epoch; use is told as a mean from then to now.
@@ -85,7 +84,7 @@ class Nvml:
                 self._library.nvmlShutdown()
 
     def _complain(self, error: Exception) -> None:
-        """The log hears of it once per error, not at every look."""
+        """Log each error once, not at every look."""
         if self._said != str(error):
             self._said = str(error)
             _log.warning("- the GPUs do not answer: %s", error)
@@ -139,7 +138,7 @@ class Nvml:
     def _used(
         self, handle: Any, since: float, busy: int | None
     ) -> dict[int, tuple[float, float]] | None:
-        """Utilisation by pid; who is left out did nothing. None where not known.
+        """Utilisation by pid; a process left out did nothing. None where not known.
 
         The library answers "not found" when it has no measurement at all. That is
         idleness only when the card as a whole was idle, too.

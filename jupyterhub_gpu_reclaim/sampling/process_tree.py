@@ -1,7 +1,7 @@
 """Measures the processes of one session: number, memory, processor time, terminals.
 
-Called by ``activity`` in a thread, because reading ``/proc`` of large processes takes
-milliseconds. It reads only; a process that ends meanwhile is left out.
+Call it in a thread, because reading ``/proc`` of large processes takes milliseconds. It
+reads only; a process that ends meanwhile is left out.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TreeUsage:
         cpu_server: processor seconds of the first program itself.
         cpu_work: processor seconds of all others, ended children included.
         started: when the first program was started, seconds since the epoch.
-        typed: when somebody last typed into each terminal of the first program, in
-            the order of the terminals' numbers.
+        typed: time of the last input to each terminal of the first program, in the
+            order of the terminals' numbers.
     """
 
     processes: int

@@ -1,9 +1,9 @@
 """Samples one session: its processes through ``/proc``, its server through its API.
 
-Called by the agent every few seconds for every running session. What does not
-answer in time is ``None`` with the reason in ``problem``: never zero, never idle.
-It changes nothing, and its requests carry ``no_track_activity`` so that watching a
-session never looks like using it. A session that is stopped is not asked.
+What does not answer in time is ``None`` with the reason in ``problem``: never zero,
+never idle. It changes nothing, and its requests carry ``no_track_activity`` so that
+watching a session never looks like using it. The server of a stopped session is not
+called.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Sampler:
         self, watched: Watched, problems: list[str]
     ) -> process_tree.TreeUsage | None:
         if watched.incarnation in self._looks:
-            # A process can keep whoever asks for its memory waiting, thread by thread.
+            # A process can block each reader of its memory, thread by thread.
             problems.append("its processes: the last look at them has not ended")
             return None
         look = asyncio.ensure_future(
@@ -153,7 +153,7 @@ class Sampler:
     ) -> None:
         del self._looks[watched.incarnation]
         if not done.cancelled():
-            done.exception()  # told above, if anybody still waited
+            done.exception()  # told above, if it was still awaited
 
     async def _ask_server(
         self, address: jupyter_api.Address, problems: list[str]
@@ -181,7 +181,7 @@ class Sampler:
             return None
 
     async def _know(self, address: jupyter_api.Address, path: str, kind: type[T]) -> T:
-        """Ask, or hear that it is as before."""
+        """Ask, or learn that the answer is as before."""
         return await jupyter_api.ask(
             self._client,
             address,

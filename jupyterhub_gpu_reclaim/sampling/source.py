@@ -1,8 +1,7 @@
-"""What a source of samples must be able to do.
+"""The interface of a source of samples.
 
-Fulfilled by the agent's client, and by the fleet of them, which completes what they
-tell by DCGM through Prometheus. Called by the orchestrator's sampling loop, which gives
-what it gets to one window per session.
+An agent's client is one; so is the router over all agents, which adds what DCGM reports
+through Prometheus.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class SampleSource(Protocol):
     """Tells what sessions do now."""
 
     async def samples(self) -> list[Sample]:
-        """One sample of each session that it knows; ``None`` for what it cannot tell.
+        """One sample of each session that it knows; ``None`` for what is unknown.
 
         Cheap, and harmless to repeat: watching a session never counts as using it.
 

@@ -1,9 +1,8 @@
 """The recent samples of one session, summed up into its usage.
 
-Filled by the orchestrator with what the agents tell; asked before each judgement. It is
-pure: no clock, no I/O. Missing is never idle (law 5): a gap in the samples starts the
-watch anew, and what cannot be known stays ``None``. It never looks at the server's own
-``last_activity``, which the polling of an open tab keeps young.
+Pure: no clock, no I/O. A missing value is never idle: a gap in the samples starts the
+window again, and what cannot be known stays ``None``. It never looks at the server's
+own ``last_activity``, which the polling of an open tab keeps young.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _Meter:
 
     Args:
         span: seconds that its use is averaged over.
-        gap: seconds between two readings after which it begins anew.
+        gap: seconds between two readings after which it starts again.
     """
 
     def __init__(self, span: float, gap: float) -> None:
@@ -45,7 +44,7 @@ class _Meter:
         self._readings: list[_Reading] = []
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start again."""
         self._readings.clear()
 
     def add(self, at: float, work: float) -> None:
@@ -157,7 +156,7 @@ class Window:
         )
 
     def _forget(self) -> None:
-        """Another incarnation: what the former one did says nothing of this one."""
+        """Drop the samples of a former incarnation, which say nothing of this one."""
         self._newest = None
         self._watched_since = None
         self._cpu.clear()
@@ -248,7 +247,7 @@ def _gpu_memory(sample: Sample) -> int | None:
 
 
 def _is_whole(sample: Sample) -> bool:
-    """Whether it tells all that a policy needs."""
+    """Whether it has all that a policy needs."""
     return (
         sample.kernels is not None
         and sample.cpu_work is not None

@@ -1,8 +1,8 @@
-"""Give a session its own namespaces and cgroups, then become its init.
+"""Gives a session its own namespaces and cgroups, then becomes its init.
 
-Run by the local spawner as root (``python3 -I -S launcher.py … -- INIT…``); stdlib
-only. It never waits for the session and never stays: the process that becomes pid 1
-of the session is handed to the machine's own init, so the session outlives the Hub.
+It runs as root (``python3 -I -S launcher.py … -- INIT…``); stdlib only. It never waits
+for the session and never stays: the process that becomes pid 1 of the session is
+reparented to the machine's own init, so the session outlives the Hub.
 
 What it reports, as JSON lines on ``--report-fd``: ``{"pid", "start", "boot"}`` of the
 session's init (host pid, ticks after boot), then nothing more when the init has been
@@ -61,11 +61,11 @@ PERIOD = 100_000  #: microseconds; the kernel's own default for CPU quotas
 
 
 class LaunchError(Exception):
-    """The session cannot get what it was promised; the text is a sentence."""
+    """The session cannot be started as requested; the text is a sentence."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the session's world and its init; returns the exit status."""
+    """Make the session's namespaces and its init; returns the exit status."""
     options = parse(argv)
     os.set_inheritable(options.report_fd, False)
     try:
@@ -204,7 +204,7 @@ def remove_cgroups(parent: str, name: str) -> None:
 
 
 def sweep_cgroups(parent: str, age: float = SWEEP_AGE) -> None:
-    """Remove groups that sessions have left behind while nobody watched.
+    """Remove groups that ended sessions have left behind.
 
     A young one may be about to be joined; one that is in use cannot be removed.
     """
@@ -284,7 +284,7 @@ def deny_multipath_tcp() -> None:
     """Let this kernel look as if it had no multipath TCP, in all descendants.
 
     CRIU cannot save such a socket, and Go's listeners are of that kind wherever the
-    kernel offers it. Where it does not, Go listens by plain TCP, as everybody else.
+    kernel offers it. Where it does not, Go listens by plain TCP, as others do.
 
     Raises:
         LaunchError: this kernel has no seccomp filters.

@@ -1,7 +1,7 @@
-"""Pid 1 of a session: starts its programs, or waits for saved ones to come back.
+"""Pid 1 of a session: starts its programs, or waits for a restore.
 
-Run by the local spawner's launcher as ``python3 -I -S session_init.py …``, or inline
-in a container as ``python3 -c "$(cat session_init.py)" …``. Only the standard library,
+The launcher executes it as ``python3 -I -S session_init.py …``; a container runs it
+inline as ``python3 -c "$(cat session_init.py)" …``. Only the standard library,
 Python >= 3.7, one file: it runs in the user's image. It never decides anything and
 never becomes part of a checkpoint (pid 1 cannot be in one).
 
@@ -21,7 +21,7 @@ the init when the session is brought back elsewhere. Then two processes are made
 * *server* (the next free pid): ``CMD``, in its own session and process group.
 
 ``hold``  nothing is started. A restored root becomes the init's child; until the
-agent has said which of its children that is, the init ends for nobody's exit (CRIU's
+agent has said which of its children that is, no child's exit ends the init (CRIU's
 helpers come and go). The agent says it with ``sigqueue(SIGUSR1, root's pid)`` from
 outside of the pid namespace; a kill(2) or a signal from inside is ignored.
 
@@ -33,9 +33,10 @@ The init's name (``comm``) is ``session-init`` as soon as it may be signalled an
 tree may be restored under it.
 
 ``--relay``  the session's output goes into a pipe of the init's, which copies it to
-its own output and drops what nobody takes. So the Hub may come and go, and a restored
-tree writes into the new init's pipe: its ends are the descriptors 3 (write) and 4
-(read) of the init, found by the agent under ``/proc/<init>/fd``. Input is /dev/null.
+its own output and drops what cannot be written. So the Hub may come and go, and a
+restored tree writes into the new init's pipe: its ends are the descriptors 3 (write)
+and 4 (read) of the init, found by the agent under ``/proc/<init>/fd``. Input is
+/dev/null.
 """
 
 from __future__ import annotations
@@ -298,7 +299,7 @@ class Relay:
 
 
 def complain(sentence: str) -> None:
-    """One line on the error output, if anybody takes it."""
+    """One line on the error output, if it can be written."""
     with contextlib.suppress(OSError):
         os.write(2, f"session_init: {sentence}\n".encode("utf-8", "replace"))
 
@@ -337,7 +338,7 @@ def serve(root: int | None) -> int:
             if root is not None and is_child(root):
                 # Not the one of a restore that failed before, under the same pid.
                 ended.pop(root, None)
-        # Whoever ends before the root is named may turn out to be it.
+        # A child that ends before the root is named may turn out to be it.
         ended.update(reap())
         if root is not None:
             if root in ended:

@@ -1,1 +1,1 @@
-"""Stage 5, keep it safe: checkpoints, committed or not there at all."""
+"""The checkpoint store: a checkpoint is committed, or it does not exist."""

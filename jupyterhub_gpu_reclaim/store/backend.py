@@ -1,14 +1,14 @@
-"""What a place that keeps objects must be able to do, and how it fails.
+"""The interface of a storage backend, and its errors.
 
-Called by the repository and its workers. A backend knows nothing of checkpoints: it
-keeps named bytes. Its calls block, and may come from several threads at once.
+A backend knows nothing of checkpoints: it keeps named bytes. Its calls block, and may
+come from several threads at once.
 
 ::
 
     StoreError
-    ├── ObjectMissing   no such object stands there, for sure
-    ├── ObjectExists    one of that name stands there already; nothing was written
-    └── Unavailable     not this time: nothing was taken, the same call may be repeated
+    ├── ObjectMissing   no such object exists, for sure
+    ├── ObjectExists    one of that name exists already; nothing was written
+    └── Unavailable     a passing fault: nothing was written, the call may be repeated
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: A backend as JSON can carry it to another process; see ``opening.open_backend``.
+#: A backend as JSON, for another process; see ``backends.address.open_backend``.
 Spec = dict[str, Any]
 
 #: What may be written: contiguous bytes, handed over without a copy.
@@ -55,21 +55,21 @@ class Entry(NamedTuple):
 
 
 class ObjectMissing(StoreError):
-    """An object that was asked for does not stand there."""
+    """The requested object does not exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Reason.CHECKPOINT_DAMAGED, why=f"{name} is missing")
 
 
 class ObjectExists(StoreError):
-    """An object of that name stands there already; it is as it was."""
+    """An object of that name exists already; it is unchanged."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Reason.STORE_FAILED, why=f"{name} stands already")
 
 
 class Unavailable(StoreError):
-    """It does not work this time, but may soon; nothing of the call was taken."""
+    """It does not work now, but may soon; the call had no effect."""
 
     def __init__(self, why: str, *, detail: str = "") -> None:
         super().__init__(Reason.STORE_FAILED, why=why, detail=detail)
@@ -82,7 +82,7 @@ class ObjectWriter(Protocol):
         """Append all of it; the buffer may be used again when this returns.
 
         Raises:
-            Unavailable: not this time; the object can be gone on with.
+            Unavailable: not this time; the writing can be continued.
             StoreError: ``STORE_FULL`` or ``STORE_FAILED``; the object is lost.
         """
 
@@ -107,7 +107,7 @@ class ObjectWriter(Protocol):
         """
 
     def abandon(self) -> None:
-        """Give it up and let go of what it holds; idempotent, never raises.
+        """Give it up and release its resources; idempotent, never raises.
 
         What was written may stay as remains under ``tmp/``.
         """
@@ -123,7 +123,7 @@ class Backend(Protocol):
         """Begin a new object, of any size.
 
         Raises:
-            ObjectExists: an object of that name stands already; ``finish`` may raise
+            ObjectExists: an object of that name exists already; ``finish`` may raise
                 it, too. Of two that are finished at once, one may be lost without a
                 word: names have to be unique.
         """
@@ -140,7 +140,7 @@ class Backend(Protocol):
                 places they become durable in each before this one stands there.
 
         Raises:
-            ObjectExists: an object of that name stands already.
+            ObjectExists: an object of that name exists already.
             StoreError: it may stand nevertheless when only the last sync has failed.
         """
 
@@ -159,7 +159,7 @@ class Backend(Protocol):
         """
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """The same into a buffer of the caller's.
+        """Like :meth:`read`, into the caller's buffer.
 
         Returns:
             Bytes read; fewer than fit only at the end.

@@ -1,7 +1,6 @@
-"""A committed checkpoint that is read: names, sizes, bytes that have been checked.
+"""A committed checkpoint opened for reading: names, sizes, authenticated bytes.
 
-Made by the repository, called by the agent's restore from several threads at once. It
-hands out nothing whose tag it has not seen to be right.
+Safe to call from several threads at once. It returns only bytes whose tag was verified.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _FEW_TICKETS = 2
 
 
 class Problem(NamedTuple):
-    """Something of a checkpoint that is not what was written."""
+    """A damaged part of a checkpoint."""
 
     file: str  #: a file that has it
     object: str  #: where it stands in the backend
@@ -122,7 +121,7 @@ class Checkpoint:
     def stream(
         self, name: str, *, skip: Iterable[tuple[int, int]] = ()
     ) -> Iterator[Buffer]:
-        """A file, run by run, each checked before it is handed out.
+        """A file, run by run, each checked before it is returned.
 
         Args:
             name: of the file.
@@ -159,7 +158,7 @@ class Checkpoint:
             name: of the file.
             pieces: see :class:`Piece`; any tuples of that shape.
             cancel: asked now and then; once it is set it ends.
-            progress: told now and then how many bytes are done since the last time.
+            progress: called now and then with the bytes done since the last time.
 
         Returns:
             How many bytes the pieces have.
@@ -196,10 +195,10 @@ class Checkpoint:
     def verify(
         self, progress: Callable[[int, int], None] | None = None
     ) -> list[Problem]:
-        """Read everything; what is not what was written, in the order of the packs.
+        """Read everything; return what is damaged, in the order of the packs.
 
         Args:
-            progress: told blocks done and blocks in all.
+            progress: called with blocks done and blocks in all.
 
         Raises:
             StoreError: the store does not work, which says nothing of the checkpoint.

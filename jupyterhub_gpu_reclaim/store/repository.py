@@ -1,8 +1,8 @@
-"""The store as the agent sees it: begin, open, list, delete and sweep checkpoints.
+"""The store as a whole: begin, open, list, delete and sweep checkpoints.
 
-Called by the agent and the command line, from several threads at once. Other processes
-may work on the same store: their intents say what they need (``FORMAT.md``). Which
-checkpoints are worth keeping is not decided here.
+Safe to call from several threads at once. Other processes may work on the same store:
+their intents say what they need (``FORMAT.md``). It does not decide which checkpoints
+are worth keeping.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Repository:
         self._keys = keys
         self._pool = pool
         self._busy = Busy()
-        #: Held while something is removed or wrapped anew, however long that takes;
+        #: Held while something is removed or wrapped again, however long that takes;
         #: never while a checkpoint begins, whose intent is enough.
         self._removing = threading.Lock()
         infos = Infos()
@@ -147,7 +147,7 @@ class Repository:
         return self._beginner.exists(checkpoint)
 
     def open(self, checkpoint: str) -> Checkpoint:
-        """A committed checkpoint; its packs are seen to stand there, unread.
+        """Open a committed checkpoint; its packs must exist, but are not read.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
@@ -226,8 +226,8 @@ class Repository:
     def delete(self, checkpoint: str) -> int:
         """Remove a checkpoint; idempotent: not there is fine.
 
-        What nobody else needs is gone at the return. Packs that a later generation
-        needs stay until that is deleted.
+        What no other checkpoint needs is gone at the return. Packs that a later
+        generation needs stay until that is deleted.
 
         Returns:
             Bytes that were freed, without the manifest's.
@@ -266,7 +266,7 @@ class Repository:
         return sum(entry.length for entry in packs), sorted(needing)
 
     def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
-        """Remove what nobody needs; committed checkpoints are not touched.
+        """Remove unneeded objects; committed checkpoints are not touched.
 
         Args:
             keep_writing: ids that are known to be written, beside those with intents.

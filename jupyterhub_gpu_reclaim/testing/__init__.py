@@ -1,1 +1,1 @@
-"""Fakes that are shipped: named by their fault, held by the real ones' contracts."""
+"""Shipped fakes: named by their fault, held to the contract suite of the real ones."""

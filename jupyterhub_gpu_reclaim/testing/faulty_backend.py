@@ -1,7 +1,7 @@
 """Backends that are named by their fault, for tests and drills.
 
-Used by the tests of all layers, and by whoever wants to see what a bad day does to a
-deployment. Nothing in production makes one.
+They show how a deployment behaves when its store fails. Nothing in production makes
+one.
 """
 
 from __future__ import annotations

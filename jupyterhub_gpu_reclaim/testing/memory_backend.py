@@ -1,7 +1,7 @@
 """A backend that keeps its objects in memory, for tests and simulations.
 
-Used by the contract suite and by tests of the layers above. Nothing in production
-makes one: what it holds ends with the process.
+It passes the contract suite of the real backends. Nothing in production makes one: its
+contents end with the process.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MemoryBackend:
             return None if self._capacity is None else self._free()
 
     def spec(self) -> None:
-        """Nobody else can open it."""
+        """None: no other process can open it."""
         return
 
     def append(self, unfinished: bytearray, data: Buffer) -> None:
@@ -139,7 +139,7 @@ class _MemoryWriter:
         self._backend.append(self._data, memoryview(data).cast("B"))
 
     def read_back(self, offset: int, buffer: memoryview) -> None:
-        """Only once it is seen."""
+        """Readable only once it is finished."""
 
     def finish(self) -> None:
         """Let it be seen; as durable as memory is."""

@@ -1,1 +1,1 @@
-"""A session's private file systems as a tar stream, and back below one folder."""
+"""Archives a session's private file systems as a tar stream, and unpacks them."""

@@ -1,7 +1,7 @@
-"""Read only those parts of a file that hold data, and know where its holes are.
+"""Reads only the parts of a file that hold data, and reports where its holes are.
 
-Called by ``archive``. A shared memory file may be a thousand times longer than what was
-ever written to it; neither the stream nor the restored file should be.
+A shared memory file may be a thousand times longer than what was ever written to it;
+neither the stream nor the restored file should be.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Put an archive of ``archive`` back below a folder, confined to it.
+"""Unpacks an archive made by ``writer`` below a folder, and nowhere else.
 
-Called by the agent before a restore, on the new place's tmpfs mounts and root. The
-stream was written from files that a user owns, and the place belongs to that user too,
-so neither is trusted: every path is opened below the folder without following a link or
-entering another mount, nothing but plain files, folders, links and fifos is made, and
-sizes are limited. A file is written under another name and then renamed over the old
-one, so that repeating a restore is harmless. It never makes a device.
+The targets are the new place's tmpfs mounts and root. The stream was written from files
+that a user owns, and the place belongs to that user too, so neither is trusted: every
+path is opened below the folder without following a link or entering another mount,
+nothing but plain files, folders, links and fifos is made, and sizes are limited. A file
+is written under another name and then renamed over the old one, so that repeating a
+restore is harmless. It never makes a device.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def unpack(
     clear: bool = False,
     limits: Limits | None = None,
 ) -> Unpacked:
-    """Make everything of a stream that ``pack`` wrote. Idempotent.
+    """Unpack everything in a stream that ``pack`` wrote. Idempotent.
 
     Args:
         buffers: the stream.

@@ -1,14 +1,14 @@
-"""Which of a session's file systems die with it: its overlay, its temporary ones.
+"""Finds the file systems that end with a session: its overlay, its temporary ones.
 
-Called by the agent's ``surroundings``, which archives them at a capture and fills those
-of the new place at a restore. It mounts and writes nothing.
+They are archived at a capture, and those of the new place are filled at a restore. This
+module mounts and writes nothing.
 
 In a container the host has the same file systems mounted, too: the runtime makes
 /dev/shm and the root, the kubelet the volumes in memory, both in the host's mount
-namespace. So it is not enough to ask what the host does not have: a temporary file
-system is a pod's own when every place that the host has it at is one that runtime or
-kubelet keep for that pod alone. A ``hostPath`` volume never is: putting an archive back
-empties it first.
+namespace. So it is not enough to look for what the host does not have: a temporary file
+system is a pod's own when every place at which the host has it is one that runtime or
+kubelet keep for that pod alone. A ``hostPath`` volume never is: unpacking an archive
+into it would empty it first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sessions_own(session: list[Mount], ours: list[Mount]) -> list[Mount]:
     """The mounts of a session on the host's file systems that are its alone; pure.
 
     What the host had mounted when the session began, and has no longer (/run/user/UID
-    of somebody who has logged out), is still mounted in the session where the host's
+    of a user logged out since), is still mounted in the session where the host's
     mounts do not propagate. So only what the launcher mounts is the session's.
 
     Args:

@@ -1,6 +1,6 @@
-"""What ``archive`` and ``unarchive`` agree on beyond plain tar.
+"""The extensions to plain tar that ``writer`` and ``reader`` share.
 
-Called by these two. Pure. All of it stands in pax headers, which other programs skip.
+Pure. All of it stands in pax headers, which other programs skip.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ def layout_of(info: tarfile.TarInfo) -> tuple[int, list[tuple[int, int]]]:
 
 
 def damaged(why: str) -> RestoreFailed:
-    """The error for a stream that is not what ``archive`` writes."""
+    """The error for a stream that ``writer`` did not produce."""
     return RestoreFailed(Reason.CHECKPOINT_DAMAGED, why=why)

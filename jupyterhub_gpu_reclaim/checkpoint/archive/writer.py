@@ -1,13 +1,13 @@
-"""Write what lies on a session's private file systems as a tar stream.
+"""Writes the contents of a session's private file systems as a tar stream.
 
-Called by the agent after CRIU's dump (which leaves ``link_remap.N`` files behind that
-belong to it), while the tree is stopped: for each private tmpfs, and for the upper
-folder of an overlay that is the session's root. ``unarchive`` is the way back. It never
-writes to a disk, never holds more than a block in memory, never follows a link and
-never leaves the mount.
+It runs after CRIU's dump (which leaves ``link_remap.N`` files behind that belong to
+it), while the tree is stopped: for each private tmpfs, and for the upper folder of an
+overlay that is the session's root. ``reader`` is the way back. It never writes to a
+disk, never holds more than a block in memory, never follows a link and never leaves the
+mount.
 
 An upper folder need not hold all that it changes: of a file whose owner or mode alone
-are new, and of a renamed folder of the image, it has but a name ("metacopy" and
+are new, and of a renamed folder of the image, it has only a name ("metacopy" and
 "redirect"). What is missing there is taken from the merged folder.
 
 The format is POSIX pax with numeric owners; see ``tarformat`` for what we add: exact

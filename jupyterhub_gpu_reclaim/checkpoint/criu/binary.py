@@ -1,7 +1,6 @@
-"""CRIU on this machine: where it is, whether it works, and how it is started.
+"""Finds CRIU on this machine, checks whether it works, and builds its command line.
 
-Called by the agent's health check, by dump and restore, and by the command line. A
-private copy (``criu install``) is preferred to the system's. Nothing here touches a
+A private copy (``criu install``) is preferred to the system's. Nothing here touches a
 session.
 """
 
@@ -34,7 +33,7 @@ HARMLESS = (
     "Unable to create tun:",  # asked of every place; few containers have the device
 )
 NO_REASON = "no reason given"
-#: Of an agent's own container. Restores have a /proc of their own (``enter``).
+#: Of an agent's own container. Restores have a /proc of their own (``nsenter``).
 READ_ONLY_PROC = "ns_last_pid sysctl is inaccessible: Read-only file system"
 #: CRIU's answers come in a second; more means that it hangs.
 PATIENCE = 20.0
@@ -45,11 +44,11 @@ CAP_SYS_RESOURCE = 24
 ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
 #: What glibc's loader reads of the session's file system, whatever it is told: the
 #: libraries named there would be loaded into CRIU, which is root. The second, of the
-#: same length, cannot be made by anybody: a process' number has no letters.
+#: same length, cannot be created: a process' number has no letters.
 PRELOAD = b"/etc/ld.so.preload"
 NO_PRELOAD = b"/proc/no-preload/x"
 #: Where CRIU keeps what it has found out about the kernel, in the session's file
-#: system: addresses among it, which it uses as root. Nobody can make the other path.
+#: system: addresses among it, which it uses as root. The other path cannot be made.
 _CACHE = re.compile(rb"/[^\0]{1,64}criu\.kdat(?=\0)")
 _NO_CACHE = b"/proc/0x/"
 
@@ -149,7 +148,7 @@ def check(folder: Path = FOLDER) -> list[Finding]:
 
 
 def _complaint(text: str) -> str:
-    """Why its test failed; without rights it says so before it has a log."""
+    """Why its test failed; without rights it prints that before it has a log."""
     why = first_error(text)
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
     return lines[0] if why == NO_REASON and lines else why
@@ -231,7 +230,7 @@ def _system() -> Criu | None:
 
 
 def with_system_libraries(binary: Path) -> Criu | None:
-    """A program of the system, with the loader and the folders that ldd(1) tells."""
+    """A program of the system, with the loader and the folders that ldd(1) lists."""
     code, text = _run(["ldd", str(binary)])
     files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
     loaders = [file for file in files if file.name.startswith("ld-")]

@@ -1,12 +1,12 @@
-"""Descriptors that lead to one folder or file of ours and nowhere else.
+"""Makes descriptors that lead to one folder or file of ours and nowhere else.
 
 A descriptor of an ordinary folder is a way into the whole file system that it is part
-of: ``/proc/<pid>/fd/N/../..``. What CRIU is handed inside a session is therefore a
-mount of its own that is attached to nothing (open_tree(2), Linux 5.2): above its root
-there is no parent, so ``..`` stays there. It goes when its last descriptor is closed.
+of: ``/proc/<pid>/fd/N/../..``. So CRIU inside a session gets a mount of its own that is
+attached to nothing (open_tree(2), Linux 5.2): above its root there is no parent, so
+``..`` stays there. It goes when its last descriptor is closed.
 
 What CRIU only reads or runs is read-only there (mount_setattr(2), Linux 5.12), so that
-no descriptor and no link of ``/proc/<pid>`` lets anybody write to our own copy.
+no descriptor and no link of ``/proc/<pid>`` gives write access to our own copy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Read and rewrite CRIU's image files as bytes: container format and the few messages.
+"""Reads and rewrites CRIU's image files: container format and the few messages.
 
-Called by ``sockets``, ``files``, ``address_space``, ``pages`` and the agent's restore.
-Pure functions, bytes to bytes: it opens nothing. An image is ``u32 magic`` once or
+Pure functions, bytes to bytes; no file is opened. An image is ``u32 magic`` once or
 twice, then ``u32 size`` + protobuf, over and over (CRIU's ``image-desc.c``,
 ``magic.h``). Only the fields that we touch are declared below; the others survive as
-unknown fields, and an entry that nobody changes keeps its very bytes.
+unknown fields, and an entry that is not changed keeps its very bytes.
 """
 
 from __future__ import annotations
@@ -371,11 +370,11 @@ def file_entries(files_img: bytes) -> Iterator[Any]:
 
 
 def rewrite_files(files_img: bytes, change: Callable[[Any], bool]) -> bytes:
-    """``files.img`` with every entry that ``change`` altered written anew.
+    """``files.img`` with every entry that ``change`` altered encoded again.
 
     Args:
         files_img: the image as CRIU wrote it.
-        change: alters the ``file_entry`` it is given in place, and says whether it did.
+        change: alters the ``file_entry`` it is given in place; returns whether it did.
 
     Raises:
         RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).

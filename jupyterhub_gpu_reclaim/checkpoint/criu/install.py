@@ -1,16 +1,15 @@
-"""A private CRIU: Debian's packages, checked by apt, unpacked into one folder.
+"""Installs a private CRIU: Debian's packages, checked by apt, unpacked into one folder.
 
-Called by ``jupyterhub-gpu-reclaim criu install``. Debian 12's CRIU is too old for
-today's kernels and Ubuntu 24.04 has none, so the packages of a newer Debian are taken,
-with every library that they need and their own loader. Nothing is installed: the
-system's packages, their state and apt's configuration are never touched.
+Debian 12's CRIU is too old for today's kernels and Ubuntu 24.04 has none, so the
+packages of a newer Debian are taken, with every library that they need and their own
+loader. Nothing is installed: the system's packages, their state and apt's configuration
+are never touched.
 
-Whom to trust is apt's business: the index must be signed by a key of Debian's archive
-keyring, and the packages' digests stand in the index.
+Trust is left to apt: the index must be signed by a key of Debian's archive keyring, and
+the packages' digests stand in the index.
 
-An image is built on another machine than it runs on, and without rights: all that is
-asked of CRIU here is its version. Whether it works on a machine is what ``criu check``
-says there.
+An image is built on another machine than it runs on, and without rights, so CRIU is
+only asked for its version here. ``criu check`` says whether it works on a machine.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ def install(
     """Put a private CRIU into that folder; does nothing where it is there already.
 
     Args:
-        to: the folder, made anew; a former copy is replaced at the end.
+        to: the folder to make; a former copy is replaced at the end.
         suite: Debian's suite to take it from.
         mirror: Debian mirror.
         again: replace a copy of the same suite, to take its fixes.
-        report: told what is being done, a line at a time.
+        report: called with each line of progress.
 
     Raises:
         Refused: something is missing, could not be fetched or does not run; the

@@ -1,11 +1,11 @@
-"""Run a program of ours, from our file system, inside a session's namespaces.
+"""Runs a program of ours, from our file system, inside a session's namespaces.
 
 The program, its loader and its libraries are reached through descriptors, so that
 nothing has to be installed in the session's image. None of these descriptors, nor the
 root or the working folder of a process of ours in the session's pid namespace, leads
 to our own file system (:mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.detached_mounts`).
 The work is done by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.nsenter` in a process
-of its own. Nothing here knows what CRIU is good for.
+of its own. Nothing here is specific to CRIU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HELPER = Path(__file__).with_name("nsenter.py")
 START_PATIENCE = 30.0
 #: <linux/memfd.h>
 MFD_EXEC = 0x10
-#: Nobody writes to it, makes it longer or shorter, or takes that back.
+#: No write, no growing, no shrinking, and no removal of these seals.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 )
@@ -111,7 +111,7 @@ class Inside:
             return
 
     def close(self) -> None:
-        """Let go of the helper; a program that still runs goes on by itself."""
+        """Release the helper; a program that still runs continues by itself."""
         os.close(self._report)
         if self._facts.keys() & {"status", "error"} or not self.pid:
             self._helper.wait(START_PATIENCE)
@@ -122,7 +122,7 @@ class Inside:
             return False
         data = os.read(self._report, 65536)
         if not data:
-            # The helper itself was ended: nobody knows how the program did.
+            # The helper itself was ended: how the program ended is unknown.
             self._facts.setdefault("status", 255)
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -226,7 +226,7 @@ def _binary(criu: Criu, stack: ExitStack) -> int:
 
 
 def _copy(data: bytes, stack: ExitStack) -> int:
-    """A program in memory that nobody can change any more."""
+    """A sealed copy of a program in memory, which cannot be changed any more."""
     descriptor = _memfd()
     stack.callback(os.close, descriptor)
     with open(descriptor, "wb", closefd=False) as copy:

@@ -1,13 +1,13 @@
-"""Enter a session's namespaces and become a program there; a short-lived helper.
+"""Enters a session's namespaces and executes a program there; a short-lived helper.
 
-Run by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python3 -I -S
-nsenter.py`` with one JSON object on its input. A process of its own, because the agent
-has threads, and a thread cannot change its mount namespace alone. Standard library
-only.
+Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.namespaces` as ``python3 -I -S
+nsenter.py`` with one JSON object on its input. It is a separate process, because the
+agent has threads, and a thread cannot change its mount namespace alone. Standard
+library only.
 
 It joins every namespace before it forks into the pid namespace. A process of ours that
 the session can see in its /proc therefore never has our own root or working folder, and
-it holds no descriptor but those that the program is meant to have.
+it holds no descriptors except those meant for the program.
 
 It stays outside of the pid namespace, writes what happens as JSON lines to ``report``,
 and outlives an agent that is killed, so that the program inside can end in its own
@@ -164,7 +164,7 @@ def enter(spec: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Do as the JSON on the input says; the exit code is 0 when it was done."""
+    """Carry out the JSON on the input; the exit code is 0 when it was done."""
     spec = json.loads(sys.stdin.buffer.readline())
     # The agent's own end must not end what is under way inside.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -172,7 +172,7 @@ def main() -> int:
     os.setsid()
     report = spec["report"]
     try:
-        # What this process is made of (/proc/<pid>/exe) is nobody's to look at.
+        # The session must not look at this process' own program (/proc/<pid>/exe).
         checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
         # The session's user writes what is found at our own import paths there.
         sys.meta_path.clear()

@@ -1,8 +1,7 @@
 """One run of CRIU inside a session, with its stream, its log and its time limit.
 
-Called by dump and restore only. Ending CRIU is a matter of manners: it is cut off
-from its stream first, so that it fails by itself and cures the session's processes;
-only one that does not end then is ended by force.
+To end CRIU, its stream is closed first, so that it fails by itself and cures the
+session's processes; only if it does not end then is it killed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ COMMON = (
     "--stream",
     "--manage-cgroups=ignore",
     "--tcp-established",
-    # A connection that nobody has accepted yet must not stop a capture (sockets.py).
+    # A connection not accepted yet must not stop a capture (sockets/inet.py).
     "--skip-in-flight",
     # Both ends of every connection that is kept are stopped. Locking would run
     # iptables from the session's file system.
@@ -80,11 +79,11 @@ class Attempt:
 
     Args:
         criu: which CRIU.
-        session: inside of whom.
+        session: whose namespaces it runs in.
         folder: CRIU's image folder: an empty one of ours; the log stays in it.
         server: the stream's other side, not started yet.
         limit: seconds that the whole may take.
-        cancel: calls it off.
+        cancel: cancels it.
     """
 
     def __init__(
@@ -120,13 +119,13 @@ class Attempt:
             step: dump or restore.
             arguments: besides the common ones.
             reason: why, when CRIU itself fails.
-            inherit: what CRIU gives to the session in place of a pipe whose other end
-                is outside: CRIU's name of it → descriptor of ours.
+            inherit: replacements for pipes whose other end is outside: CRIU's name of
+                the pipe → descriptor of ours.
             last_pid: see ``run_inside``.
             prepare: likewise.
 
         Raises:
-            ReclaimError: CRIU failed, time was up, or it was called off.
+            ReclaimError: CRIU failed, time was up, or it was cancelled.
             Exception: what the stream's other side has raised. In any case CRIU has
                 ended.
         """
@@ -198,7 +197,7 @@ class Attempt:
         return status
 
     def _end(self, inside: Inside) -> int:
-        """CRIU has been cut off from its stream: let it cure, else end it."""
+        """With its stream cut, let CRIU cure the session, else end it."""
         for number, patience in (
             (0, CURE_PATIENCE),
             (signal.SIGTERM, END_PATIENCE),

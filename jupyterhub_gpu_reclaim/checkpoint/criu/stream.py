@@ -1,9 +1,9 @@
 """CRIU's image files as streams: its ``--stream`` protocol, both ways.
 
-Called by dump and restore. CRIU connects to a socket in the image folder and asks for
-one file after the other; each is then a pipe. There is a thread for each pipe, because
-several are open at once and in no fixed order. Nothing here looks into a file. What
-was measured is in ``docs/explanation/criu.md``.
+CRIU connects to a socket in the image folder and asks for one file after the other;
+each is then a pipe. There is a thread for each pipe, because several are open at once
+and in no fixed order. Nothing here looks into a file. ``docs/explanation/criu.md`` has
+the measurements.
 
 An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
 and the socket. CRIU then fails by itself and cures the session's processes; the error
@@ -56,9 +56,9 @@ class PipeSink(Sink, Protocol):
     """A sink that can empty a pipe by itself, faster than it could be fed."""
 
     def take_pipe(self, pipe: int, /) -> int:
-        """Take everything up to the pipe's end, and say how many bytes that was.
+        """Take everything up to the pipe's end; return how many bytes that was.
 
-        Nobody else holds a copy of the pipe when it returns or raises.
+        No other copy of the pipe is open when it returns or raises.
         """
 
     def cancel(self) -> None:
@@ -126,7 +126,7 @@ class Server:
                     end.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
-        """CRIU has ended: wait for what it has sent, and close everything."""
+        """Wait for what CRIU, which has ended, has sent; close everything."""
         if self._listener is None:
             return
         if self._connection is None:
@@ -215,7 +215,7 @@ class CaptureServer(Server):
             self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
 
     def fail(self, error: Exception) -> None:
-        """As the base does it; who empties a pipe by himself is told to stop."""
+        """As in the base class; sinks that empty a pipe themselves are cancelled."""
         super().fail(error)
         with self._lock:
             taking = list(self._taking)

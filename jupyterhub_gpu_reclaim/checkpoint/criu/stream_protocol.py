@@ -1,7 +1,6 @@
-"""The words of CRIU's ``--stream`` protocol, as they stand on its socket.
+"""Encodes and decodes the messages of CRIU's ``--stream`` protocol.
 
-Called by :mod:`~jupyterhub_gpu_reclaim.checkpoint.criu.stream`. What comes is not
-trusted: a ``ValueError`` says what was off.
+Input is not trusted: a ``ValueError`` says what was wrong.
 
 The protocol (criu/img-streamer.c): CRIU sends ``u32 size`` and a protobuf message
 ``{1: filename}``; when it restores it reads ``u32 size`` and ``{1: exists}``; then it

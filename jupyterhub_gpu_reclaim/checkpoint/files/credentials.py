@@ -1,11 +1,11 @@
-"""Do something with the rights of a saved task instead of root's.
+"""Runs work with the credentials of a saved task instead of root's.
 
 Linux keeps the credentials of each thread apart. So a thread is made for the work,
 takes the task's user, groups and capabilities (raw system calls: libc's wrappers would
 change the whole process), and ends with it. Files that it opens carry those
-credentials, which matters wherever the kernel asks later who has opened a file.
+credentials, which matters wherever the kernel checks later which user opened a file.
 
-The real and the saved user stay root's, so that nobody of that user may signal or trace
+The real and the saved user stay root's, so that the task's user cannot signal or trace
 the agent, and the thread's umask and root folder are its own.
 """
 
@@ -68,7 +68,7 @@ def credentials_of(core_img: bytes) -> Credentials:
 
 
 def credentials_now(pid: int) -> Credentials:
-    """Those that a process has by the kernel's word.
+    """Those that the kernel reports of a process.
 
     Raises:
         ProcessLookupError: it is gone.

@@ -1,7 +1,7 @@
-"""Which devices a process may hold open when it is saved.
+"""Lists the devices that a process may hold open when it is saved.
 
-Called by ``preflight``. CRIU takes the memory devices like files and rebuilds ttys; a
-handle on any other driver has state in the kernel that nobody can read out.
+CRIU takes the memory devices like files and rebuilds ttys; a handle on any other driver
+has state in the kernel that cannot be read out.
 """
 
 from __future__ import annotations

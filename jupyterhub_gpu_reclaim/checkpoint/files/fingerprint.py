@@ -1,6 +1,6 @@
-"""Tell whether a file's contents are the same as before, cheaply.
+"""Tells cheaply whether a file's contents are the same as before.
 
-Called by ``files`` for what a session has mapped. A library's build ID stands for its
+Used for the files that a session has mapped. A library's build ID stands for its
 contents (the linker makes it from them); anything else is hashed, once per version.
 """
 

@@ -1,4 +1,4 @@
-"""Make deleted files again, without a name, as the task that had them open.
+"""Makes deleted files again, without a name, as the task that had them open.
 
 CRIU would make such a file by its former path, as root, and remove that name again.
 Here it is a file without a name from the beginning (O_TMPFILE), made with the rights of

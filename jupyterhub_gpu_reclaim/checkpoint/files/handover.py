@@ -1,14 +1,14 @@
-"""Open a saved session's files before CRIU runs, and hand them to it.
+"""Opens a saved session's files before CRIU runs, and hands them to it.
 
 CRIU runs as root. For a plain file it looks first whether a descriptor was passed to it
 under the name that stands in ``files.img`` (``--inherit-fd``), and takes that one: no
 path is followed, no flag, size or position is looked at. So every such entry is given a
 name of its own that can stand for nothing else, and where none was passed, CRIU finds
 nothing to open. The same holds for what is mapped, run or a folder of a process. An
-inotify instance, or a socket with a path, is told of as a plain file: CRIU takes any
+inotify instance, or a socket with a path, is declared as a plain file: CRIU takes any
 descriptor for one.
 
-What is left to CRIU by name is what the kernel alone makes: terminals, and files of
+Only what the kernel alone makes is left to CRIU by name: terminals, and files of
 ``/proc/PID`` (see ``_check_left``).
 """
 
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         Stop,
     )
 
-#: No process of /proc has a number like that, so nobody can make such a path.
+#: No process of /proc has a number like that, so no such path can be made.
 _NAME: Final = "/proc/0x{number:x}"
 #: Of a process' own folder in /proc: what says no more than its user may know anyway.
 _HARMLESS: Final = frozenset(
@@ -90,9 +90,9 @@ class Handover:
     """Files that were opened, and what CRIU is told of them.
 
     Attributes:
-        saved: what the images say.
+        saved: what the images hold.
         descriptors: entry → descriptor of ours.
-        files: images that are given anew.
+        files: images that are replaced.
     """
 
     saved: SavedFiles
@@ -125,7 +125,7 @@ class Handover:
 
 
 class Rewritten:
-    """A source of images (``pages.Source``) of which some are given anew."""
+    """A source of images (``pages.Source``) of which some are replaced."""
 
     def __init__(self, source: Source, files: Mapping[str, bytes]) -> None:
         self._source = source
@@ -304,10 +304,10 @@ class _Opening:
         return ghosts, made
 
     def _refuse_unreadable(self, number: int, ghost: Any) -> None:
-        """Nobody is given a deleted file that he had open but could not read.
+        """Refuse a deleted file to a task that had it open but could not read it.
 
         Raises:
-            RestoreFailed: somebody would be (``file_denied``).
+            RestoreFailed: a task would get one (``file_denied``).
         """
         for wish in self._saved.wishes:
             if wish.ghost != number or wish.is_contents:
@@ -319,7 +319,7 @@ class _Opening:
                 raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
 
     def _owner(self, number: int, uid: int, path: bytes) -> Credentials:
-        """Who a deleted file belongs to, of those that hold it.
+        """The owner of a deleted file, among the tasks that hold it.
 
         Raises:
             RestoreFailed: none of several users owned it: what one of them may change
@@ -361,7 +361,7 @@ def _make_room(count: int) -> None:
 
 
 def _files_image(saved: SavedFiles) -> bytes:
-    """``files.img`` in which nothing has a name that anybody could have made."""
+    """``files.img`` in which no entry has a name that a user could have made."""
     kept = {
         entry.tty.regf_id for entry in saved.entries.values() if entry.HasField("tty")
     }

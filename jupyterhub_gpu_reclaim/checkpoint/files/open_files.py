@@ -1,10 +1,10 @@
-"""Remember the files that a session has open, and say whether they still fit.
+"""Records the files that a session has open, and checks whether they still fit.
 
 :func:`fingerprint` is taken at the end of a capture. :func:`compare` looks at the paths
 before anything is touched, and :func:`refuse_changed` at the very descriptors that the
 session is given (``handover``): only the latter's word counts. Nothing here changes a
-file. Deleted files that are still open are in CRIU's image, and what lies on a private
-file system is in the archive: neither is this module's business.
+file. Deleted files that are still open are in CRIU's image, and the contents of private
+file systems are in the archive: neither is handled here.
 
 CRIU would refuse a file whose size, build ID or mode differs. That is right for a
 library and wrong for a log that grew. So we judge by how the file was open.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-#: File systems whose files are windows of the kernel, and made anew.
+#: File systems whose files are views into the kernel, made again at a restore.
 _KERNEL_FILES: Final = frozenset(
     {"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "debugfs", "tracefs"}
 )
@@ -269,7 +269,7 @@ def _digest(found: int) -> str:
 def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
     """Whether it is an SQLite database without a transaction under way.
 
-    Between transactions SQLite keeps nothing of the file that it does not check anew:
+    Between transactions SQLite keeps nothing of the file that it does not check again:
     its pages are valid only as long as the change counter is (sqlite.org/fileformat2).
     """
     try:

@@ -1,15 +1,15 @@
-"""Open a saved session's files again with the rights of the tasks that held them.
+"""Opens a saved session's files again with the rights of the tasks that held them.
 
 CRIU is root, and would open whatever stands at a path now. So each file is opened here,
 before CRIU runs, by a thread that has the holder's user, groups and capabilities, below
-the session's root. What stands there is looked at first by a descriptor that opens
-nothing (O_PATH), and then that very inode is opened, with the flags that it was open
-with. So nothing comes back that its user could not open at this moment; a FIFO cannot
-block, and a device is touched only when it is one of the memory devices.
+the session's root. It is first examined through a descriptor that opens nothing
+(O_PATH), and then that very inode is opened, with its former flags. So nothing comes
+back that its user could not open at this moment; a FIFO cannot block, and a device is
+touched only when it is one of the memory devices.
 
 There are two exceptions, both for the very file that was saved (device and inode). A
 file that its task owns is opened although its mode forbids it: its user could change
-that. And one of which the task had mapped the contents (a program, a library) is mapped
+that. And a file whose contents the task had mapped (a program, a library) is mapped
 again, if they are the same: the init runs a Python that its user may not be allowed to
 reach. Nothing is read by that which was not in the task's memory.
 """
@@ -142,7 +142,7 @@ class Reopener:
             raise OSError(errno.EEXIST, "another watch is there already")
 
     def _find(self, wish: Wish) -> int:
-        """What stands at a path, opened by name only."""
+        """The file at a path, opened by name only (O_PATH)."""
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
             return open_in_root(self._root, wish.path, flags)
@@ -179,7 +179,7 @@ class Reopener:
         return descriptor
 
     def _reopen(self, wish: Wish, found: int) -> int:
-        """Open that inode, without waiting for anybody."""
+        """Open that inode without blocking."""
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         try:
             return os.open(again(found), flags)
@@ -261,7 +261,7 @@ def fill_pipe(descriptor: int, data: bytes) -> None:
     """
     waiting = struct.unpack("i", fcntl.ioctl(descriptor, FIONREAD, bytes(4)))[0]
     if waiting:
-        return  # somebody else has it open, and it was never empty
+        return  # another process has it open, and it was never empty
     if os.write(descriptor, data) != len(data):
         raise OSError(errno.ENOSPC, "a FIFO does not take what it held")
 

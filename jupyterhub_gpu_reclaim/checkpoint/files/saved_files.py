@@ -1,8 +1,9 @@
-"""Which files a saved tree has open, by CRIU's images: who holds them, and how.
+"""Reads from CRIU's images which files a saved tree has open, by which tasks, and how.
 
 Pure. It reads the tree (pstree), the credentials (core), the descriptors (ids, fdinfo),
-the folders (fs) and the mappings (mm) of images that have been authenticated. What is
-to be opened for whom is said by ``Wish``; ``handover`` has it done and tells CRIU.
+the folders (fs) and the mappings (mm) of images that have been authenticated. A
+``Wish`` says what is to be opened, and as which task; ``handover`` does so and tells
+CRIU.
 
 An entry of ``files.img`` is one open file description, except for what is mapped, run
 or a folder of a process: there CRIU keeps one entry for each file, and opens it again
@@ -93,14 +94,14 @@ class Use(NamedTuple):
 
 @dataclass
 class SavedFiles:
-    """What the images say, and what CRIU is to be told instead.
+    """What the images hold, and what CRIU gets instead.
 
     Attributes:
         entries: of ``files.img``, by number.
         descriptors: (pid, number of a descriptor) → (CRIU's fd_type, entry).
         wishes: what is to be opened.
         uses: folders, programs and mappings of the tree.
-        holders: entry → the credentials of who has it.
+        holders: entry → the credentials of its holders.
         rewritten: images that refer to entries by other numbers now.
         left: entries under ``/proc/PID``, which exist only once CRIU runs.
         instances: of inotify: entry → flags and watches.
@@ -129,7 +130,7 @@ class SavedFiles:
         return self.instances.keys() | self.sockets.keys()
 
     def holder(self, number: int) -> Credentials:
-        """With whose rights an entry is opened: the least powerful who has it.
+        """The rights with which an entry is opened: those of its least powerful holder.
 
         What is under way in a message may have no holder at all.
         """
@@ -205,7 +206,7 @@ class _Reader:
     def _process(self, pid: int) -> None:
         core, memory = self._read(f"core-{pid}.img"), self._read(f"mm-{pid}.img")
         if core is None or memory is None:
-            return  # it had ended, and nobody had asked how
+            return  # a zombie
         saved = self._saved
         who = saved.credentials[pid] = credentials_of(core)
         for ids in self._entries(

@@ -1,11 +1,11 @@
-"""The rights with which a tree will come back: those that the kernel says it has.
+"""Compares the rights in CRIU's images with those that the kernel reports.
 
 CRIU (4.2: ``parasite_dump_creds``) does not ask the kernel for a task's users, groups
 and capabilities. It has the task itself ask, by code that it puts into the task's
 memory, and believes the answer: as root, it later makes a task with just these rights.
-Whoever may write to that memory, such as a login of the same user beside the session,
-could so have his session come back as root. So what stands in the images is compared
-with what the kernel tells, while everybody stands.
+A user with write access to that memory, such as by a login beside the session, could so
+have the session come back as root. So the comparison is made while all processes are
+stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PREFIX, _SUFFIX = "core-", ".img"
 #: Bits of prctl(2)'s securebits that would let a program without capabilities keep what
 #: it gets by a set-user-ID program: KEEP_CAPS, NO_SETUID_FIXUP and their locks. The
-#: kernel tells a task's bits to nobody but itself.
+#: kernel tells a task's bits only to the task itself.
 _KEEPING: Final = 0x3C
 _CAPABILITIES: Final = {
     "CapInh": "cap_inh",
@@ -99,7 +99,7 @@ class _Tee:
 
 
 def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each thread's number in the session, and what the kernel says of it."""
+    """Each thread's number in the session, and what the kernel reports of it."""
     for process in tree.processes:
         folder = procfs.PROC / str(process.pid) / "task"
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""UNIX sockets with a name in the file system: made as their task, not by CRIU as root.
+"""Restores UNIX sockets with a file system name: made as their task, not as root.
 
 CRIU would remove what has the name, bind there, change its owner and mode, and connect
 to it, all by path and as root: a swapped folder turns each of these against any file or
 server of the machine. So such a socket is made here with the rights of its holder and
-handed over like a file. What CRIU is told of the others has no such name any more.
+handed over like a file. The images that CRIU gets name no such path any more.
 
 A connection that its server has not accepted cannot be saved, as for TCP: its client
 finds it cut. Datagrams that wait in a socket of that kind are lost.
@@ -46,7 +46,7 @@ class Named(NamedTuple):
     mode: int
     is_deleted: bool
     backlog: int  #: -1 where it does not listen
-    peer: bytes  #: whom it sends to; empty for nobody
+    peer: bytes  #: where it sends to; empty for nowhere
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
     passes: tuple[bool, bool]  #: credentials, security labels
@@ -208,7 +208,7 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:
-    """Nobody can reach it by its name, so any will do."""
+    """It cannot be reached by its name, so any will do."""
     for place in (where, _ELSEWHERE):
         try:
             folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)

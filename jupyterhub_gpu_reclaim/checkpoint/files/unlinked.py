@@ -1,16 +1,16 @@
-"""Files that have lost the name by which a tree has them open, and have another one.
+"""Handles open files whose name was deleted but which still have another one.
 
 They are not saved: the session finds them again. But by which name? CRIU (4.2:
 ``create_link_remap``) would give them one of its own, ``link_remap.N``, as root, in the
-folder where the lost name was, found by its path. Whoever puts a link in that folder's
-place has root make a name in any folder of that file system. So CRIU may not
+folder where the lost name was, found by its path. A link put in that folder's place
+would make root create a name in any folder of that file system. So CRIU may not
 (``--link-remap`` is not given): each such file gets its name here, before CRIU looks,
 with the rights of the task that holds it, and CRIU is told that it is taken care of
 (``--external``). Where that task may make no name, such as for a library of root's, the
-contents are saved, if it may read them: it has the very file no more.
+contents are saved if it may read them; the restored task then has a copy.
 
-What is written into the images is what CRIU would have written, so that a restore does
-not see who has done it.
+What is written into the images is what CRIU would have written, so that a restore needs
+to know nothing of this.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Memory:
 
 
 class _Key(NamedTuple):
-    """As CRIU names a file that somebody else takes care of."""
+    """CRIU's name for a file that is handled outside of it."""
 
     mount: int
     inode: int
@@ -119,11 +119,11 @@ class _File:
     Attributes:
         path: the name that it has lost.
         descriptor: of ours; it opens nothing (O_PATH).
-        holders: who has it.
-        reads: whether somebody has it such that he can read it.
+        holders: the tasks that have it.
+        reads: whether a holder has it open for reading.
         link: the name that it was given; none where its contents are saved.
         namer: with whose rights.
-        who: needs it to be saved, for what is said when it cannot be.
+        who: process that needs it saved, for the message when it cannot be.
     """
 
     path: bytes
@@ -185,7 +185,7 @@ class Unlinked:
         return [word for key in self._files for word in ("--external", str(key))]
 
     def rewrite(self, kept: dict[str, bytes]) -> dict[str, bytes]:
-        """The images that tell of them, in place of CRIU's.
+        """The images that describe them, in place of CRIU's.
 
         Args:
             kept: CRIU's ``files.img`` and ``remap-fpath.img``, as far as they exist.
@@ -219,7 +219,7 @@ class Unlinked:
         return {**kept, FILES: files, REMAPS: after}
 
     def save(self, held: HeldBack, sinks: Callable[[str], Sink]) -> dict[str, int]:
-        """Save what tells of them, and those without a name; image → its length."""
+        """Save their descriptions, and those without a name; image → its length."""
         lengths = {}
         for name, data in self.rewrite(held.kept).items():
             sink = sinks(name)

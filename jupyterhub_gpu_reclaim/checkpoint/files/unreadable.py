@@ -1,10 +1,10 @@
-"""Deleted files that a process holds without the right to read them, and CRIU reads.
+"""Finds deleted files that a process holds without the right to read them.
 
-A deleted file has no place but in the image, so CRIU copies its contents, as root: it
-opens the file anew for that. And a process may hold what it may not read: opened for
-writing only, or as a place only (O_PATH), for which the kernel asks no right at all. So
-whoever held another's file, and waited until that was deleted or replaced, would read
-it once his session is back.
+A deleted file has no place but in the image, so CRIU opens it again, as root, and
+copies its contents. But a process may hold what it may not read: opened for writing
+only, or as a place only (O_PATH), for which the kernel checks no right at all. A user
+could so hold another's file, wait until it was deleted or replaced, and read it once
+the session is back.
 """
 
 from __future__ import annotations

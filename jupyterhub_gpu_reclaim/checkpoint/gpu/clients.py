@@ -1,14 +1,14 @@
-"""Who else has a hand in a process's use of its GPU: NVIDIA's MPS, a profiler.
+"""Detects NVIDIA's MPS and profilers in a process's use of its GPU.
 
-Called by the agent's ``accelerator`` before a capture. It says so only where it is
-certain; what it misses, the driver refuses, and that is taken back. It reads only.
+It reports only what is certain; what it misses, the driver refuses, and the capture is
+rolled back. It only reads.
 
 * A client of MPS (Multi-Process Service) has a connection to ``nvidia-cuda-mps-server``
   and shares memory with it that the server calls ``mps.shm.<uid>.<pid>`` (its log,
   driver 580). NVML knows the clients, too: ``ProcessUse.mps``. The driver cannot save
   what lies with a server that others use.
 * A profiler or checker of NVIDIA's has a library of its own in the process. CUPTI alone
-  says nothing: PyTorch always loads it. A debugger is found by the pre-flight (ptrace).
+  says nothing: PyTorch always loads it. A debugger is found by the preflight (ptrace).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Move a session's GPU memory into its processes' own, and back.
+"""Moves a session's GPU memory into its processes' own, and back.
 
-Called by the agent: :func:`empty` before CRIU saves a tree, :func:`fill` after it has
-come back, and to undo an ``empty``. Everything goes by what the driver says a process
-is, so each call may be repeated after a crash, and takes up where the last one
-ended (``docs/explanation/gpu.md``).
+:func:`empty` runs before CRIU saves a tree; :func:`fill` after it has come back, and to
+undo an ``empty``. Each call goes by the state that the driver reports for a process, so
+it may be repeated after a crash, and takes up where the last one ended
+(``docs/explanation/gpu.md``).
 
 ===============  ===========================  ===========================
 a process is     :func:`empty` makes it       :func:`fill` makes it
@@ -17,7 +17,7 @@ failed           (refused)                    (refused)
 No program may run while its GPU memory is away: JAX, for one, has a thread that looks
 at memory which the driver maps, and ends by a segmentation fault when it is not there.
 So while memory moves all threads are held but the driver's own (which a stopped process
-would stop, too), and what was emptied is stopped before they are let go.
+would stop, too), and what was emptied is stopped before they are released.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def empty(
         tasks: the users of a survey; they must run.
         lock_seconds: for the work that the GPU has in hand.
         seconds: for moving the memory.
-        settle: called when all are locked and stand, before any memory moves: nobody
+        settle: called when all are locked and held, before any memory moves: none
             forks any more, and each has its devices still. What it raises ends it.
-        cancel: calls it off.
+        cancel: cancels it.
 
     Raises:
         RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_profiled``,
             ``gpu_unsupported``, ``gpu_failed``), ``settle`` has raised, or it was
-            called off; all have their memory, and those that were stopped already are
+            cancelled; all have their memory, and those that were stopped already are
             stopped.
         ReclaimError: likewise, but one could not be brought back (``gpu_stuck``).
     """
@@ -132,7 +132,7 @@ def fill(
 ) -> None:
     """Move the GPU memory of those processes back. Idempotent.
 
-    Those that are stopped stay so, and may be let go on afterwards.
+    Those that are stopped stay so, and may be continued afterwards.
 
     Args:
         driver: this machine's.
@@ -204,7 +204,7 @@ def _move_out(
 
 
 def _verify(driver: Driver, process: Process) -> None:
-    """The driver's word, and the kernel's: it holds no device any more."""
+    """Check with driver and kernel that it holds no device any more."""
     state = _state(driver, process)
     if state is not State.CHECKPOINTED or held_by(process.pid):
         raise _failed(process, f"it is {state.name.lower()} and holds a device")
@@ -239,7 +239,7 @@ def _stop(process: Process, running: set[int]) -> None:
     """Stop it while most of its threads are held, so that none of them runs again.
 
     It is one of the ``running`` that takes the signal, when it comes to run: until then
-    the process is not stopped, and whoever is let go runs on.
+    the process is not stopped, and a thread that is released runs on.
     """
     processes.send(process, signal.SIGSTOP)
     _wait_still(process, running)
@@ -255,7 +255,7 @@ def _wait_still(process: Process, tids: set[int]) -> None:
     while any(_runs(process.pid, tid) for tid in tids):
         if time.monotonic() > deadline:
             raise _failed(process, "it does not stand still")
-        # Nothing tells when a process of somebody else's stops.
+        # No event reports that a process not our child has stopped.
         time.sleep(0.0005)
 
 
@@ -266,7 +266,7 @@ def _runs(pid: int, tid: int) -> bool:
 
 @contextlib.contextmanager
 def _held(driver: Driver, process: Process) -> Iterator[set[int]]:
-    """Only the driver's own thread of the process runs inside the block; its ids.
+    """Hold all but the driver's own thread of the process inside the block; its ids.
 
     One without such a thread (it uses NVML only) has no memory to be looked at, and
     runs as it did.
@@ -284,7 +284,7 @@ def _held(driver: Driver, process: Process) -> Iterator[set[int]]:
 
 
 def _ids(pid: int, thread: int) -> set[int]:
-    """A thread's id as we count, whoever has counted it."""
+    """A thread's id in our own pid namespace, whichever namespace it came from."""
     return {
         tid
         for tid in ptrace.tasks(pid)
@@ -305,7 +305,7 @@ def _state(driver: Driver, process: Process) -> State:
 
 
 def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
-    """Do it for all at once; the first failure when all have ended.
+    """Run it for all at once; raise the first failure when all have ended.
 
     Raises:
         ReclaimError: the first failure.
@@ -315,7 +315,7 @@ def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
         try:
             future.result()
         except threading.BrokenBarrierError:
-            continue  # somebody else has failed: his is the failure
+            continue  # another thread failed first: its failure counts
         except DriverError as error:
             raise _failed(process, error) from error
 
@@ -323,7 +323,7 @@ def _each(tasks: Sequence[Process], work: Callable[[Process], None]) -> None:
 def _try_each(
     tasks: Sequence[Process], work: Callable[[Process], None]
 ) -> list[ReclaimError]:
-    """Do it for all at once; the failures of those that still live."""
+    """Run it for all at once; return the failures of those that still live."""
     failures = []
     futures = _all_at_once(tasks, work)
     for process, future in zip(tasks, futures, strict=True):

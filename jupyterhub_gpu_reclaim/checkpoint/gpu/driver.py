@@ -1,10 +1,9 @@
-"""NVIDIA's driver, asked through a helper process that can be ended when it hangs.
+"""Calls NVIDIA's driver through a helper process that can be ended when it hangs.
 
-Held by :mod:`~jupyterhub_gpu_reclaim.checkpoint.gpu.cuda`; any thread may call. The
-helper is started when it is first needed and stays: a fresh one pays seconds for
-initialising the driver. Where there is no driver, every call says so and nothing is
-tried again for a while. It knows the driver's calls and codes, and not what they are
-good for.
+Any thread may call. The helper is started when it is first needed and stays: a fresh
+one pays seconds for initialising the driver. Where there is no driver, every call says
+so and nothing is tried again for a while. It knows the driver's calls and codes; what
+they are used for is in ``cuda``.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class Driver:
         """What those processes have, by host pid.
 
         Raises:
-            DriverError: the kernel's driver does not tell, or not as we know it.
+            DriverError: the kernel's driver does not report it, or not as we know it.
         """
         answer = self._ask("memory", QUICK_SECONDS, pids=list(pids))
         return {int(pid): Memory(*pair) for pid, pair in answer["memory"].items()}

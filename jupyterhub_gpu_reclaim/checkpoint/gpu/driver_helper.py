@@ -1,10 +1,10 @@
-"""Talk to NVIDIA's driver in a process of its own; a long-lived helper.
+"""Calls NVIDIA's driver in a process of its own; a long-lived helper.
 
-Run by :mod:`~jupyterhub_gpu_reclaim.checkpoint.gpu.driver` as ``python3 -I -S
-cuda_helper.py``. It initialises the driver once, which takes seconds, and then answers
-JSON lines on its input, several at a time and in any order, on its output. It ends when
-its input does. The driver's library is never loaded into the agent: it can hang, and
-a process can be ended. Standard library only. It decides nothing.
+Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.gpu.driver` as ``python3 -I -S
+driver_helper.py``. It initialises the driver once, which takes seconds, and then
+answers JSON lines on its input, several at a time and in any order, on its output. It
+ends when its input does. The driver's library is never loaded into the agent: it can
+hang, and a process can be ended. Standard library only. It decides nothing.
 
 A request is ``{"id": …, "call": …, "pid": …}`` with what the call needs; the answer is
 ``{"id": …, "code": <CUresult>, …}``. Pids are the host's. The calls are those of the
@@ -12,7 +12,7 @@ driver's "CUDA Checkpointing" chapter (cuda.h, driver 570 and later).
 
 One answer the library does not have: whether a process has memory of another one open
 (CUDA IPC). The kernel's driver counts it, in the very call in which NVML asks for the
-memory of processes; NVML does not hand it on. :class:`Resources` makes that call.
+memory of processes; NVML does not pass it on. :class:`Resources` makes that call.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Resources:
         Raises:
             OSError: the driver is not there, or not as we know it.
         """
-        # Who has no card open may ask nothing about it.
+        # Queries about a card need that card open.
         cards = sorted(str(path) for path in DEVICES.glob("nvidia[0-9]*"))
         for path in (CONTROL_DEVICE, *cards):
             self._files.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -94,7 +94,7 @@ class Resources:
         Memory that has lost its first owner counts as the other's own.
 
         Raises:
-            OSError: the driver does not tell.
+            OSError: the driver does not report it.
         """
         found = dict.fromkeys(pids, (0, 0))
         for first in range(0, len(pids), _PID_INFO_COUNT):
@@ -151,7 +151,7 @@ def unpack_pids(answer: bytes) -> list[tuple[int, int, int]]:
     """Its answer: pid, own bytes, others' bytes.
 
     Raises:
-        OSError: one of them could not be told.
+        OSError: one of them could not be read.
     """
     (count,) = struct.unpack_from("<I", answer)
     found = []

@@ -1,11 +1,11 @@
-"""Take from a process what it inherited of somebody else's GPU.
+"""Removes inherited GPU descriptors and mappings from forked children.
 
-Called by the agent's capture after the GPU was emptied and before CRIU looks. The
-driver's checkpoint gives up a process's own descriptors and mappings of the devices,
-not the copies that its forked children have; and CRIU cannot save those. The children
-have no use for them (``gpu_processes``), so they are made to give them up themselves:
-every descriptor becomes one of ``/dev/null`` and every mapping an inaccessible one, so
-that neither the numbers nor the addresses are ever given to somebody else.
+It runs after the GPU was emptied and before CRIU dumps. The driver's checkpoint gives
+up a process's own descriptors and mappings of the devices, not the copies in its forked
+children, which CRIU cannot save. The children have no use for them (``processes``), so
+they are made to give them up themselves: every descriptor is replaced by one of
+``/dev/null`` and every mapping by an inaccessible one, so that neither the numbers nor
+the addresses are reused.
 
 It is not undone when the capture fails afterwards: there is nothing to give back.
 """
@@ -35,7 +35,7 @@ _NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
 def give_up(process: Process) -> None:
     """Make a stale child give up every GPU device. Idempotent.
 
-    Must be called for children only that ``gpu_processes`` calls stale.
+    Must be called for children only that ``processes`` calls stale.
 
     Raises:
         ReclaimError: it could not be made to (``gpu_stale_child``); it runs as before.

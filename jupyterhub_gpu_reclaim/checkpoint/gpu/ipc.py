@@ -1,20 +1,20 @@
-"""Which processes have GPU memory of others open, through CUDA IPC.
+"""Finds processes that have GPU memory of others open, through CUDA IPC.
 
-The driver empties such a process without a word, and can never fill it again: not
+The driver empties such a process without an error, and can never fill it again: not
 after the one that the memory belongs to, not before, not both at once, not even when
-the other was left alone (H200, driver 580). There is no way to try that leaves it
-whole, so it has to be known before anything is touched. No mapping and no descriptor
-shows it, but the kernel's driver counts the memory that a process has of others
-(``cuda_driver.Memory``): legacy handles, shareable handles, pools, and what a process
-has exported and imported again itself. Peer access between cards does not count there.
+the other was left alone (H200, driver 580). No attempt leaves it whole, so it has to be
+known before anything is touched. No mapping and no descriptor shows it, but the
+kernel's driver counts the memory that a process has of others (``driver.Memory``):
+legacy handles, shareable handles, pools, and what a process has exported and imported
+again itself. Peer access between cards does not count there.
 
-Two cases are left in which that count says nothing, and both are refused as well:
+In two cases that count says nothing, and both are refused as well:
 
 * memory whose owner has ended counts as the other's own. PyTorch opens an event with
   the memory, and the file of the event names the owner: ``cuda.shm.<uid>.<pid>.<n>``;
 * a driver that does not tell: then two processes with a GPU may share its memory.
 
-Events that are shared come back. It reads only.
+Shared events are restored. It only reads.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def examine(
 def _ask(
     driver: Driver, pids: Sequence[int], counted: Collection[int]
 ) -> Mapping[int, Memory] | None:
-    """What the driver counts; None when it does not tell, or what cannot be."""
+    """What the driver counts; None when it does not report, or an impossible value."""
     if not pids:
         return {}
     try:

@@ -1,18 +1,17 @@
-"""Which processes of a session hold a GPU, and which only look like it.
+"""Finds which processes of a session use a GPU, and which only seem to.
 
-Called by the agent before a capture and by the engine's ``cuda``. Four kinds hold
-``/dev/nvidia*``:
+Four kinds hold ``/dev/nvidia*``:
 
 * **users**: the driver knows them (CUDA or NVML), and saves them itself;
 * **stale** ones: children that were forked from a user. What they inherited is of no
   use to them, since a forked child cannot make CUDA calls, and it keeps CRIU from
-  saving them: ``stale_mappings`` takes it away;
-* **stopped** ones (Ctrl-Z): nobody can ask the driver about them;
+  saving them: ``inherited_mappings`` takes it away;
+* **stopped** ones (Ctrl-Z): the driver cannot be asked about them;
 * **others**: they have opened a device themselves and the driver's checkpoint knows
   nothing of it (OpenGL, Vulkan). They cannot be saved.
 
 A stale child is told from the others by the kernel (kcmp(2)): every descriptor is the
-very open file of a user, and every mapping lies where a user has it. It reads only.
+very open file of a user, and every mapping lies where a user has it. It only reads.
 """
 
 from __future__ import annotations

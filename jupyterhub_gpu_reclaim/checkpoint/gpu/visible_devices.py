@@ -1,11 +1,11 @@
-"""Which of the machine's GPUs a container has been given, by its device nodes.
+"""Finds which of the machine's GPUs a container has been given, by its device nodes.
 
-Called by the agent's ``accelerator``. A pod has some of its node's cards, others than
-the pod before it had, and the driver is to be told which takes the place of which. The
-container runtime makes a device node for each card that the device plugin gave to the
-pod, whichever way it was asked (an environment variable, CDI), and the groups of the
-container let it open no other. So neither the kubelet's socket nor what stands in the
-environment, which is the user's, has to be asked. Only looks.
+A restored pod has other cards of its node than the pod before it, and the driver must
+be told which replaces which. The container runtime makes a device node for each card
+that the device plugin gave to the pod, whichever way it was requested (an environment
+variable, CDI), and the device cgroup of the container lets it open no other. So neither
+the kubelet's socket nor the environment, which the user controls, is needed. It only
+reads.
 
 NVIDIA's driver tells ``GPU UUID`` and ``Device Minor`` of each card in
 ``/proc/driver/nvidia/gpus/<bus>/information``; ``/dev/nvidia<minor>`` has the major
@@ -52,7 +52,7 @@ def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None
 
 
 def _card(path: Path) -> tuple[int, str]:
-    """The minor number and the UUID that one file tells."""
+    """The minor number and the UUID in one file."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

@@ -1,13 +1,13 @@
-"""What CRIU's images say of each process' memory: where others than CRIU may fill it.
+"""Finds in CRIU's images the memory areas that can be filled without CRIU.
 
-Called by ``pages``. It reads the tree (pstree), the areas (mm) and the threads (core)
-of images that have been authenticated, and bounds everything. It opens nothing.
+It reads the tree (pstree), the areas (mm) and the threads (core) of images that have
+been authenticated, and bounds everything. No file is opened.
 
-Not free for others is whatever needs CRIU's care: stacks, files, shared memory,
-huge-page mappings, what cannot be written by its own protection (newer kernels may
-forbid forcing it), what a process has inherited from its parent (CRIU finds the pages
-that both still share; written separately they would be there twice), and the few bytes
-that the kernel itself keeps up to date (restartable sequences).
+Areas that need CRIU are excluded: stacks, files, shared memory, huge-page mappings,
+what cannot be written by its own protection (newer kernels may forbid forcing it), what
+a process has inherited from its parent (CRIU finds the pages that both still share;
+written separately they would be there twice), and the few bytes that the kernel itself
+keeps up to date (restartable sequences).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read_processes(read: Callable[[str], bytes | None]) -> list[Process]:
         seen.add(entry.pid)
         image = read(f"mm-{entry.pid}.img")
         if image is None:
-            continue  # it had ended, and nobody had asked how
+            continue  # a zombie
         mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
         vmas = [vma for vma in mm.vmas if not vma.status & GUARD]
         _check(vmas, entry.pid)

@@ -1,7 +1,7 @@
-"""Fill the areas of a restored, stopped tree that did not go through CRIU.
+"""Fills the areas of a restored, stopped tree that did not go through CRIU.
 
-Called by ``restore``. Who copies, and how, is the source's affair; here is whom, until
-when, and whether it is still the same process afterwards.
+The source does the copying. This module decides into which processes and until when,
+and checks afterwards that they are still the same processes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def copy_all(
 
     Args:
         plan: what is missing.
-        tree: the restored tree; everybody in it is stopped.
-        source: who writes.
+        tree: the restored tree; every process in it is stopped.
+        source: writes the pieces.
         limit: seconds that it may take.
-        cancel: calls it off.
+        cancel: cancels it.
 
     Raises:
-        ReclaimError: a process is not there (any more), time was up, or it was called
-            off.
+        ReclaimError: a process is not there (any more), time was up, or it was
+            cancelled.
         Exception: what the source has raised.
     """
     deadline = time.monotonic() + limit
@@ -62,7 +62,7 @@ def copy_all(
 
 @contextlib.contextmanager
 def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
-    """What ends the copying when it is called off or late; the error is then that."""
+    """What ends the copying when it is cancelled or late; the error is then that."""
     stop = Cancel()
     why: list[ReclaimError] = []
     ended = Cancel()
@@ -92,7 +92,7 @@ def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[
 
 
 def _same(process: Process) -> None:
-    """A pid that was given to somebody else would have been written to.
+    """Check that it is still the same process: a reused pid would be another one's.
 
     Raises:
         ReclaimError: it has ended meanwhile.

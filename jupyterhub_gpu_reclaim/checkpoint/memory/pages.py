@@ -1,13 +1,13 @@
-"""Which memory does not go through CRIU on its way back, and what CRIU is given then.
+"""Plans which memory bypasses CRIU in a restore, and rewrites CRIU's images for it.
 
-Called by ``restore``. CRIU fills a process' memory in one thread, one page fault after
-the other. Large areas are therefore taken out of its images, mapped empty by it, and
-filled by many workers while the process is stopped (:mod:`engine.fill`). Which areas
-are free for that, ``address_space`` says. Nothing here touches a process.
+CRIU fills a process' memory in one thread, one page fault after the other. Large areas
+are therefore taken out of its images, mapped empty by it, and filled by many workers
+while the process is stopped (``fill``). ``address_space`` says which areas are free for
+that. Nothing here touches a process.
 
 Filling memory in huge pages is several times cheaper, and on most machines a process
 has to ask for them. Areas that were nearly full are therefore advised (madvise(2)) as
-if the process had asked: it cannot use more memory by that than it did.
+if the process had asked: this cannot make it use more memory than it did.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Piece(NamedTuple):
 
 
 class Stop(Protocol):
-    """Says that something has been called off; readable from then on."""
+    """Says that something has been cancelled; readable from then on."""
 
     @property
     def is_set(self) -> bool:
@@ -76,7 +76,7 @@ class Stop(Protocol):
 class Source(Protocol):
     """Where CRIU's images come from; called from several threads at once.
 
-    Everything it hands out has been authenticated. It raises what the store raises.
+    Everything it returns has been authenticated. It raises what the store raises.
     """
 
     def size(self, name: str) -> int | None:
@@ -99,10 +99,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is taken away from CRIU.
+    """What bypasses CRIU.
 
     Attributes:
-        files: those of its images that are written anew.
+        files: those of its images that are rewritten.
         pieces: pages image → what is copied by others, in ascending order, all of one
             process, whose ``pid`` is one of the session's namespace.
     """

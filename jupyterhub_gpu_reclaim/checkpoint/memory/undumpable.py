@@ -1,4 +1,4 @@
-"""Keep a tree's memory from its own user for as long as root works in it.
+"""Keeps a tree's memory closed to its own user while root works in it.
 
 A user may write into the memory of his processes (ptrace(2), ``/proc/PID/mem``), also
 from outside of the session, as by ssh. The kernel refuses it for a process that is not
@@ -6,12 +6,12 @@ from outside of the session, as by ssh. The kernel refuses it for a process that
 
 In a restore, CRIU (4.2: ``__export_restore_thread``) gives each thread of a process its
 user back by itself, and all of them share their memory: as soon as the first one is the
-user's, he could write what the others run as root. So no process is dumpable that CRIU
-makes, until all of its threads are their user's.
+user's, he could write what the others run as root. So no process that CRIU makes is
+dumpable until all of its threads are their user's.
 
 In a dump, CRIU runs code of its own in each process and believes its answers, such as
 the number of a descriptor that it then opens for writing as root
-(``parasite_memfd_exchange``). So none is dumpable while CRIU works.
+(``parasite_memfd_exchange``). So no process is dumpable while CRIU works.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def close(memory: Any, who: Credentials) -> bool:
 
     Args:
         memory: its ``mm_entry``, changed in place.
-        who: its user. Root's memory is nobody else's in any case.
+        who: its user. Root's memory is closed to others in any case.
     """
     if who.uid == 0 or memory.dumpable != 1 or platform.machine() != "x86_64":
         return False
@@ -63,7 +63,7 @@ def close_all(tree: Snapshot) -> set[int]:
         Whose it was before, by their pids in the session: for :func:`open_again`.
 
     Raises:
-        ReclaimError: one could not be closed, or somebody beside the session has its
+        ReclaimError: one could not be closed, or a process beside the session has its
             memory open already (``capture_failed``).
     """
     closed: set[int] = set()
@@ -91,7 +91,7 @@ def open_again(tree: Snapshot, closed: Collection[int]) -> None:
     """Make processes dumpable as they were; they are stopped and stay so.
 
     One that cannot be made so runs on: its user's debuggers cannot look at it then,
-    until it is started anew.
+    until it is started again.
 
     Args:
         tree: its processes.
@@ -112,7 +112,7 @@ def _set(process: Process, value: int) -> None:
 
 
 def _is_open(process: Process) -> bool:
-    """Whether it is dumpable; root's is nobody else's in any case."""
+    """Whether it is dumpable; root's is closed to others in any case."""
     status = procfs.target_status(process.pid, "mem")
     return status is not None and status.st_uid != 0
 
@@ -124,10 +124,10 @@ def _refuse_open(process: Process) -> None:
 
 
 def _refuse_holders(tree: Snapshot) -> None:
-    """Who has opened such memory before is asked nothing any more when he writes.
+    """Check that no user has the memory open: an open descriptor keeps its access.
 
     Raises:
-        ReclaimError: somebody who is not root has (``capture_failed``).
+        ReclaimError: a user other than root has (``capture_failed``).
     """
     mine = {process.pid: process.ns_pid for process in tree.processes}
     numbers = {str(number) for both in mine.items() for number in both}

@@ -1,8 +1,8 @@
-"""Which inet sockets of a session lead outside, how they are cut, and how forgotten.
+"""Finds inet sockets that lead outside of a session, cuts them, and rewrites images.
 
-Called by the agent's capture (cut), release (reset) and restore (rewrite of files.img).
-It never touches a socket that no process of the tree holds, save connections that wait
-in a listener's accept queue.
+A capture cuts them, a release resets them, a restore rewrites ``files.img``. Only
+sockets held by a process of the tree are touched, and connections that wait in a
+listener's accept queue.
 
 A connection is the session's own when both of its ends are sockets of its tree: such a
 pair is restored with the data in flight (CRIU's ``--tcp-established``). Everything else
@@ -12,7 +12,7 @@ image. Cutting first lets the other side notice at once; rewriting the image is 
 makes the restore safe, because a socket may be opened after the cut, or its program may
 not have closed it (``docs/explanation/criu.md``).
 
-A connection that nobody has accepted yet cannot be saved: CRIU is told to leave it out
+A connection that was not accepted yet cannot be saved: CRIU is told to leave it out
 (``--skip-in-flight``), so its other end, if that is the session's own, counts as cut.
 """
 
@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
     address_of,
 )
 from jupyterhub_gpu_reclaim.linux.sock_diag import (
-    own_addresses as own_addresses,  # noqa: PLC0414 - said again for those who cut
+    own_addresses as own_addresses,  # noqa: PLC0414 - re-exported for callers that cut
 )
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -
             waiting = any(one.unsent and one.state in _CONNECTED for one in external)
             if not waiting or time.monotonic() >= deadline:
                 return _destroy(diag, external)
-            time.sleep(_LOOK_AGAIN)  # the kernel tells nobody that a queue is empty
+            time.sleep(_LOOK_AGAIN)  # the kernel has no event for an empty queue
 
 
 def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
@@ -349,7 +349,7 @@ def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
 
 
 class _Judge:
-    """What comes back of the sockets of one image, at one place."""
+    """Decides which sockets of one image are restored, at one place."""
 
     def __init__(
         self, files_img: bytes, addresses: Collection[Address], cut: Collection[int]

@@ -1,7 +1,7 @@
-"""Say of a socket that another process holds whether CRIU can save its kind.
+"""Tells whether CRIU can save the kind of a socket that another process holds.
 
-Called by ``preflight``. It looks through a copy of the descriptor (``pidfd_getfd``,
-Linux 5.6), asks for options that never change, and closes it.
+It looks through a copy of the descriptor (``pidfd_getfd``, Linux 5.6), reads options
+that never change, and closes it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Keep the ports of saved sessions free, in a network namespace that others share.
+"""Keeps the ports of saved sessions free, in a network namespace that others share.
 
-Reserved before a release, given back after a restore or a discard, put right at the
-agent's start, and looked at before a restore (:func:`check_free`). A port that an
+They are reserved before a release, given back after a restore or a discard, corrected
+at the agent's start, and checked before a restore (:func:`check_free`). A port that an
 administrator has reserved is never taken out of the kernel's list.
 
 The kernel never hands out a port of ``net.ipv4.ip_local_reserved_ports`` by itself, for
-IPv6 neither, but a program may still bind it explicitly: that is what
-:func:`check_free` finds. The list is lost at a reboot, so what is ours stands in a
-file as well.
+IPv6 neither, but a program may still bind it explicitly; :func:`check_free` finds that.
+The list is lost at a reboot, so our reservations stand in a file as well.
 """
 
 from __future__ import annotations
@@ -209,7 +208,7 @@ def await_free(
     while found := check_free(init_pid, ports, connections, uid=uid):
         if time.monotonic() >= deadline:
             break
-        time.sleep(_LOOK_AGAIN)  # the kernel tells nobody that a port is free again
+        time.sleep(_LOOK_AGAIN)  # the kernel has no event for a port that is free again
     return found
 
 
@@ -318,7 +317,7 @@ def format_ranges(ports: Iterable[int]) -> str:
 
 
 def _holder(inodes: Collection[int], uid: int | None) -> str:
-    """Who holds one of those sockets; named where it is that user's own program."""
+    """The holder of one of those sockets; named where it is that user's program."""
     wanted = {f"socket:[{inode}]" for inode in inodes if inode}
     for entry in Path("/proc").iterdir() if wanted else ():
         if not entry.name.isdigit():

@@ -1,21 +1,21 @@
-"""Connections that do not come back with their session read as reset, as programs know.
+"""Makes connections that are not restored report a reset, as programs expect.
 
 A connection that leads outside cannot be restored: CRIU makes a new socket in its
 place, which says that it was never connected (ENOTCONN). Libraries know a connection
 that breaks by ECONNRESET, and POLLERR in poll and epoll; so each of these sockets is
-given that, before the tree goes on.
+given that, before the tree continues.
 
-Nobody else takes part. In repair mode (TCP_REPAIR, as CRIU uses it) connect(2) makes a
-connection to the loopback address without a packet; to disconnect it, connect(2) to
+No other party takes part. In repair mode (TCP_REPAIR, as CRIU uses it) connect(2) makes
+a connection to the loopback address without a packet; to disconnect it, connect(2) to
 AF_UNSPEC, is the ABORT of RFC 793, with which the kernel notes ECONNRESET
 (``tcp_disconnect``). So no listener, no port and no filter of the session can change
-what comes out, and nothing waits. The first call on the socket is told ECONNRESET, any
+the outcome, and nothing waits. The first call on the socket returns ECONNRESET, any
 further one ENOTCONN or EPIPE: never a clean end.
 
 A connection that had ended before the capture comes back ended. Where its program had
-not read all of it yet, what is left, data or an error, is lost with the kernel's
-buffers, and the end alone would look like a whole answer; :func:`unread_ends` finds
-those, so that they are reset as well.
+not read all of it yet, the rest, data or an error, is lost with the kernel's buffers,
+and the end alone would look like a whole answer; :func:`unread_ends` finds those, so
+that they are reset as well.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
-#: Out of repair mode without a packet that asks the peer, who is not there.
+#: Out of repair mode without a probe to the peer, which is not there.
 _REPAIR_OFF: Final = -1
-#: Nobody is told there; the port of the discard service, which nobody offers.
+#: No packet goes there; the port of the discard service, which is unused.
 _PORT: Final = 9
 _PEERS: Final = {
     socket.AF_INET: (("127.0.0.1", _PORT),),
@@ -57,7 +57,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unread_ends(tree: Iterable[Process]) -> frozenset[int]:
-    """The TCP connections that have ended with something that nobody has read; inodes.
+    """The TCP connections that have ended with unread data or errors; inodes.
 
     Nothing is taken from them. For a stopped tree; what has gone is left out.
     """
@@ -85,7 +85,7 @@ def reset(
     descriptors: Mapping[tuple[int, int], tuple[int, int]],
     ended: Collection[int],
 ) -> frozenset[int]:
-    """Have those sockets of a restored tree say ECONNRESET; before it goes on.
+    """Make those sockets of a restored tree return ECONNRESET, before it continues.
 
     Args:
         tree: its processes, stopped.
@@ -133,7 +133,7 @@ def _is_unread(end: socket.socket) -> bool:
 
 
 def _abort(end: socket.socket) -> bool:
-    """Connect it to nobody, and abort that; whether it could be connected."""
+    """Connect it without a peer, and abort that; whether it could be connected."""
     # Repair mode overwrites this one.
     reuse = end.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
     end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)

@@ -1,9 +1,8 @@
-"""Freeze a session's tree and stream its image out.
+"""Freezes a session's tree and streams its image out.
 
-Called by the agent's capture. On success the tree is left stopped and alive, until the
-agent ends it or thaws it; on any failure it runs as before. The same holds for whatever
-else lives in its pid namespace. Nothing here knows where
-the image goes.
+On success the tree is left stopped and alive, until the agent ends it or thaws it; on
+any failure it runs as before. The same holds for all other processes in its pid
+namespace. Nothing here knows where the image goes.
 """
 
 from __future__ import annotations
@@ -91,14 +90,14 @@ def dump(
         stopped: the processes that a signal had stopped before anything was done to
             the tree, by their pids in the session; by default those that are now.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
-            out of control groups that somebody may end.
-        cancel: calls it off.
+            out of control groups that may be killed.
+        cancel: cancels it.
         undo: whether the tree goes on after a failure. Not where something has to be
             given back to it before; then the caller lets it go on.
 
     Raises:
         Refused: there is nothing to save.
-        RolledBack: CRIU could not, time was up, or it was called off; the tree runs,
+        RolledBack: CRIU could not, time was up, or it was cancelled; the tree runs,
             if it is to go on.
         Exception: what a sink has raised; likewise.
     """
@@ -147,7 +146,7 @@ def dump(
 
 @contextlib.contextmanager
 def _closed(tree: Snapshot) -> Iterator[set[int]]:
-    """Its users cannot write to its memory inside the block; who could before."""
+    """Close its memory to its users inside the block; yields what was open before."""
     closed = undumpable.close_all(tree)
     try:
         yield closed
@@ -156,7 +155,7 @@ def _closed(tree: Snapshot) -> Iterator[set[int]]:
 
 
 def _roll_back(session: Session, stopped: Collection[int]) -> None:
-    """CRIU cures what it can; the rest is ours, and harmless where nothing is left."""
+    """Undo what CRIU has not cured; harmless where nothing is left."""
     try:
         now = processes.snapshot(session.init_pid, session.init_start)
     except NotFound:

@@ -1,11 +1,11 @@
-"""A tree that must not run now: brought to a stand, or looked at whether it stands.
+"""Checks, or enforces with SIGSTOP, that every process of a tree is stopped.
 
-A user may wake his own processes at any moment, so that a tree was stopped once proves
-nothing later. Before CRIU enters a session, everything in its pid namespace stands
+A user may wake his own processes at any moment, so a tree that was stopped once may run
+later. Before CRIU enters a session, everything in its pid namespace is stopped
 (:func:`freeze`): also its init, where that is its user's own (in a container), and what
 was started beside the tree (``docker exec``, another container that shares the
-namespace). Nobody is left there who could look at CRIU or write to the memory that it
-works with.
+namespace). No process is left there that could observe CRIU or write to the memory that
+it works with.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SIGKILL = 1 << (signal.SIGKILL - 1)
 
 
 def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
-    """Stop everybody below that init, whoever is made meanwhile, too; the tree then.
+    """Stop all processes below that init, new ones included; return the tree then.
 
     Raises:
         NotFound: there is no such init.
-        ReclaimError: somebody still ran when the time (seconds) was up.
+        ReclaimError: a process still ran when the time (seconds) was up.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -49,7 +49,7 @@ def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
             )
         for process in running:
             processes.send(process, signal.SIGSTOP)
-        # Nothing tells when a process of somebody else's stops; it takes microseconds.
+        # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
 
 
@@ -72,13 +72,13 @@ def bystanders(tree: Snapshot) -> list[Process]:
 
 
 def stopped_before(tree: Snapshot) -> frozenset[int]:
-    """The pids, in the session's namespace, of all who are stopped, as of now."""
+    """The pids, in the session's namespace, of all processes stopped as of now."""
     others = bystanders(tree)
     return tree.stopped | {one.ns_pid for one in others if one.stopped}
 
 
 def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
-    """Stop everything in the session's pid namespace, whatever is made meanwhile, too.
+    """Stop all processes in the session's pid namespace, new ones included.
 
     A shell is stopped before the program in its foreground, which it would otherwise
     see stop, and take the terminal away from it.
@@ -93,7 +93,7 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
 
     Raises:
         NotFound: there is no such init.
-        ReclaimError: somebody still ran when the time was up.
+        ReclaimError: a process still ran when the time was up.
     """
     deadline = time.monotonic() + timeout
     done: dict[tuple[int, int], Process] = {}
@@ -109,17 +109,17 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
         for one in late:
             done[one.pid, one.start_time] = one
             processes.send(one, signal.SIGSTOP)
-        # Who waits for a child of vfork(2) stops only when that has gone on.
+        # A parent in vfork(2) stops only when its child has gone on.
         waits = {one.pid for one in running if one.state == "D"}
         for one in running:
             if one.ppid not in waits:
                 _stop(one)
-        # Nothing tells when a process of somebody else's stops; it takes microseconds.
+        # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
 
 
 def go_on(some: Iterable[Process]) -> None:
-    """Let those go on that :func:`freeze` has stopped beside a tree."""
+    """Continue the processes that :func:`freeze` has stopped beside a tree."""
     some = list(some)
     for one in some:
         processes.send(one, signal.SIGCONT)
@@ -147,10 +147,10 @@ def _late(late: list[Process], running: list[Process], seconds: float) -> Reclai
 
 
 def gone_on(tree: Snapshot, captured: Collection[int]) -> str:
-    """Who of a captured tree runs, or has been made since; empty when it stands.
+    """Processes of a captured tree that run or are new; empty when it is stopped.
 
-    Somebody who has died since harms nothing: what is saved is whole. Nor does it
-    count what runs in a session that is being killed, since it runs to its end.
+    A process that has died since harms nothing: what is saved is whole. Processes of a
+    session that is being killed do not count, since they run to their end.
 
     Args:
         tree: as it is now.
@@ -171,7 +171,7 @@ def _running(tree: Snapshot) -> list[Process]:
 
 
 def _is_ending(process: Process) -> bool:
-    """Whether it is on its way out, or has been told to go by SIGKILL."""
+    """Whether it is exiting, or has SIGKILL pending."""
     fields = procfs.stat(process.pid)
     if len(fields) <= _FLAGS or int(fields[_FLAGS]) & _PF_EXITING:
         return True

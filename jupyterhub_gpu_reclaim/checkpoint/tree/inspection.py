@@ -1,10 +1,10 @@
-"""Look at a restored tree before it goes on: does it hold what was opened for it?
+"""Verifies, before a restored tree continues, that it holds what was opened for it.
 
-The second line of defence behind ``handover``. The tree is stopped. Every descriptor,
-folder, program and mapping of a file of each of its processes is compared, by device,
-inode, type and flags, with the descriptor that was opened and judged. So nothing comes
-back by a way that nobody has thought of. Terminals, pipes, sockets and other objects of
-the kernel must be of the kind that was saved.
+The second line of defence behind ``files.handover``. The tree is stopped. Every
+descriptor, folder, program and mapping of a file of each of its processes is compared,
+by device, inode, type and flags, with the descriptor that was opened and judged. So
+nothing comes back by a way that was not foreseen. Terminals, pipes, sockets and other
+objects of the kernel must be of the kind that was saved.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Inspector:
         self._areas = self._expected_areas()
 
     def descriptors(self, ns_pid: int, pid: int) -> None:
-        """Those of one process: none missing, none besides."""
+        """Check those of one process: none missing, none besides."""
         wanted = {
             fd: kind
             for (owner, fd), kind in self._saved.descriptors.items()

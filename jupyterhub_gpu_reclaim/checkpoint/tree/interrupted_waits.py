@@ -1,15 +1,15 @@
-"""A thread that waited for events when it was saved goes on waiting when it is back.
+"""Rewrites a saved epoll wait so that it is restarted instead of interrupted.
 
-Called by the agent's ``server_last`` for the thread of a session's server that runs its
-event loop. Bytes to bytes: it opens nothing and touches no process.
+It is needed for the thread that runs a server's event loop (``jupyter.thaw_order`` in
+``node``). Bytes to bytes: it opens nothing and touches no process.
 
 CRIU saves a thread in epoll_wait(2) as one whose wait was interrupted (EINTR). Python,
-and so asyncio, then compares the clock with the end of the wait; is that over, it
-takes it for "no events" without another look, and everything that is due runs before
-anything that has come in. A wait that is begun again finds what has come in first.
+and so asyncio, then compares the clock with the end of the wait; if that has passed, it
+assumes "no events" without another look, and everything that is due runs before
+anything that has come in. A restarted wait finds what has come in first.
 
-The wait begun again is as long as the old one was from its begin. So this is only for a
-thread that somebody is going to wake.
+The restarted wait is as long as the old one was from its beginning. So this is only for
+a thread that is certain to be woken.
 """
 
 from __future__ import annotations

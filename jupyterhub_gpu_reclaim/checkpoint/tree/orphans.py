@@ -1,15 +1,15 @@
-"""Keep a session's orphans below its root through a restore.
+"""Keeps a session's orphans below its root through a restore.
 
 A program whose parent has ended (``!train &`` in a notebook) is a child of the
 session's root, which is a "child subreaper", and still belongs to the session (setsid)
 of the kernel or the shell that it came from. CRIU (4.1, 4.2: ``prepare_pstree_ids``)
 makes such a process as the child of a helper below that leader, so that it inherits the
 session, and has the helper end. But it makes the root a subreaper only at its very end,
-so these children would go to the init, where no later dump finds them, and nobody can
-bring them back from there.
+so these children would go to the init, where no later dump finds them, and they cannot
+be moved back.
 
-So the root is made one earlier, by a call that it is made to do while it waits for us
-to hand it an image of its own: it exists then, and no helper has ended yet.
+So the root is made one earlier, by a system call forced upon it while it waits for an
+image of its own from us: it exists then, and no helper has ended yet.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Bring a session to silence, then cut its connections: no output is lost on the way.
+"""Drains a session's output, then cuts its connections, so that no output is lost.
 
-Called by the agent's capture, right before the dump. A line of output goes from a
-kernel to the server and from there to the user's tab. Cut carelessly, it is lost twice:
-a server writes to a connection that has been ended but whose end it has not seen yet;
-or it is frozen with a line in its hands, and writes it to a dead connection when it
-comes back. So those who talk to the server are stopped first, and stay so through the
-dump; the server hands on what it has, is cut off, and notices. What the kernels say
-after the restore, it keeps for the tab that comes back.
+It runs right before the dump. A line of output goes from a kernel to the server and
+from there to the user's tab. A careless cut can lose it in two ways: a server writes to
+a connection whose end it has not seen yet; or it is frozen before it has written the
+line, and writes it to a dead connection when it comes back. So the programs that talk
+to the server are stopped first, and stay so through the dump; the server hands on what
+it has, is cut off, and notices. Output of the kernels after the restore is kept by the
+server for the tab that comes back.
 
-It never fails for want of silence: a server that is busy otherwise gets its time, then
-it is cut all the same. Nothing is undone here: whoever calls thaws the tree.
+A busy server never makes it fail: it gets its time, then it is cut all the same.
+Nothing is undone here: the caller thaws the tree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Seconds that the server has to hand on its output, and again to see the cut.
 PATIENCE = 0.5
-#: A server that has not run for so many seconds waits for somebody.
+#: A server that has not run for so many seconds waits for input.
 _STILL = 0.02
 
 
@@ -57,7 +57,7 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
 
 
 def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:
-    """Stop whoever is connected to the server; the inodes of both ends."""
+    """Stop the processes connected to the server; the inodes of both ends."""
     held = {process: _inodes(process) for process in tree.processes}
     everybody = frozenset().union(*held.values())
     mine = inet.sockets_of(tree.init.pid, everybody)
@@ -76,10 +76,10 @@ def _inodes(process: Process) -> frozenset[int]:
 
 
 def _handed_on(init_pid: int, server: Process, links: Collection[int]) -> bool:
-    """Whether the server has read all that was said to it inside the session."""
+    """Whether the server has read all that was sent to it inside the session."""
     ears = _inodes(server) & frozenset(links)
     return not any(
-        # What the server says waits for those who are stopped, and may.
+        # Output of the server waits for the stopped processes, and may.
         one.unread if one.inode in ears else one.unsent
         for one in inet.sockets_of(init_pid, links)
     )
@@ -99,7 +99,7 @@ def _wait_still(server: Process, settled: Callable[[], bool], patience: float) -
     deadline = time.monotonic() + patience
     before = _ran(server)
     while time.monotonic() < deadline:
-        time.sleep(_STILL)  # the kernel tells nobody that a process has gone to sleep
+        time.sleep(_STILL)  # the kernel has no event for going to sleep
         now = _ran(server)
         if now == before and settled():
             return

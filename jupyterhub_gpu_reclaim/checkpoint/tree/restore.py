@@ -1,9 +1,9 @@
-"""Bring a session's tree back under an init that holds its place.
+"""Restores a session's tree under an init that holds its place.
 
-Called by the agent's restore, in three steps: :func:`restore` has CRIU make the tree,
-stopped and without its large areas of memory; :func:`fill` brings those (``pages``);
-:func:`proceed` lets the tree go on, so that more can be done to it before. When one of
-the first two fails, nothing is left but the holding init.
+There are three steps: :func:`restore` has CRIU make the tree, stopped and without its
+large areas of memory; :func:`fill` fills those (``memory.pages``); :func:`proceed` lets
+the tree continue, so that more can be done to it before. When one of the first two
+fails, nothing is left but the holding init.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
 LOWEST_PID = 300
 KILL_PATIENCE = 30.0
-#: Who is given huge pages: always, never, or who asks (the one in brackets).
+#: Which processes get huge pages: always, never, or on request (one in brackets).
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 #: A new init is set up in some 50 ms; seconds.
 READY_PATIENCE = 30.0
@@ -105,11 +105,11 @@ def restore(
             as reset.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
-        cancel: calls it off.
+        cancel: cancels it.
 
     Raises:
         RestoreFailed: a file may not be opened, has changed, or is not the one that
-            came back; CRIU could not; time was up, or it was called off.
+            came back; CRIU could not; time was up, or it was cancelled.
         Exception: what the source has raised.
     """
     begun = time.monotonic()
@@ -161,21 +161,21 @@ def fill(
     limit: float,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
-    """Bring the memory that :func:`restore` has left out; blocks.
+    """Fill the memory that :func:`restore` has left out; blocks.
 
     Args:
         session: the holding init.
         restored: what :func:`restore` returned.
         source: as there; it writes into the tree's processes.
         limit: seconds that it may take.
-        cancel: calls it off.
+        cancel: cancels it.
 
     Returns:
         The tree, whole and still stopped.
 
     Raises:
-        RestoreFailed: a process has ended or was let go on by its user, time was up,
-            or it was called off.
+        RestoreFailed: a process has ended or was continued by its user, time was up,
+            or it was cancelled.
         Exception: what the source has raised.
     """
     begun = time.monotonic()
@@ -192,7 +192,7 @@ def fill(
 
 
 def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
-    """Let a restored tree go on; from here on the init ends when the tree's root does.
+    """Thaw a restored tree; from here on the init ends when the tree's root does.
 
     Args:
         restored: what :func:`fill` returned.
@@ -217,7 +217,7 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
 
 
 def free_pid(pids: Sequence[int], pid_max: int) -> int:
-    """Where the pid counter is put, so that CRIU's own processes take nobody's pid.
+    """Where the pid counter is put, so that CRIU's own processes take no saved pid.
 
     Returns:
         A number with ``HELPER_PIDS`` unused ones behind it, or behind which there is
@@ -245,7 +245,7 @@ def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
     """What has come back.
 
     Raises:
-        ReclaimError: the root is not below the init, or somebody is not stopped.
+        ReclaimError: the root is not below the init, or a process is not stopped.
     """
     tree = processes.wait_stopped(
         session.init_pid, session.init_start, timeout=STOP_PATIENCE
@@ -256,10 +256,10 @@ def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
 
 
 def _refuse_if_it_went_on(session: Session, tree: Snapshot) -> None:
-    """Who runs before his memory is there has worked on zeros.
+    """Check that no process ran before its memory was there: it worked on zeros.
 
     Raises:
-        ReclaimError: its user, from outside, has let somebody of it go on.
+        ReclaimError: its user, from outside, has let a process of it go on.
     """
     now = processes.snapshot(session.init_pid, session.init_start)
     who = freeze.gone_on(now, [process.ns_pid for process in tree.processes])
@@ -269,7 +269,7 @@ def _refuse_if_it_went_on(session: Session, tree: Snapshot) -> None:
 
 
 def _advice_counts() -> bool:
-    """Whether this kernel gives huge pages to those, and only those, who ask."""
+    """Whether this kernel gives huge pages only to processes that ask."""
     try:
         return "[madvise]" in HUGE_PAGES.read_text()
     except OSError:
@@ -289,7 +289,7 @@ def _name_root(init_pid: int, root_pid: int) -> bool:
 
 
 def _clear(session: Session) -> None:
-    """Nothing stays under the init; an init that has ended has cleared it itself."""
+    """Leave nothing under the init; an init that has ended has cleared it itself."""
     with contextlib.suppress(NotFound):
         processes.kill_tree(session.init_pid, session.init_start, timeout=KILL_PATIENCE)
 

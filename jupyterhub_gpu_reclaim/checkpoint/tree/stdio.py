@@ -1,9 +1,9 @@
 """The pipes between a session's tree and its init: the tree's output.
 
-Called by dump, which notes which pipes these are, and by restore, which puts the new
-init's in their place. The init's descriptors are a convention of
-``session_init/session_init.py``: with ``--relay`` 3 is the pipe's write end and 4 its
-read end; without, the tree has inherited the init's own 1 and 2.
+A dump records which pipes these are; a restore puts the new init's in their place. The
+init's descriptors are a convention of ``session_init/session_init.py``: with
+``--relay`` 3 is the pipe's write end and 4 its read end; without, the tree has
+inherited the init's own 1 and 2.
 """
 
 from __future__ import annotations

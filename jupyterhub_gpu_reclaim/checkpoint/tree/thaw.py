@@ -1,10 +1,10 @@
-"""Let a tree that CRIU has left stopped go on as if nothing had happened.
+"""Lets a tree that CRIU has left stopped continue as if nothing had happened.
 
-Called by dump when it fails, and by the agent when a capture is called off or taken
-back. After a dump that succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves three
-things behind besides the stopped processes, since it expects them to be killed: TCP
-connections in repair mode, which send nothing; ``link_remap.N`` files; and nothing
-that says so. It undoes both only when the dump failed or the tree goes on.
+It ends a failed dump, and a capture that is cancelled or taken back. After a dump that
+succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves three things behind besides the
+stopped processes, since it expects them to be killed: TCP connections in repair mode,
+which send nothing; ``link_remap.N`` files; and nothing that says so. It undoes both
+only when the dump failed or the tree continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELETED = " (deleted)"
 
 
 def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
-    """Undo what a dump has done to the session, and let it go on; harmless twice.
+    """Undo what a dump has done to the session, and continue it; idempotent.
 
     Args:
         snapshot: the tree, as it is now.
@@ -63,7 +63,7 @@ def leave_repair(process: Process) -> int:
                 if end.getsockopt(socket.IPPROTO_TCP, TCP_REPAIR):
                     end.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 0)
                     # Repair mode has overwritten this one. Set is what a server's
-                    # connections have, and harms nobody else's.
+                    # connections have, and harms no others.
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     count += 1
     return count

@@ -1,1 +1,1 @@
-"""Whether a saved session fits a place: its GPUs, its CPU, its rights."""
+"""Checks whether a checkpoint fits a place: its GPUs, its CPU, its rights."""

@@ -1,7 +1,7 @@
-"""What a saved session needs of GPUs, and whether this machine has it. Pure.
+"""Compares the GPUs that a checkpoint needs with those of this machine. Pure.
 
-Written into the record and the checkpoint by ``accelerator``, compared by it before a
-session is brought back. It knows cards by what the driver calls them, and asks nobody.
+The requirements are stored in the operation's record and in the checkpoint. Cards are
+named as the driver names them; nothing here queries the driver.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compare(
         there: the session's.
         driver: this machine's driver.
         here: the cards of its new place.
-        free: bytes by card, None where the card does not tell.
+        free: bytes by card, None where the card does not report it.
     """
     moves = plan_moves(there.cards, here, free)
     if moves is None:

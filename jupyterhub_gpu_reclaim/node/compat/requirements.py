@@ -1,8 +1,8 @@
-"""What a saved session needs of the place where it is brought back.
+"""Describes what a checkpoint requires of the place where it is restored.
 
-Written by the capture into the checkpoint as ``world.json``; compared by the restore
-before anything is touched. It never decides what happens then: it says what differs,
-with the reason and the name of the file, port or processor feature.
+The capture stores this as ``world.json``; the restore compares it before anything is
+touched. It only reports what differs, with the reason and the name of the file, port or
+processor feature; it does not decide what follows from that.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Machine(Value, frozen=True, kw_only=True):
 
 
 class World(Value, frozen=True, kw_only=True):
-    """The surroundings of a session at its capture.
+    """What a session was built on at its capture.
 
     Process ids are those of the session's own pid namespace; ``cut`` are the inodes
     of the sockets that were closed because they led outside, or whose connection had
     ended with something unread; ``archives`` are the private file systems by their
-    folder; ``kernels`` and ``terminals`` are what its
-    server had open; ``memory`` is what it held, in bytes, with that of its ``gpus``;
-    ``image`` is that of its container, ``node_labels`` are the service's own.
+    folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
+    what it held, in bytes, with that of its ``gpus``; ``image`` is that of its
+    container, ``node_labels`` are the service's own.
     """
 
     format: int = 1

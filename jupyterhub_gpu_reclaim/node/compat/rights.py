@@ -1,10 +1,10 @@
-"""What the programs of a session may do, compared with what their new place may.
+"""Compares the rights of a session's programs with those of their new place.
 
-Written by the capture into ``world.json``, compared by the restore before anything is
+The capture stores them in ``world.json``; the restore compares them before anything is
 touched. CRIU gives a process back the user, the capabilities and the system call filter
-that it had, whatever the new container was given. Who may choose his next container's
-rights (a profile, another server) must not keep those of the last one. It changes
-nothing.
+that it had, whatever the new container was given. A user who may choose the next
+container's rights (a profile, another server) must not keep those of the last one.
+Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def rights_of(processes: Iterable[Process]) -> Rights:
 
 
 def refuse_user_namespace(init: Process) -> Iterator[Finding]:
-    """Why nothing can be brought back under an init that is root in its own world only.
+    """Refuse a restore under an init that is root in its own user namespace only.
 
-    CRIU would make processes there that are root in ours.
+    CRIU would make processes there that are root outside of it.
     """
     if procfs.link(init.pid, "ns/user") != procfs.link(os.getpid(), "ns/user"):
         yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)

@@ -1,1 +1,1 @@
-"""The agent's HTTP interface: where it listens, who may call, and the calls."""
+"""The agent's HTTP interface: listener, authentication and routes."""

@@ -1,7 +1,7 @@
-"""What the agent's calls share: the token, JSON both ways, errors, streams.
+"""Base of the agent's HTTP handlers: the token check, JSON, errors and event streams.
 
-Base of the handlers in ``routes``. ``Node`` says what they may ask for. It decides
-nothing, and never tells a caller without the token what exists.
+:class:`Node` declares the calls that the handlers need. A caller without the token
+never learns what exists.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Node(Protocol):
         """What every session does now."""
 
     async def tell(self, incarnation: str, told: Told) -> None:
-        """Take the service's word about that incarnation; first of all, or not."""
+        """Take the service's facts about that incarnation; first of all, or not."""
 
     async def preflight(self, incarnation: str) -> list[Finding]:
         """What keeps that session from being saved; touches nothing."""
@@ -63,13 +63,13 @@ class Node(Protocol):
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save it, or attach to the capture under way."""
+        """Capture it, or attach to the capture under way."""
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Bring it back under a holding init, or attach to that."""
+        """Restore it under a holding init, or attach to the restore under way."""
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on; its checkpoint is discarded."""
+        """Thaw a captured tree; its checkpoint is discarded."""
 
     async def release(self, incarnation: str, checkpoint: str) -> Tree:
         """End a captured tree; only when that checkpoint is committed."""
@@ -78,7 +78,7 @@ class Node(Protocol):
         """End a tree whatever it does, but not during a capture."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a running capture off."""
+        """Cancel a running capture."""
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""
@@ -91,10 +91,10 @@ class Node(Protocol):
 
 
 class Handler(RequestHandler):
-    """What all calls share: the token check, JSON both ways, errors as ``Failure``.
+    """Common to all handlers: the token check, JSON both ways, errors as ``Failure``.
 
-    A caller who asks for it (``common.auth.handshake.NONCE``) gets each answer with a
-    proof that it is the agent's.
+    A caller that sends ``common.auth.handshake.NONCE`` gets each answer with a proof
+    that it is the agent's.
     """
 
     node: Node
@@ -108,10 +108,10 @@ class Handler(RequestHandler):
         self._vouching = Vouching(self._token)
 
     def prepare(self) -> None:
-        """Nobody without the token gets any further.
+        """Refuse a caller without the token.
 
         Raises:
-            HTTPError: 401; nothing is told about what exists.
+            HTTPError: 401; nothing about what exists is revealed.
         """
         scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
         shown = given.strip().encode("utf-8", "replace")
@@ -123,7 +123,7 @@ class Handler(RequestHandler):
             raise HTTPError(401)
 
     def set_default_headers(self) -> None:
-        """JSON, never cached, and no word about the server's version."""
+        """JSON, never cached, without the server's version."""
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
         self.clear_header("Server")
@@ -175,7 +175,7 @@ class Handler(RequestHandler):
         )
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
-        """Our own errors are answers, not accidents."""
+        """Log only unexpected errors; our own are answers."""
         if not isinstance(value, ReclaimError):
             super().log_exception(typ, value, tb)
 

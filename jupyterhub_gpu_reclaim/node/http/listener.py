@@ -1,7 +1,7 @@
-"""Where the agent listens: a socket file or TCP, the token, TLS.
+"""Sets up the agent's listener: a socket file or TCP, the token, TLS.
 
-Called by the app at its start. It refuses to listen where anybody could listen in or
-where the token is not a secret, in a sentence.
+It refuses to listen, with a sentence that says why, where others could read the traffic
+or where the token is not a secret.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def listen(settings: AgentSettings, node: Node) -> Door:
 
 
 def remove_socket(settings: AgentSettings) -> None:
-    """Remove the socket's file; nobody listens there any more."""
+    """Remove the socket's file once its listener is closed."""
     if settings.listen.startswith(_UNIX):
         Path(settings.listen.removeprefix(_UNIX)).unlink(missing_ok=True)
 
@@ -121,10 +121,10 @@ def folder(path: Path) -> Path:
 
 
 def own_folder(path: Path) -> Path:
-    """That folder, as :func:`folder` makes it, and nobody else's to enter.
+    """That folder, as :func:`folder` makes it, closed to other users.
 
     Raises:
-        CannotStartError: it belongs to somebody else.
+        CannotStartError: it belongs to another user.
     """
     status = folder(path).stat()
     if status.st_uid != os.geteuid():

@@ -1,9 +1,8 @@
-"""The agent's HTTP calls, exactly those of ``docs/explanation/architecture.md``.
+"""The agent's HTTP routes, exactly those of ``docs/explanation/architecture.md``.
 
-Made by the agent's app; asked by the service, and by the kubelet's probes. Every call
-but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or what stands
-for it in this run (``common/auth/handshake.py``). It decides nothing: it reads the
-request, asks the :class:`Node`, and writes the answer.
+Every call but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or its
+stand-in of this run (``common/auth/handshake.py``). A handler reads the request, calls
+the :class:`Node`, and writes the answer; it decides nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Health(Handler):
     """``GET /healthz``: alive. No token: the kubelet asks, too."""
 
     def prepare(self) -> None:
-        """Anybody may ask."""
+        """Allow it without a token."""
 
     def get(self) -> None:
         """Answer with our version."""
@@ -65,7 +64,7 @@ class Ready(Handler):
     """
 
     def prepare(self) -> None:
-        """Anybody may ask."""
+        """Allow it without a token."""
 
     async def get(self) -> None:
         """Answer with the node's findings; 503 where one of them is fatal."""
@@ -75,10 +74,10 @@ class Ready(Handler):
 
 
 class SayHello(Handler):
-    """``GET /v1/hello``: the agent proves itself before it is told anything."""
+    """``GET /v1/hello``: the agent proves itself before it is sent anything."""
 
     def prepare(self) -> None:
-        """Anybody may ask."""
+        """Allow it without a token."""
 
     def get(self) -> None:
         """Answer with which run of the agent this is."""
@@ -94,10 +93,10 @@ class Sessions(Handler):
 
 
 class OneSession(Handler):
-    """Base of the calls on one session; in Kubernetes ``?pod=`` says where it lives."""
+    """Handlers for one session; in Kubernetes ``?pod=`` says where it lives."""
 
     async def tell(self, incarnation: str, **more: Any) -> None:
-        """Hand on what the service says of the session, before it is looked for."""
+        """Pass on the service's facts about the session, before it is looked up."""
         pod = self.get_query_argument("pod", "")
         await self.node.tell(incarnation, Told(pod=pod, **more))
 
@@ -186,7 +185,7 @@ class SavedIdentity(Handler):
 
 
 class Nothing(Handler):
-    """Every other path, with the same token check."""
+    """Any other path: 404, after the same token check."""
 
     def prepare(self) -> None:
         """After the token check there is nothing here.

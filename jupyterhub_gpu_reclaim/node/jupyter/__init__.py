@@ -1,1 +1,1 @@
-"""The restored Jupyter server: woken before its cullers look at the clock."""
+"""Wakes a restored Jupyter server before its cullers look at the clock."""

@@ -1,10 +1,10 @@
-"""One message for a Jupyter kernel, straight to its shell port: "is nothing complete?".
+"""Sends one message to a Jupyter kernel's shell port: "is nothing complete?".
 
-Used by ``wakeup``. Not through the server's WebSocket, because a second client there
-makes the server drop the output that it keeps for a user who was disconnected. The
-message (``is_complete_request`` with an empty text) runs no code, and Jupyter counts
-the kernel's answer as use. It reads the kernel's connection file, which is a user's
-word, and sends nothing but this.
+It does not go through the server's WebSocket, because a second client there makes the
+server drop the output that it keeps for a user who was disconnected. The message
+(``is_complete_request`` with an empty text) runs no code, and Jupyter counts the
+kernel's answer as use. The kernel's connection file is written by the user, so it is
+not trusted; nothing but this message is sent.
 
 Formats: ZMTP 3.0 (rfc.zeromq.org/spec/23) with the NULL mechanism, and the Jupyter
 wire protocol (jupyter-client.readthedocs.io, "messaging").
@@ -61,7 +61,7 @@ def find_connection(
     Args:
         init_pid: of the session, whose root the path is looked up in.
         pids: host pids of the tree; one of them was started with the file's path.
-        kernel: the kernel's id, as the server tells it.
+        kernel: the kernel's id, as the server reports it.
     """
     name = re.escape(os.fsencode(kernel))
     pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
@@ -80,7 +80,7 @@ def find_connection(
 
 
 def greeting() -> bytes:
-    """What a client says first.
+    """A client's greeting.
 
     More may follow only after the kernel's ``READY``: libzmq drops a connection whose
     first message comes before its own handshake is out.

@@ -1,15 +1,14 @@
-"""Lets a restored tree go on so that its server hears of its kernels before its clock.
+"""Thaws a restored tree so that its server hears of its kernels before its cullers run.
 
-Called by ``restore`` for a session whose server we know. A culler's look at the kernels
-that is due at the return must find them awake (trap T11): what they answer to the
-wake-up has to lie in the server's queues when its event loop turns for the first time,
+A culler that is due at the return must find the kernels awake: their answers to the
+wake-up have to lie in the server's queues when its event loop turns for the first time,
 and the loop has to look there before it looks at the clock. So the server's first
 thread, which runs that loop, is held while its other threads take the answers in
-(``linux.ptrace``), and it begins anew the wait that it was saved in
-(``checkpoint.tree.interrupted_waits``). It decides nothing about what is said to whom.
+(``linux.ptrace``), and it restarts the wait in which it was saved
+(``checkpoint.tree.interrupted_waits``). ``wake_server`` decides what is sent.
 
-Nothing hangs on it: a server that cannot be held goes on with the others, and one whose
-agent ends meanwhile is let go on by the kernel.
+Nothing depends on success: a server that cannot be held continues with the others, and
+if the agent ends meanwhile, the kernel releases the held thread.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.compat.requirements import World
     from jupyterhub_gpu_reclaim.node.jupyter.wake_server import WakeUp
 
-#: An idle kernel answers within milliseconds. Of one that computes nobody knows
-#: whether it will, and its user waits for the server.
+#: An idle kernel answers within milliseconds. Whether a kernel that computes will is
+#: unknown, and its user waits for the server.
 _HOLD_SECONDS: Final = 0.5
 #: What a kernel says to all comes by another of its threads than the answer to us, and
 #: through a thread of the server: at least this long after it, or as long as the
@@ -61,7 +60,7 @@ def rewrite(there: checkpoint_files.Saved) -> dict[str, bytes]:
 
 
 def go_on(wake: WakeUp, result: RestoreResult, world: World) -> None:
-    """Let it go on, the server's loop last; blocks for 1.5 seconds at most.
+    """Thaw the tree, the server's loop last; blocks for 1.5 seconds at most.
 
     Raises:
         ReclaimError: as ``checkpoint.tree.restore.proceed``.

@@ -1,14 +1,14 @@
-"""Makes a restored server see its users again before its cullers see the clock.
+"""Shows a restored server its users' activity before its cullers look at the clock.
 
-Called by the restore while the tree is still stopped. Cullers inside a Jupyter server
-compare the wall clock, which went on during the suspension, with the time of the last
-activity: ``cull_idle_timeout`` would end a kernel seconds after it came back, and
+It runs while the tree is still stopped. Cullers inside a Jupyter server compare the
+wall clock, which went on during the suspension, with the time of the last activity:
+``cull_idle_timeout`` would end a kernel seconds after it came back, and
 ``shutdown_no_activity_timeout`` the server. The operating system accepts connections
-for a stopped listener, so what is to be said is queued here *before* the tree goes on;
-it is the first thing that server and kernels read, and a culler's timer, which runs on
-the monotonic clock that stood still, has hardly ever anything due in those
-milliseconds. Where one of the kernels' cullers has, ``server_last`` sees to the order.
-It reads no user's data, runs no user's code, and takes no output away.
+for a stopped listener, so the requests are queued here *before* the tree continues.
+They are the first thing that server and kernels read, and a culler's timer, which runs
+on the monotonic clock that stood still, is hardly ever due in those milliseconds. Where
+a kernel culler is due, ``thaw_order`` enforces the order. It reads no user data, runs
+no user code, and takes no output away.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONNECT_SECONDS = 1.0
 #: that is stopped takes about a hundred, and how many are wanted is a user's word.
 _QUEUE_SECONDS = 10.0
 _TAIL_BYTES = 1 << 16
-#: More kernels and terminals than anybody has; the agent's descriptors are few.
+#: More kernels and terminals than a user has; the agent's descriptors are few.
 _MAX_SOCKETS = 512
 
 
@@ -93,10 +93,10 @@ class WakeUp:
         return len(self._kernels)
 
     def wait(self, seconds: float) -> bool:
-        """Give every kernel its message, and wait for the answers; whether all came.
+        """Send every kernel its message, and wait; return whether all answered.
 
-        A kernel that computes answers later. It is not culled for that, so nobody
-        waits for it longer than this. Another call goes on where this one ended.
+        A kernel that computes answers later and is not culled for that, so it is not
+        waited for any longer. Another call continues where this one ended.
         """
         deadline = time.monotonic() + seconds
         seen = self._awaited

@@ -1,1 +1,1 @@
-"""What an operation on a session stands on: one at a time, with a durable record."""
+"""Runs operations on sessions: one at a time for each, with a durable record."""

@@ -1,6 +1,6 @@
-"""What stands in a checkpoint under which name, and findings turned into errors.
+"""Names of the files in a checkpoint, and findings turned into errors.
 
-Shared by ``capture``, ``restore``, ``release`` and ``node``. It writes nothing.
+It writes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The login of the session: ``common.models.Identity``.
 IDENTITY = "identity.json"
-#: What it needs of the place where it comes back: ``world.World``.
+#: What it needs of the place where it comes back: ``compat.requirements.World``.
 WORLD = "world.json"
 #: CRIU's image files stand below this.
 IMAGES = "criu/"

@@ -1,9 +1,8 @@
-"""Empties a session's GPUs before it is saved, and fills them when it goes on.
+"""Empties a session's GPUs before a capture, and fills them when the session continues.
 
-Called by ``capture`` (before anything is stopped), ``restore`` (before the rest of the
-tree goes on) and wherever a capture is taken back. What it takes to undo it is in
-the operation's record before it begins, and the driver knows how far it came; so every
-call may be repeated after a crash. It knows nothing of the store.
+The record of the operation holds what is needed to undo it before it begins, and the
+driver knows how far it came; so every call may be repeated after a crash. It knows
+nothing of the store. The calls to the driver are in ``checkpoint.gpu.cuda``.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Accelerator:
 
     Args:
         driver: moves their memory.
-        nvml: tells how much of it is free.
+        nvml: reports how much of it is free.
         lock_seconds: that a GPU may take to finish what it has in hand.
         seconds: that moving a session's memory may take.
         room_seconds: that memory which others use is waited for.
@@ -92,7 +91,7 @@ class Accelerator:
 
     @property
     def cards(self) -> CardSource:
-        """What tells about their use."""
+        """The source of their use."""
         return self._nvml
 
     def node_findings(self) -> Iterator[Finding]:
@@ -141,7 +140,7 @@ class Accelerator:
         """What the session has of GPUs; None where it has nothing.
 
         Raises:
-            Refused: a card does not tell who uses it (``gpu_driver_silent``), so how
+            Refused: a card does not report its users (``gpu_driver_silent``), so how
                 much memory will be needed is not known.
         """
         if not survey.users:
@@ -177,10 +176,10 @@ class Accelerator:
         have given up what they inherited, also those that were forked after the survey.
 
         Args:
-            look: tells the session's tree as it is.
+            look: returns the session's tree as it is.
             survey: of it.
             limit: on its memory, which is lifted for that.
-            cancel: calls it off.
+            cancel: cancels it.
 
         Raises:
             ReclaimError: it could not be; :meth:`fill` takes back what was done.
@@ -201,10 +200,10 @@ class Accelerator:
         self.refuse_holders(look())
 
     def refuse_holders(self, snapshot: Snapshot) -> None:
-        """Make sure that nobody in an emptied session holds a GPU.
+        """Check that no process of an emptied session holds a GPU.
 
         Raises:
-            RolledBack: somebody has begun to (``capture_failed``).
+            RolledBack: a process has begun to use one (``capture_failed``).
         """
         for process in snapshot.processes:
             if gpu_processes.held_by(process.pid):
@@ -217,14 +216,14 @@ class Accelerator:
         shells: Sequence[Process],
         cancel: Cancel | None,
     ) -> None:
-        """Judge the tree by what is so now: its users stand, and hold their devices.
+        """Check the tree again now that its GPU users are held, with their devices.
 
         Whatever happened since the survey shows here, and none of the users can fork a
-        child or open anybody's memory any more.
+        child or open another process's memory any more.
 
         Raises:
-            ReclaimError: somebody has begun to use a GPU or was stopped, memory of
-                others is open, or it was called off.
+            ReclaimError: a process has begun to use a GPU or was stopped, memory of
+                others is open, or the operation was cancelled.
         """
         for _ in range(_ROUNDS):
             snapshot = look()
@@ -258,7 +257,7 @@ class Accelerator:
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
         """Give a session its GPU memory back. Idempotent.
 
-        Nobody is let go on: what is stopped stays so.
+        No process is continued: what is stopped stays so.
 
         Args:
             gpus: what :meth:`describe` said of it; None where it has none.
@@ -306,13 +305,13 @@ class Accelerator:
         moves: dict[str, str],
         fill: object | None = None,
     ) -> None:
-        """A driver that runs out of memory in the middle loses the process for good.
+        """Wait for memory: a driver that runs out of it midway loses the process.
 
         Args:
             gpus: what is needed.
             emptied: the processes that need it.
             moves: the cards that take the place of others.
-            fill: for whom the room is kept, until he is taken off the list.
+            fill: whose room is kept, until it is taken off the list.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait.
@@ -357,7 +356,7 @@ class Accelerator:
         return {card.uuid: card.free for card in self._look()}
 
     def _look(self) -> list[CardUse]:
-        """The cards now. Somebody else's look may be under way: that takes a moment.
+        """The cards now; waits a moment if another reading is under way.
 
         Raises:
             Refused: they do not answer; nothing may be concluded from that.
@@ -384,7 +383,7 @@ class Accelerator:
 
 
 def _at_most(use: ProcessUse, card: CardUse) -> int:
-    """Bytes that a process has on a card; where it is not told, all that is in use.
+    """Bytes that a process has on a card; where it is unknown, all that is in use.
 
     Raises:
         Refused: not even that is known.
@@ -399,15 +398,15 @@ def _at_most(use: ProcessUse, card: CardUse) -> int:
 def _refuse_new(
     now: Survey, users: Sequence[Process], shells: Sequence[Process]
 ) -> None:
-    """Nobody else may hold a GPU than those that stand and their stale children.
+    """Check that only the held processes and their stale children hold a GPU.
 
     Args:
         now: the tree.
-        users: those that stand.
+        users: the processes that are held.
         shells: those that we have stopped.
 
     Raises:
-        ReclaimError: somebody does (``capture_failed``, ``gpu_stopped``).
+        ReclaimError: another process does (``capture_failed``, ``gpu_stopped``).
     """
     known = {process.pid for process in users}
     new = [user.process for user in now.users if user.process.pid not in known]

@@ -1,17 +1,16 @@
-"""Host memory that operations are going to use: promised before any of it is used.
+"""Reserves host memory for operations before they use any of it.
 
-A capture moves a GPU's memory into the machine's, a restore brings all of a session's
-memory there. Whoever takes what is not there has the kernel end a program, and not
-necessarily its own. So an operation asks here first, and is refused with what is
-missing; what was promised and is not used yet counts for everybody else as gone, so
-that two operations never count on the same free memory.
+A capture moves a GPU's memory into the machine's, a restore loads all of a session's
+memory there. Taking more than there is makes the kernel kill a process, not necessarily
+one that took it. So an operation reserves first, and is refused with what is missing.
+Memory that is reserved and not yet used counts as gone for all others, so that two
+operations never count on the same free memory.
 
 Free is what the machine has (``MemAvailable``) and what is left below every memory
-limit above a session, a slice's for example, but for those that are lifted for it.
-Promises live as long as their operation: one that has ended, in whatever way, holds
-none, and an agent that starts has none, since what a former one left under way is
-undone, not gone on with. It knows of memory only what the kernel says, and neither
-waits nor frees any.
+limit above a session, a slice's for example, except for limits that are lifted for it.
+A reservation lives as long as its operation, however that ends. An agent that starts
+has none, since what a former agent left under way is undone, not continued. It knows
+only what the kernel reports, and neither waits for memory nor frees any.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 
 MEMINFO = Path("/proc/meminfo")
-#: Left free beside all promises: the agent's own buffers, and whoever grows meanwhile.
+#: Left free beside all promises: the agent's own buffers, and programs that grow.
 RESERVE_BYTES: Final = 256 << 20
 _MACHINE: Final = "on the machine"
 _LIMITED: Final = "below its memory limit, or one that it shares"
@@ -43,7 +42,7 @@ _LIMITED: Final = "below its memory limit, or one that it shares"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an operation is going to use.
+    """The host memory that an operation is going to use.
 
     Attributes:
         bytes: at most, beside what is in use when it begins.
@@ -58,7 +57,7 @@ class Need:
     taken: Callable[[], int] = int
 
     def headroom(self) -> dict[str, int]:
-        """See ``cgroup.headroom``."""
+        """See ``cgroups.headroom``."""
         return cgroups.headroom(self.init_pid, self.lifted)
 
 
@@ -68,7 +67,7 @@ class _Promise:
     places: frozenset[str]
 
     def left(self) -> int:
-        """What it may still use. Whatever cannot be told counts as not used."""
+        """What it may still use. What is unknown counts as not used."""
         try:
             taken = self.need.taken()
         except (ReclaimError, OSError):
@@ -84,7 +83,7 @@ class HostMemory:
         self._promises: dict[Operation, _Promise] = {}
 
     def findings(self, need: Need) -> Iterator[Finding]:
-        """What is missing for it now; promises nothing."""
+        """What is missing for it now; reserves nothing."""
         with self._lock:
             short = self._short(need)
         if short:
@@ -111,7 +110,7 @@ class HostMemory:
             self._promises.pop(operation, None)
 
     def _short(self, need: Need) -> dict[str, Any]:
-        """The facts of the refusal; empty when all of it is there."""
+        """The facts for the refusal; empty when all of it is there."""
         if not need.bytes:
             return {}
         self._promises = {op: p for op, p in self._promises.items() if not op.done}
@@ -136,7 +135,7 @@ class HostMemory:
 
 
 def _available() -> int | None:
-    """Bytes that programs may take without anybody losing any; None if not told."""
+    """Bytes that programs can take without others losing any; None if unknown."""
     for line in MEMINFO.read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

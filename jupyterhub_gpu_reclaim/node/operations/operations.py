@@ -1,9 +1,8 @@
-"""One operation per session at a time, whose progress any number of callers follow.
+"""Runs one operation per session at a time; any number of callers follow its progress.
 
-Made by the agent's app, called by its routes. An operation runs to its end whether
-or not anybody listens: a stream that breaks changes nothing, and the next call of
-the same kind attaches to it. What an operation does is not known here; see
-``capture`` and ``restore``, which are handed in as async generators of steps.
+An operation runs to its end whether or not anything listens: a stream that breaks
+changes nothing, and the next call of the same kind attaches to it. The operations are
+async generators of steps, passed in by the caller; see ``workflows``.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ _log = logging.getLogger(__name__)
 
 
 class Cancel(cancel.Cancel):
-    """A wish to stop, seen by threads, tasks and the engine alike."""
+    """A request to stop, seen by threads, tasks and the running dump or restore."""
 
     def check(self) -> None:
         """Go on, or end here.
 
         Raises:
-            RolledBack: it was called off (``cancelled``); the caller undoes its work.
+            RolledBack: it was cancelled (``cancelled``); the caller undoes its work.
         """
         if self.is_set:
             raise RolledBack(Reason.CANCELLED)
 
 
 class Operation:
-    """One operation on one session: its events so far, and a wait for the next."""
+    """One operation on one session: its events so far, and how to await the next."""
 
     def __init__(self, kind: str, key: SessionKey, checkpoint: str) -> None:
         self.kind = kind
@@ -74,7 +73,7 @@ class Operation:
         self._wake()
 
     def fail(self, error: ReclaimError) -> None:
-        """Its last event: why it did not end well."""
+        """Add its last event: why it failed."""
         self.error = error
         self.add(Event(failure=codec.failure_of(error)))
 
@@ -88,7 +87,7 @@ class Operation:
             return
 
     def end(self) -> None:
-        """No event will come any more."""
+        """Mark that no event will come any more."""
         self.done = True
         self._wake()
 
@@ -124,7 +123,7 @@ class Operation:
 
 
 class Operations:
-    """The operations in hand, by incarnation; ended ones stay to be repeated."""
+    """Current operations by incarnation; ended ones stay, to repeat their result."""
 
     def __init__(self, *, kept: int = 256) -> None:
         self._current: dict[str, Operation] = {}
@@ -137,7 +136,7 @@ class Operations:
         return operation if operation is not None and not operation.done else None
 
     def restoring(self, checkpoint: str) -> bool:
-        """Whether some session is being brought back from that checkpoint."""
+        """Whether a session is being restored from that checkpoint."""
         return any(
             not operation.done
             and (operation.kind, operation.checkpoint) == ("restore", checkpoint)
@@ -145,13 +144,13 @@ class Operations:
         )
 
     def last(self, incarnation: str) -> Operation | None:
-        """The operation in hand, or the last one that ended."""
+        """The current operation, or the last one that ended."""
         return self._current.get(incarnation)
 
     def attach(self, incarnation: str, kind: str, checkpoint: str) -> Operation | None:
-        """That very operation, under way or ended; None if it must be begun.
+        """The same operation, under way or ended; None if it must be begun.
 
-        A restore that failed is begun anew by the same call.
+        A restore that failed is begun again by the same call.
 
         Raises:
             Refused: another operation is under way (``operation_in_flight``).
@@ -183,12 +182,12 @@ class Operations:
         return operation
 
     def forget(self, incarnation: str) -> None:
-        """Drop an operation that has ended, so that the same call begins anew."""
+        """Drop an operation that has ended, so that the same call begins a new one."""
         if self.running(incarnation) is None:
             self._current.pop(incarnation, None)
 
     async def finish(self, seconds: float) -> list[str]:
-        """Call all captures off and wait; the incarnations that have not ended."""
+        """Cancel all captures and wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
             operation = self._current[incarnation]
             if operation.kind == "capture":
@@ -205,7 +204,7 @@ class Operations:
 
 
 def _may_go_better(operation: Operation) -> bool:
-    """Whether the same call tries anew: a restore that failed has left nothing.
+    """Whether the same call tries again: a restore that failed has left nothing.
 
     What hindered it may have been mended: memory came free, a file was put back.
     """

@@ -1,7 +1,7 @@
 """Steps of an operation: begun, how far, done or failed, each with its time limit.
 
-Used by ``capture``, ``restore`` and ``release``. It runs what blocks in threads and
-tells the operation's followers; it knows nothing of what the steps do.
+It runs blocking work in threads and informs the operation's followers. It knows nothing
+of what the steps do.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:
 
 
 def _log_late(task: asyncio.Task[object]) -> None:
-    """Tell how work ended that nobody waits for any more."""
+    """Log how work ended that is no longer awaited."""
     error = None if task.cancelled() else task.exception()
     _log.warning("- a step that had timed out has ended: %s", error or "well")
 

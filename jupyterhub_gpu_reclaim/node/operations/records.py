@@ -1,9 +1,9 @@
-"""What the agent must not forget: one durable record per incarnation.
+"""The agent's durable records, one per incarnation.
 
-Written by the operations before each step that would have to be undone, read by
-recovery at start. A record is replaced whole (temporary file, fsync, rename, fsync
-of the folder), so a crash leaves the former one or the new one. It never holds a
-token or anything of the session's contents.
+An operation writes its record before each step that would have to be undone; recovery
+reads them at start. A record is replaced whole (temporary file, fsync, rename, fsync of
+the folder), so a crash leaves the former one or the new one. It never holds a token or
+anything of the session's contents.
 """
 
 from __future__ import annotations

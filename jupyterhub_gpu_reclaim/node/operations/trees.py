@@ -1,6 +1,6 @@
-"""What is known of each session: one ``Tree`` from its processes and its record.
+"""Derives the state of each session, a ``Tree``, from its processes and its record.
 
-Asked by the node's calls and by recovery. It looks, and changes nothing.
+It only reads.
 """
 
 from __future__ import annotations

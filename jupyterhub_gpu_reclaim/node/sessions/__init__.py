@@ -1,1 +1,1 @@
-"""The sessions of this node: found anew at each look, never registered."""
+"""Finds the sessions of this node: looked up on each call, never registered."""

@@ -1,8 +1,7 @@
-"""Reads from a session's first program who it is to the Hub: its login and address.
+"""Reads a session's Hub login and server address from its first program's environment.
 
-Called by the capture (the identity that a checkpoint carries) and by the samples
-(where its server answers). It reads the program's environment and hands the values on:
-it logs none of them and writes none to disk.
+A checkpoint carries the login as its identity; sampling needs the address. Neither is
+logged or written to disk here.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def read_login(pid: int) -> Login:
     prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path or "/"
     token = environment.get("JUPYTERHUB_API_TOKEN", "")
     if not (_WORD.fullmatch(prefix) and _WORD.fullmatch(token)):
-        port, prefix = 0, "/"  # nobody is asked in words that are no HTTP
+        port, prefix = 0, "/"  # a request must not carry what is not valid HTTP
     uid = next(
         int(line.split()[1])
         for line in (process / "status").read_text().splitlines()

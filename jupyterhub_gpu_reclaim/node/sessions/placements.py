@@ -1,9 +1,9 @@
-"""Finds the sessions that live on this node: nothing is registered, so nothing is lost.
+"""Finds the sessions on this node: nothing is registered, so nothing is lost.
 
-Asked by the agent's calls, its operations and its recovery. It only reads ``/proc``:
-it never starts, stops or signals anything. ``LocalPlacements`` believes only what a
-user cannot forge: a process of root that is pid 1 of a pid namespace of its own and
-runs our ``session_init``. For sessions in containers see ``pods``.
+It only reads ``/proc``: it never starts, stops or signals anything.
+``LocalPlacements`` believes only what a user cannot forge: a process of root that is
+pid 1 of a pid namespace of its own and runs our ``session_init``. For sessions in
+containers see ``pods``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MODES = ("start", "hold")
 
 
 class Told(Value, frozen=True, kw_only=True):
-    """What the service says of a session; its word counts, not the session's own."""
+    """The service's facts about a session, which the session itself cannot change."""
 
     pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
     key: SessionKey | None = None  #: whose it is; None where that was not said
     image: str = ""  #: of its container, as the kubelet names it
-    #: Of its node, for whoever brings it back.
+    #: Of its node, for a later restore.
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -46,7 +46,7 @@ class Session:
             names one process for ever.
         holding: the init was started to wait for a tree (``hold``).
         container: id of the container that it lives in; empty outside of Kubernetes.
-        told: what the service has said of it. Its ``pod`` is where it was found.
+        told: the service's facts about it. Its ``pod`` is where it was found.
     """
 
     incarnation: str
@@ -72,14 +72,14 @@ class Placements(Protocol):
 
         Args:
             incarnation: which.
-            pod: the uid of its pod; empty for the one that the service has told.
+            pod: the uid of its pod; empty for the one that the service named.
 
         Raises:
             NotFound: there is no init of that incarnation here (``unknown_session``).
         """
 
     def tell(self, incarnation: str, told: Told) -> None:
-        """Take the service's word about an incarnation, before anything is done to it.
+        """Take the service's facts about an incarnation, before anything is done to it.
 
         Raises:
             NotFound: it cannot be one of ours (``unknown_session``).
@@ -126,13 +126,13 @@ class LocalPlacements:
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
     def tell(self, incarnation: str, told: Told) -> None:
-        """Nothing: an init of root says all that is to be known of its session."""
+        """Do nothing: an init of root can be trusted on its session."""
 
     def _session(self, entry: Path) -> Session | None:
         """The session whose init that process is; None when it is none of ours."""
         try:
             # The command line last: it is memory of the process, and a user can make
-            # a page of it that blocks whoever reads it.
+            # a page of it that blocks its reader.
             if not _is_root_and_first((entry / "status").read_text()):
                 return None
             words = (entry / "cmdline").read_bytes().split(b"\0")

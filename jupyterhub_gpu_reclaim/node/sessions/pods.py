@@ -1,12 +1,12 @@
 """Finds the sessions in a node's pods, and lets no pod pose as another.
 
 The placement ``kubernetes`` (``placements.Placements``). A session's init runs there as
-the pod's user, behind the image's own entry point perhaps, and its user may write into
-its command line whatever he likes. So that is taken for a claim and no more. The kernel
-tells in which pod a process lives (``linux.containers``), the service tells which pod
-belongs to which incarnation (:meth:`PodPlacements.tell`), and only where all agree
-anything is done. Of several in a pod that say the same, the oldest is the init: it was
-there before its user's first program. It only reads ``/proc``.
+the pod's user, possibly behind the image's own entry point, and the user may write
+anything into its command line, which is therefore only a claim. The kernel tells in
+which pod a process lives (``linux.containers``), the service tells which pod belongs to
+which incarnation (:meth:`PodPlacements.tell`), and an order is carried out only where
+all three agree. If several processes in a pod claim the same, the oldest is the init:
+it was there before its user's first program. It only reads ``/proc``.
 """
 
 from __future__ import annotations
@@ -82,17 +82,17 @@ class PodPlacements:
                 del self._told[next(iter(self._told))]
 
     def list(self) -> list[Session]:
-        """Every claim on this node; one of an incarnation once its pod was told."""
+        """Every claim on this node; one of an incarnation once its pod is known."""
         return sorted(
             (one for one in _oldest(self._claims()) if self._may_be(one)),
             key=lambda one: (one.incarnation, one.init_start),
         )
 
     def find(self, incarnation: str, pod: str = "") -> Session:
-        """That incarnation's session, in that pod or the one that was told.
+        """That incarnation's session, in that pod or the one that the service named.
 
         Raises:
-            NotFound: it is not there, or says that it is somebody else's
+            NotFound: it is not there, or names another session
                 (``unknown_session``).
         """
         with self._lock:
@@ -121,7 +121,7 @@ class PodPlacements:
         return told is None or told.pod == claim.told.pod
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
-        """Every process that says it is the init of a session of ours."""
+        """Every process that claims to be the init of a session of ours."""
         for pid in self._pids():
             # Of most processes no more than this has to be read.
             if self._name(pid) != INIT_NAME:
@@ -131,7 +131,7 @@ class PodPlacements:
                 continue
             start, container = found
             # The command line last: it is memory of the process, and its user can
-            # keep whoever reads it waiting.
+            # keep its reader waiting.
             try:
                 words = process_environment.words(pid, "cmdline", proc=self._proc)
             except OSError:
@@ -151,7 +151,7 @@ class PodPlacements:
         """When a process of (that) pod was started, and its container.
 
         None for one of a nested pid namespace: a user who may make these could give a
-        program any surroundings there.
+        program any environment there.
         """
         entry = self._proc / str(pid)
         try:

@@ -1,10 +1,10 @@
-"""Whether a session's server speaks TLS, which we do not.
+"""Detects whether a session's server speaks TLS, which the agent does not.
 
-Asked before anything of the session is touched. The agent asks a restored server
-whether it answers, keeps its cullers from ending what just came back, and sees its use,
-all in plain HTTP: under ``JupyterHub.internal_ssl`` a server takes nobody without a
-certificate of the Hub, which a node does not have. What cannot be brought back is not
-to be saved.
+It is checked before anything of the session is touched. The agent asks a restored
+server whether it answers, keeps its cullers from ending what just came back, and
+samples its use, all in plain HTTP; under ``JupyterHub.internal_ssl`` a server refuses
+clients without a certificate of the Hub, which a node does not have. A session that
+could not be brought back must not be saved.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def speaks(
 
 
 def answers(address: jupyter_api.Address) -> bool:
-    """Whether a first word of TLS is answered by one of TLS; blocks for seconds."""
+    """Whether a TLS greeting is answered by one; blocks for seconds."""
     with contextlib.suppress(OSError):
         made = netns.make_socket(
             address.pid or os.getpid(),
@@ -72,7 +72,7 @@ def answers(address: jupyter_api.Address) -> bool:
 
 
 def _client_hello() -> bytes:
-    """What a TLS client says first."""
+    """A TLS client's greeting."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,7 +1,7 @@
-"""CRIU as the agent holds it: found when it is needed, checked now and then.
+"""The agent's CRIU: found when it is needed, checked now and then.
 
-Held by ``Parts``. An agent starts without CRIU and says so; it takes one that is
-installed later without a restart.
+An agent starts without CRIU and says so; it takes one that is installed later without a
+restart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How many watches on folders (inotify) Linux lets the programs of one user have.
+"""Reads how many inotify watches Linux allows the programs of one user.
 
-Called by the agent at its start and in its look at its node. The limit holds for all
-programs of a user id on the machine, in containers and outside together, so sessions of
-the same id share it, and CRIU makes theirs anew as root. Nothing is changed; and what
-is in use is not counted, as it changes all the time.
+The limit holds for all programs of a user id on the machine, in containers and outside
+together, so sessions of the same id share it, and CRIU recreates theirs as root.
+Nothing is changed; what is in use is not counted, as it changes all the time.
 """
 
 from __future__ import annotations

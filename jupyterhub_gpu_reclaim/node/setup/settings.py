@@ -1,7 +1,7 @@
 """The agent's settings: every trait, with what it does and what it costs.
 
-Base of ``app.AgentApp``. It reads the command line and the configuration file and
-refuses what makes no sense; it starts nothing.
+It reads the command line and the configuration file and refuses what makes no sense; it
+starts nothing.
 """
 
 from __future__ import annotations

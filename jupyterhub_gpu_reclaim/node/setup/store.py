@@ -1,7 +1,6 @@
 """Opens the store that the settings describe: keys, backend, tiers, workers.
 
-Called by the app, which lets it run, and by the command line, which does one thing and
-closes it. It wires only; what a store does is in ``store/``.
+Wiring only; the store itself is in ``store/``.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         settings: where and how.
         clock: for the time of a commit.
         state: the agent's own folder; the master key stands beside it by default, so
-            that who loses the folder still has the saved sessions.
+            that the checkpoints survive the loss of that folder.
 
     Raises:
         BadRequest: the settings make no sense together.

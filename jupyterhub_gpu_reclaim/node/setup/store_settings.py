@@ -1,8 +1,7 @@
 """The agent's settings of the store: where, behind which key, and how.
 
-Base of ``settings.AgentSettings``; read by ``storing``, which opens what is said here.
-The command line reads the same file, so that it opens the same store. Nothing here asks
-a disk or a network.
+``setup.store`` opens what they describe. The command line reads the same file, so that
+it opens the same store. Nothing here accesses a disk or a network.
 """
 
 from __future__ import annotations

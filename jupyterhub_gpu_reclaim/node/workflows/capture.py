@@ -1,9 +1,8 @@
-"""Saves a session: every step, in order, and the way back from each of them.
+"""Captures a session: every step, in order, and the way back from each of them.
 
-Begun by the node as an operation; ``docs/explanation/walks.md`` shows the order. The
-tree is stopped by the dump and stays so until it is released or thawed. Whatever
-fails before the commit ends with the tree running and nothing left (laws 1 and 2).
-It never ends a process of the session.
+``docs/explanation/walks.md`` shows the order. The dump stops the tree, which stays so
+until it is released or thawed. Whatever fails before the commit ends with the tree
+running and nothing left. It never ends a process of the session.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _ABORT_SECONDS = 30.0
 
 
 class Look(NamedTuple):
-    """What a pre-flight has seen."""
+    """What a preflight has seen."""
 
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
@@ -76,7 +75,7 @@ class Look(NamedTuple):
 
 
 async def ask_server(parts: Parts, session: Placed) -> list[Finding]:
-    """What its server itself says that keeps a session from being saved."""
+    """Findings from its server itself that keep a session from being saved."""
 
     def look() -> Login | None:
         server = trees.look(session).server
@@ -150,7 +149,7 @@ class Capture:
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Save it; the last event is the checkpoint."""
+        """Run the capture; the last event is the checkpoint."""
         del operation
         async for event in durably(self._steps(), self._parts.records):
             yield event
@@ -197,7 +196,7 @@ class Capture:
         return self._record
 
     async def _look(self) -> tuple[Snapshot, Login, Look]:
-        """Pre-flight: the last moment at which nothing has been touched.
+        """Preflight: the last moment at which nothing has been touched.
 
         Raises:
             Refused: with the first fatal finding's reason.
@@ -228,7 +227,7 @@ class Capture:
         """Keep the memory that its GPUs' is moved into, until it is there.
 
         Raises:
-            Refused: others were promised it meanwhile (``not_enough_memory``).
+            Refused: others reserved it meanwhile (``not_enough_memory``).
         """
         before = trees.resident_bytes(snapshot)
         need = dataclasses.replace(
@@ -363,7 +362,7 @@ class Capture:
                 stopped=self._record.stopped_before,
                 prepare=cgroup_escape.move,
                 cancel=self._cancel,
-                # Nobody may run before his GPU is filled.
+                # No process may run before its GPU is filled.
                 undo=self._record.gpus is None,
             )
 
@@ -371,7 +370,7 @@ class Capture:
         return trees.look(self._session)
 
     async def _roll_back(self) -> Stage:
-        """Let the tree go on, then remove what was written.
+        """Thaw the tree, then remove what was written.
 
         In this order: a store that hangs must not keep the tree. What may be committed
         is removed only once the tree is known to go on; until then it may be all that
@@ -464,11 +463,11 @@ def let_go_on(
         accelerator: fills its GPUs.
         session: whose tree.
         record: of its capture.
-        together: all of it goes on, or nobody: what stands is, or may be, committed.
+        together: all or none of it continues, as it is, or may be, committed.
 
     Raises:
         NotFound: the session has ended.
-        ReclaimError: those who did not get their GPU memory back do not go on
+        ReclaimError: processes that did not get their GPU memory back do not continue
             (``gpu_memory``, ``gpu_stuck``); the others do, unless ``together``.
     """
     stopped = list(record.stopped_before)
@@ -491,7 +490,7 @@ def thaw_limit(limits: Limits, record: Record) -> float:
 
 
 def _rolled_back(error: Exception) -> ReclaimError:
-    """The error as it is told: in our words, whatever it was."""
+    """Any error as one of ours, to be reported."""
     if isinstance(error, ReclaimError):
         return error
     _log.error("- capture failed: internal", exc_info=error)

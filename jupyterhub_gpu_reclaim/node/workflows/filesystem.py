@@ -1,8 +1,8 @@
-"""What CRIU does not save: private file systems, and what is known of the rest.
+"""Saves what CRIU does not, the private file systems, and describes the rest.
 
-Called by ``capture`` (describe, archive) and ``restore`` (compare, unarchive). While a
-capture reads here the tree is stopped; while a restore writes here it does not exist.
-It touches no process.
+A capture describes and archives, a restore compares and puts back. The tree is stopped
+while a capture reads here, and does not exist while a restore writes here. No process
+is touched.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def address_of(session: Session, login: Login) -> jupyter_api.Address:
 
 
 async def ask_server(client: AsyncHTTPClient, session: Session, login: Login) -> Opened:
-    """The kernels and terminals of a session's server; what is not told is left out."""
+    """The kernels and terminals of a session's server; what is unknown is left out."""
     if not login.port:
         return Opened(kernels=[], terminals=[])
     address = address_of(session, login)
@@ -95,7 +95,7 @@ def describe(
     uid: int,
     gpus: Gpus | None,
 ) -> World:
-    """The world of a tree that has just been stopped.
+    """The requirements of a tree that has just been stopped.
 
     Raises:
         NotFound: it has ended.
@@ -141,7 +141,7 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
     """Stream every private file system of the session into the checkpoint.
 
     Raises:
-        RolledBack: something cannot be read, or it was called off.
+        RolledBack: something cannot be read, or it was cancelled.
         StoreError: the store does not take it.
     """
     for number, mount in enumerate(_private(session)):
@@ -211,7 +211,7 @@ def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[inet.Port]:
 
 
 def memory_needed(session: Session, checkpoint: Checkpoint, world: World) -> int:
-    """Bytes of host memory that it takes while it is brought back under that init.
+    """Bytes of host memory that a restore under that init takes.
 
     What its GPUs held is memory of its processes first. Shared memory, which no
     process is charged with, stands in CRIU's pages; files in memory in the archives.

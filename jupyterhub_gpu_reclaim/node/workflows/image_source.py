@@ -1,7 +1,7 @@
-"""CRIU's images as a checkpoint holds them, for the engine's restore.
+"""Offers CRIU's images, as a checkpoint holds them, to the restore of a tree.
 
-Made by ``restore`` for one operation. It counts what has been read, for the progress
-page; what was rewritten for this place is given instead of what was saved.
+It lives for one operation. It counts what has been read, for the progress page; an
+image that was rewritten for this place is given instead of the saved one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is settled about a session and its checkpoints: ended, leased, still needed.
 
-Asked by the node before it begins an operation. It reads records, store and processes
-and begins nothing; ``released`` alone repeats what a release has to leave behind.
+It reads records, store and processes and begins nothing; only ``released`` repeats what
+a release has to leave behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
     if record is not None and record.checkpoint == checkpoint:
         failure = record.failure if record.stage is Stage.FAILED else None
         # Told of any other, the caller asks again when it may go better. Of this one
-        # nobody was told: it may be the restore that has ended the agent.
+        # it was not reported: it may be the restore that has ended the agent.
         if failure is not None and failure.code == Reason.AGENT_RESTARTED.value:
             return Event(failure=failure)
         if record.stage is Stage.RESTORED:
@@ -66,10 +66,10 @@ def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
 def refuse_if_leased(
     parts: Parts, operations: Operations, incarnation: str, checkpoint: str
 ) -> None:
-    """A checkpoint is brought back in one place at a time (law 3).
+    """A checkpoint is restored in one place at a time.
 
-    Whoever has it is asked by name: an incarnation whose tree stands, stopped or
-    running, has the lease; one that has ended has lost it.
+    The holder of the lease is looked up: an incarnation whose tree exists, stopped or
+    running, has it; one that has ended has lost it.
     """
     busy = Refused(Reason.CHECKPOINT_BUSY)
     if operations.restoring(checkpoint):
@@ -82,7 +82,7 @@ def refuse_if_leased(
 
 
 def refuse_if_needed(parts: Parts, checkpoint: str) -> None:
-    """The only image of a stopped tree is not thrown away under it.
+    """Refuse to delete the only image of a stopped tree.
 
     Raises:
         Refused: ``wrong_phase``.

@@ -1,12 +1,12 @@
 """Settles what a former agent, or a failed operation, left in the middle.
 
-:func:`recover` is called once by the app before it answers anybody, and
-:func:`settle_after` for an operation that could not undo all of its work. Every session
-ends up running, captured or holding; never stopped with nobody who knows it (law 6).
+:func:`recover` runs once, before the agent answers its first call;
+:func:`settle_after` follows an operation that could not undo all of its work. Every
+session ends up running, captured or holding; never stopped and unknown to the agent.
 The store decides whether a capture has happened: a tree whose checkpoint is committed
-stays stopped for the service to release or thaw, any other goes on. It ends only what a
-restore had not completed or a release had begun to end, and never deletes a checkpoint
-whose tree is not known to go on.
+stays stopped for the service to release or thaw, any other continues. It ends only what
+a restore had not completed or a release had begun to end, and never deletes a
+checkpoint whose tree is not known to continue.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which the agent answers, whoever is not settled.
+#: Seconds after which the agent answers, even if sessions are not settled.
 PATIENCE = 20.0
 #: Seconds for which a sweep is waited for; it goes on after them.
 _SWEEP_SECONDS = 2.0
@@ -56,7 +56,7 @@ _END_SECONDS = 5.0
 #: namespaces.py).
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
 
-#: Not now, but later: somebody else's memory, or a driver or disk that is busy.
+#: Not now, but later: memory in use by others, or a driver or disk that is busy.
 _LATER = frozenset({Reason.GPU_MEMORY, Reason.GPU_DRIVER_SILENT})
 #: Whether there is a checkpoint is the store's word alone.
 _UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
@@ -74,14 +74,14 @@ async def recover(
 
     A session that cannot be settled now is logged and left as it is: the next start
     tries again. One that takes longer than that, or for which the store does not
-    answer yet, is settled as an operation like any other, so that nobody touches it
+    answer yet, is settled as an operation like any other, so that no order touches it
     meanwhile; the others do not wait for it.
 
     Args:
         parts: the agent's.
         operations: where a session is busy until it is settled.
-        patience: seconds until it returns, whoever is not settled by then, and whether
-            or not the store has been swept; that goes on until it has been done once.
+        patience: seconds until it returns, even if sessions are not settled by then or
+            the store is not swept; the sweep is retried until it has been done once.
     """
     await asyncio.to_thread(_remember_pods, parts)
     sessions = await asyncio.to_thread(parts.placements.list)
@@ -123,7 +123,7 @@ def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
     async def work(operation: Operation) -> AsyncIterator[Event]:
-        # Without the store's word nobody knows whether it may go on; until then it
+        # Without the store's answer it is unknown whether it may go on; until then it
         # stays stopped, and busy, or the service would take it for a running one.
         settle = partial(_settle, parts, session)
         await _insist(parts, settle, operation.key, operation.cancel)
@@ -136,7 +136,7 @@ def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
 
 
 def _remember_pods(parts: Parts) -> None:
-    """Which pods were told to the former agent; nobody tells again before we answer."""
+    """Register the former agent's pods; the service names them again only later."""
     for record in parts.records.list():
         if record.pod:
             told = Told(pod=record.pod, key=record.key)
@@ -144,7 +144,7 @@ def _remember_pods(parts: Parts) -> None:
 
 
 def _one_each(sessions: list[Session]) -> list[Session]:
-    """The oldest of those that claim the same incarnation; nothing was told of it."""
+    """The oldest of those that claim one incarnation, without facts of the service."""
     found: dict[str, Session] = {}
     for session in sorted(sessions, key=lambda one: one.init_start):
         found.setdefault(session.incarnation, session)
@@ -157,7 +157,7 @@ async def _insist(
     key: object,
     cancel: Cancel | None = None,
 ) -> None:
-    """Do it, again and again until it can be done or is called off."""
+    """Repeat it until it succeeds or is cancelled."""
     pause = _FIRST_PAUSE
     while not await asyncio.to_thread(_attempt, work, key):
         if cancel is not None and cancel.is_set:
@@ -180,7 +180,7 @@ def _forget_gone(parts: Parts, sessions: list[Session]) -> None:
 
 
 def _sweep(parts: Parts) -> None:
-    """Remove what nobody writes any more; keep the ports of what is saved."""
+    """Remove unfinished checkpoints without a writer; keep saved sessions' ports."""
     swept = parts.store.sweep()
     if swept.removed:
         _log.info("- removed the remains of %s", ", ".join(swept.removed))
@@ -218,7 +218,7 @@ def _settle(parts: Parts, session: Session) -> None:
 
 
 def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
-    """The store decides: committed, or never been."""
+    """Settle a capture as the store says: committed, or it does not exist."""
     capturing, store = record.stage in _UNCOMMITTED, parts.store
     # What was captured before may have gone on to the store behind this node's folder.
     if store.saved_here(record.checkpoint) or (
@@ -244,7 +244,7 @@ def goes_on(session: Session) -> bool:
 
 
 def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
-    """Restored whole; whether it goes on already is not known, so it is told again."""
+    """Continue a restored tree, again if it had been, since that is not known."""
     tree = trees.look(session)
     if tree.root is None:
         _fail(parts, record)
@@ -252,7 +252,7 @@ def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
     try:
         parts.accelerator.fill(record.gpus, record.memory_limit, tree)
     except ReclaimError as error:
-        # Nobody may go on without it; the checkpoint is there for another attempt.
+        # No process may go on without it; the checkpoint is there for another attempt.
         processes.kill_tree(
             session.init_pid, session.init_start, timeout=parts.limits.end
         )
@@ -293,7 +293,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
 
 
 def _fail(parts: Parts, record: Record) -> None:
-    """The operation has ended badly, because of us."""
+    """End the operation with an error of the agent's own."""
     restarted = codec.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
     failure = record.failure or restarted
     parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
@@ -355,7 +355,7 @@ def _owner(entry: Path) -> int | None:
 
 
 def _attempt(work: Callable[[], object], key: object) -> bool:
-    """Do it, or say in the log why not; False when it is to be tried again."""
+    """Do it, or log why not; False when it is to be tried again."""
     try:
         work()
     except NotFound:

@@ -1,10 +1,9 @@
-"""Ends what may be ended, and takes a capture back: release, kill and thaw.
+"""Release, kill and thaw: ends a captured session, or takes its capture back.
 
-Begun by the node as operations, one at a time for a session. A tree is ended by
-``release`` only when the store vouches for its checkpoint (law 1). ``thaw`` drops the
-checkpoint before the tree goes on, so that no image of a session exists that runs on
-without it; until the checkpoint is gone the tree stays captured, so that whatever fails
-in between can be tried again, or the tree released.
+``release`` ends a tree only when the store confirms its checkpoint. ``thaw`` drops the
+checkpoint before the tree continues, so that no checkpoint exists of a session that has
+run on; until the checkpoint is gone the tree stays captured, so that whatever fails in
+between can be tried again, or the tree released.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Who is not stopped by then waits for a disk; it is killed all the same.
+#: A process not stopped by then waits for a disk; it is killed all the same.
 _STOP_SECONDS = 2.0
 
 
@@ -53,8 +52,8 @@ async def release(
 
     Raises:
         Refused: it is not captured, or that checkpoint is not its own
-            (``not_captured``); somebody has let it go on (``went_on``): then it goes
-            on whole, and its checkpoint is dropped.
+            (``not_captured``); it was continued meanwhile (``went_on``): then all of it
+            continues, and its checkpoint is dropped.
         StoreError: the store does not answer, or the agent's state folder cannot be
             written; nothing was ended.
         ReclaimError: it did not end in time (``release_failed``).
@@ -99,7 +98,7 @@ async def kill(
 async def thaw(
     parts: Parts, session: Session, operation: Operation
 ) -> AsyncIterator[Event]:
-    """Let a captured tree go on and drop its checkpoint; one that runs is left alone.
+    """Thaw a captured tree and drop its checkpoint; one that runs is left alone.
 
     Raises:
         Refused: there is nothing in it to go on, or it is being ended already
@@ -132,7 +131,7 @@ async def thaw(
 
 
 def undo_capture(parts: Parts, session: Session, record: Record) -> None:
-    """Let a captured tree go on without its checkpoint, and forget the capture.
+    """Thaw a captured tree without its checkpoint, and forget the capture.
 
     The checkpoint goes only when nothing is left that could fail: before that the tree
     stands as it was captured, and after it the tree is known to go on, also to a later
@@ -188,7 +187,7 @@ def _committed_record(parts: Parts, session: Session, checkpoint: str) -> Record
 
 
 def _refuse_if_it_went_on(parts: Parts, session: Session, record: Record) -> None:
-    """End only what stands as it was saved: the user may have woken some of it.
+    """Refuse to end a tree that is not as it was saved: its user may have woken it.
 
     Raises:
         Refused: ``went_on``; all of it goes on then, without its checkpoint.
@@ -219,7 +218,7 @@ def _note_release(parts: Parts, record: Record) -> None:
 
 
 def _note_thaw(parts: Parts, record: Record) -> None:
-    """An order to capture that comes twice, and late, hears that it was taken back."""
+    """Record the thaw, so that a late repeat of the capture's order learns of it."""
     failure = codec.failure_of(RolledBack(Reason.CANCELLED))
     try:
         parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
@@ -242,7 +241,7 @@ def _end(parts: Parts, session: Session) -> None:
 
 
 def _reset(session: Session) -> None:
-    """Take its sockets away, once nobody runs who would miss them.
+    """Close its sockets, once no process runs that would miss them.
 
     A server without its listener complains in the session's log, over and over. After
     its end it would be too late: what it leaves in TIME_WAIT keeps its port busy.

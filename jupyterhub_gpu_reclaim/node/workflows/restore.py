@@ -1,9 +1,8 @@
-"""Brings a saved session back under a holding init: every step, and the way back.
+"""Restores a session under a holding init: every step, and the way back.
 
-Begun by the node as an operation; ``docs/explanation/walks.md`` shows the order.
-Whatever fails leaves the checkpoint as it was and nothing under the init (law 3, 4);
-once the tree has gone on and does not answer, the init ends with it. It never deletes
-or changes a checkpoint.
+``docs/explanation/walks.md`` shows the order. Whatever fails leaves the checkpoint as
+it was and nothing under the init; if the tree continues and does not answer, the init
+ends with it. It never deletes or changes a checkpoint.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ _log = logging.getLogger(__name__)
 
 
 class Fit(NamedTuple):
-    """What CRIU is told of a saved session, made fit for this place."""
+    """What CRIU gets of a saved session, adapted to this place."""
 
-    images: dict[str, bytes]  #: those that are given anew
+    images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
 
 
@@ -110,7 +109,7 @@ class Restore:
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
-        """Bring it back; the last event is its tree."""
+        """Run the restore; the last event is its tree."""
         del operation
         async for event in durably(self._steps(), self._parts.records):
             yield event
@@ -153,7 +152,7 @@ class Restore:
         return self._record
 
     async def _check(self) -> tuple[checkpoint_files.Saved, Fit]:
-        """Everything that can be known before anything is touched."""
+        """Check everything that can be known before anything is touched."""
         there = await self._thread(
             "check",
             lambda: checkpoint_files.Saved(
@@ -282,7 +281,7 @@ class Restore:
                         _log.info("%s a kernel answers late", self._session.key)
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
-        """Its GPUs' memory, before anybody but the processes that have it goes on."""
+        """Restore GPU memory before any process but its owners continues."""
         record = self._record
         if record.gpus is None:
             return
@@ -299,7 +298,7 @@ class Restore:
             )
 
     async def _await_answer(self, address: jupyter_api.Address) -> None:
-        """Ask until it answers; the server's own time limit on connecting paces it.
+        """Ask the server until it answers; the connect timeout paces the attempts.
 
         Raises:
             RestoreFailed: it did not, in time (``timed_out``).
@@ -317,7 +316,7 @@ class Restore:
             ) from None
 
     async def _await_lists(self, address: jupyter_api.Address) -> None:
-        """Wait until it has told its kernels once; its first answers take longest.
+        """Wait until it has listed its kernels once; its first answers take longest.
 
         A page that is shown before it knows them starts a kernel in the place of the
         restored one as soon as a cell is run. A server that does not tell in time is
@@ -346,7 +345,7 @@ class Restore:
             raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
 
     async def _clear(self) -> bool:
-        """Nothing stays under the init; else record and lease stand (law 3)."""
+        """Leave nothing under the init; otherwise record and lease stay."""
         session = self._session
         try:
             await in_thread(
@@ -378,7 +377,7 @@ class Restore:
 def _compare(
     parts: Parts, session: Placed, there: checkpoint_files.Saved
 ) -> tuple[list[Finding], Fit]:
-    """What speaks against bringing it back here; and files.img fit for this place."""
+    """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
     found += compare_images(world.image, session.told.image)
@@ -412,7 +411,7 @@ def _compare(
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:
-    """Say to server and kernels that they are used; they are stopped still."""
+    """Queue the wake-up for server and kernels, which are still stopped."""
     init_pid = result.tree.init.pid
     pids = [process.pid for process in result.tree.processes]
     found = (find_connection(init_pid, pids, kernel) for kernel in world.kernels)
@@ -424,7 +423,7 @@ def _proceed(result: engine.RestoreResult, world: World) -> None:
 
 
 def _failed(error: Exception) -> ReclaimError:
-    """The error as it is told: in our words, whatever it was."""
+    """Any error as one of ours, to be reported."""
     if isinstance(error, ReclaimError):
         return error
     _log.error("- restore failed: internal", exc_info=error)

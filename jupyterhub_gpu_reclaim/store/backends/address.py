@@ -1,7 +1,6 @@
 """Opens the backend of a path, an address or a ``spec``.
 
-Called by the agent, by the command line, and by the store's workers, which get a spec
-from the process that has started them.
+A spec can be passed to another process, which opens the same backend from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Copies objects from one backend to another: what stands there already is not sent.
+"""Copies objects between backends; objects that the target already has are not sent.
 
-Called by the tiers and by the upload. The bytes are copied as they are, encrypted; that
-nobody has changed them is found out by whoever reads them.
+The bytes are copied as they are, encrypted; a change to them is detected when they are
+read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 4
 
 
 def missing(target: Backend, entries: Iterable[Entry]) -> list[Entry]:
-    """Those of some objects that do not stand there with that length."""
+    """Those of some objects that are not there with that length."""
     wanted = list(entries)
     folders = {entry.name.rpartition("/")[0] + "/" for entry in wanted}
     there = {found for folder in sorted(folders) for found in target.list(folder)}
@@ -38,13 +38,13 @@ def copy_missing(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Make all of them stand in the target, durably.
+    """Copy all of them to the target, durably.
 
     Args:
         source: where they are taken from.
         target: where they are wanted.
         entries: names and lengths.
-        go_on: asked between pieces; False calls it off.
+        go_on: called between pieces; False cancels the copy.
 
     Returns:
         Bytes that were sent.
@@ -77,7 +77,7 @@ def _copy(
         finally:
             writer.abandon()
     except ObjectExists:
-        # Somebody else has sent the same meanwhile; or it is none of ours, and what
+        # Another process has sent the same meanwhile; or it is none of ours, and what
         # stands there may be needed by others.
         if target.length(entry.name) != entry.length:
             raise

@@ -1,12 +1,11 @@
 """A folder as a backend: files of root's, synced, published by rename.
 
-Made by :mod:`.opening`, called by the repository and its workers.
 It never follows a symbolic link and never leaves its folder.
 
 Why not obstore's ``LocalStore``: it never syncs. ``strace`` of a put and of a writer
 (obstore 0.12.1) shows open, write, rename, and neither ``fsync`` of the file nor of its
-folder, so that what it has said to be written may be gone after a loss of power. It
-opens what it makes with mode 0666, too.
+folder, so that what it has reported as written may be gone after a loss of power. Also,
+it creates files with mode 0666.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class FolderBackend:
         root: made when it is missing. One that others may enter is closed to them.
 
     Raises:
-        StoreError: it cannot be made, is no folder, belongs to somebody else, or others
+        StoreError: it cannot be made, is no folder, belongs to another user, or others
             may enter it and it holds something else than a store.
     """
 
@@ -85,7 +84,7 @@ class FolderBackend:
         self._write_whole(self.create(name), data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """The same, over what stands there."""
+        """Like :meth:`publish`, over an existing object."""
         self.length(name)
         self._write_whole(self._begin(name, replaces=True), data)
 
@@ -138,7 +137,7 @@ class FolderBackend:
                 folder.rmdir()
 
     def free_bytes(self) -> int | None:
-        """Room for those who are not root: root's reserve is not ours to fill."""
+        """Free space for users other than root: root's reserve must not be filled."""
         try:
             found = os.statvfs(self._root)
         except OSError as error:
@@ -291,7 +290,7 @@ def put_in_place(aside: Path, path: Path, *, replaces: bool = False) -> None:
 
 
 def _may_be_closed(root: Path) -> bool:
-    """Whether it is a store's, or nobody's; ``/var`` named by mistake is neither."""
+    """Whether it is a store, or as good as empty; ``/var`` by mistake is neither."""
     names = {each.name for each in root.iterdir()}
     return bool(names & _OURS) or names <= _NOBODYS
 

@@ -1,6 +1,6 @@
-"""Reading a folder's files, and the system's errors in our words.
+"""Reads the files of a folder backend, and translates the system's errors.
 
-Called by :mod:`.folder` only. Nothing here writes.
+Nothing here writes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fail(why: str) -> NoReturn:
 def translate(
     error: OSError, name: str, needed: int = 0, folder: Path | None = None
 ) -> NoReturn:
-    """The system's error in our words; a full disk is told apart."""
+    """The system's error as one of ours; a full disk is told apart."""
     detail = f"{name}: {error}"
     if error.errno in _NO_ROOM:
         free = "nothing"

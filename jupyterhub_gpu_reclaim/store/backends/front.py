@@ -1,9 +1,9 @@
-"""The node's folder as a writer sees it whose commit means that folder.
+"""The write-back cache's folder as a writer sees it when a commit is local.
 
-Made by the tiers where ``commit_means`` is ``local``. Nothing is asked of the store
-behind, so that a session can be saved while that is away: what is written leans only
-upon what stands in the folder, so it needs nobody's protection elsewhere. The upload,
-which is woken by a commit, announces it there.
+It is used where ``commit_means`` is ``local``. The store behind it is not contacted, so
+that a session can be saved while the store is away: a new checkpoint references only
+packs in the folder, so it needs no lock elsewhere. The upload, which a commit wakes,
+announces it in the store.
 """
 
 from __future__ import annotations

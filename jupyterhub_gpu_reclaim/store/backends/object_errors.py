@@ -1,7 +1,7 @@
-"""An object store's errors in our words, without the address, the login or the answer.
+"""Translates an object store's errors, without the address, the login or the answer.
 
-Called by the modules beside it that talk to obstore, whose own messages hold whole
-requests: an address with a signature in it must never reach a log.
+obstore's own messages hold whole requests: an address with a signature in it must never
+reach a log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where an object store is and how one logs in there, checked before it is used.
+"""Options of an object store, its address and login, checked before they are used.
 
-Read by :mod:`.objects` and by the agent's settings. A login comes from the environment
-(as the cloud's own tools take it), from the machine (instance metadata, workload
-identity) or from a file that only its owner can read; never from the URL, the command
-line or the agent's configuration, which get into process lists and logs.
+A login comes from the environment (as the cloud's own tools take it), from the machine
+(instance metadata, workload identity) or from a file that only its owner can read;
+never from the URL, the command line or the agent's configuration, which get into
+process lists and logs.
 """
 
 from __future__ import annotations

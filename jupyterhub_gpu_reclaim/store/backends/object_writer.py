@@ -1,11 +1,11 @@
-"""One object on its way into an object store, in parts, with bounded memory.
+"""Uploads one object to an object store, in parts, with bounded memory.
 
-Made by :mod:`.objects` for packs and indexes. A small object goes in one request; of a
-larger one, parts go while it is written. Nothing is visible before ``finish``.
+A small object goes in one request; parts of a larger one are sent while it is written.
+Nothing is visible before ``finish``.
 
-obstore's own writer cannot be called off: closed it publishes what is there, dropped it
-leaves the parts in the bucket. Its ``put`` of an iterator ends the upload when the
-iterator raises (tried against moto, both), so a thread per large object feeds one.
+obstore's own writer cannot be cancelled: closing it publishes what is there, dropping
+it leaves the parts in the bucket. Its ``put`` of an iterator ends the upload when the
+iterator raises (both tried against moto), so a thread per large object feeds one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ObjectUpload:
             raise ObjectExists(self._name) from None
 
     def _send(self) -> None:
-        """The thread: one ``put`` that reads what ``write`` hands over."""
+        """The thread: one ``put`` that reads what ``write`` passes to it."""
         try:
             with answers(self._name):
                 obstore.put(

@@ -1,12 +1,12 @@
-"""Object stores as a backend: S3 and what speaks like it, GCS, Azure, through obstore.
+"""Object stores as a backend: S3 and compatible ones, GCS, Azure, through obstore.
 
-Made by :mod:`.opening`. Nothing is opened before the first call. A process that has
-used it must not be forked with it: obstore's runtime does not come along, and every
-call of the child hangs (tried); ``spec`` opens the same in a process of its own.
+No connection is opened before the first call. A process that has used it must not be
+forked with it: obstore's runtime does not survive a fork, and every call of the child
+hangs (tried); ``spec`` opens the same store in a process of its own.
 
-Two levels of patience: obstore repeats single requests, with the login it has; a call
-that fails all the same is :class:`~.backend.Unavailable` where it may be repeated as a
-whole (``retrying``), with a fresh login.
+Retries happen on two levels: obstore repeats single requests, with the login it has; a
+call that fails all the same is :class:`~..backend.Unavailable` where it may be repeated
+as a whole (``retry``), with a fresh login.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A backend whose every call goes through one function: repeated, counted or refused.
+"""Base of backends that pass every call through one function, such as a retry.
 
-Base of :class:`~.retrying.Retrying` and of the backends with a fault (``faults``). It
-decides nothing.
+``retry`` repeats calls this way; ``testing.faulty_backend`` refuses or counts them. The
+proxy decides nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Around:
         return self._call(self._backend.free_bytes)
 
     def spec(self) -> Spec | None:
-        """That of the backend inside: ``opening`` puts around it what it needs."""
+        """That of the backend inside: ``address`` adds the proxies that it needs."""
         return self._backend.spec()
 
 

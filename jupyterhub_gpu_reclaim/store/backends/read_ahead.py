@@ -1,9 +1,8 @@
-"""Reads ahead where every request takes its time, however little it asks for.
+"""Reads ahead in backends where every request has a high latency, however short it is.
 
-Put around object stores by :mod:`.opening`. Blocks are read in the order in which they
-stand in a pack, by one thread or by several in turns; with a request for each, a store
-that answers within 30 ms gives a reader 8 MB/s. Packs never change, so what was read
-ahead stays true.
+Blocks are read in the order in which they stand in a pack, by one thread or by several
+in turns; with a request for each, a store that answers within 30 ms gives a reader
+8 MB/s. Packs never change, so a cached range stays valid.
 """
 
 from __future__ import annotations

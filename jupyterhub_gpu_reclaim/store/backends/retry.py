@@ -1,8 +1,7 @@
-"""Repeats calls of a backend that is not there for a moment, up to a limit of time.
+"""Repeats calls of a backend that is unavailable for a moment, up to a time limit.
 
-Put around object stores by :mod:`.opening`. It repeats what is
-:class:`~.backend.Unavailable` and nothing else: any other error will not go away, or
-what was taken by a call that failed is not known.
+Only :class:`~..backend.Unavailable` is retried: any other error will not go away, or it
+is not known what the failed call has written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two places for the same objects: a folder of the node first, a store behind it.
+"""Two tiers for the same objects: a folder of the node, and a store behind it.
 
-Wired by the agent where ``store_local_dir`` is set. What is written goes to the node's
-folder; ``upload`` brings it to the store. What is read comes from the folder as long as
-it is there. Which of the two makes a checkpoint durable is the administrator's choice.
+They are used where ``store_local_dir`` is set. Writes go to the node's folder;
+``transfer.upload`` brings them to the store. Reads come from the folder as long as the
+object is there. The administrator chooses which of the two makes a checkpoint durable.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Tiers:
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
         """Put it in the folder; before that in the store, where a commit means that.
 
-        A crash between the two leaves it in the store, where it is found. What says
-        that something is removed is for everybody: it stands in the store.
+        A crash between the two leaves it in the store, where it is found. Deletion
+        locks concern every process, so they stand in the store.
         """
         if name.startswith(layout.REMOVALS):
             self.remote.publish(name, data)
@@ -97,7 +97,7 @@ class Tiers:
     def replace(self, name: str, data: bytes) -> None:
         """Replace it wherever it stands; both the old and the new are good.
 
-        In the store first: who repeats a call that has failed looks into the folder,
+        In the store first: a repeat of a call that has failed looks into the folder,
         and finds the old one there until all is done. Then once more in the store,
         where an upload may have brought the old one meanwhile.
         """

@@ -1,1 +1,1 @@
-"""Which checkpoints are committed, and what nobody needs any more."""
+"""Lists committed checkpoints, and deletes objects that no checkpoint needs."""

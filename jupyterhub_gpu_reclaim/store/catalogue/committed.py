@@ -1,7 +1,7 @@
-"""The committed checkpoints of a store: which there are, and what their manifests say.
+"""The committed checkpoints of a store, and what their manifests say.
 
-Called by the repository and its garbage collection, from several threads at once. It
-reads only; what a manifest says is remembered, for it never changes.
+Safe to call from several threads at once. It only reads; manifests never change, so
+their contents are cached.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Catalogue:
         return [id_ for entry in entries if (id_ := layout.id_of(entry.name))]
 
     def raw(self, checkpoint: str) -> bytes:
-        """A manifest as it stands there.
+        """A manifest as it is stored.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.

@@ -1,8 +1,8 @@
-"""Removes what nobody needs, beside whoever writes (``FORMAT.md``, order of deleting).
+"""Deletes unneeded objects while others write (``FORMAT.md``, order of deleting).
 
-Called by the repository, which holds its lock meanwhile; other processes write, copy
-and remove at the same time. A pack stays while any manifest or any intent names it;
-where that cannot be known, it stays too.
+The repository's lock is held meanwhile; other processes write, copy and remove at the
+same time. A pack stays while any manifest or any intent names it; where that cannot be
+known, it stays too.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Garbage:
         Raises:
             StoreError: the store does not work; what was removed is removed.
         """
-        # In this order: who commits meanwhile is found by an intent or a manifest.
+        # In this order: a commit meanwhile is found by its intent or its manifest.
         found: dict[str, list[Entry]] = {}
         for prefix in (layout.PACKS, ASIDE, layout.INTENTS):
             for entry in self._backend.list(prefix):
@@ -142,7 +142,7 @@ class Garbage:
                 read does not name its packs either.
             except_writing: a writer's intent of this checkpoint does not count.
         """
-        # An intent goes last: while it stands, it says that nobody names the packs.
+        # An intent goes last: while it stands, no manifest names the packs.
         todo = sorted(entries, key=_is_intent)
         if not todo:
             return []
@@ -200,7 +200,7 @@ class Garbage:
         )
 
     def _drop_marks(self) -> None:
-        """Delete what removals that died have left to say that they go on."""
+        """Delete the locks of deletions whose process died."""
         for entry in self._backend.list(layout.REMOVALS):
             id_ = layout.id_of(entry.name)
             if id_ and not deletion.stands(self._backend, id_, self._clock.now()):
@@ -229,7 +229,7 @@ class Garbage:
 def _spare(
     owner: str, entries: Sequence[Entry], needed: _Needed, *, never: bool
 ) -> list[Entry]:
-    """What of some objects of a checkpoint nobody needs; see :meth:`Garbage._clear`."""
+    """The unneeded among a checkpoint's objects; see :meth:`Garbage._clear`."""
     if owner in needed.coming:
         return []
     named = owner in needed.owners or owner in needed.committed
@@ -239,7 +239,7 @@ def _spare(
         if not name.startswith(layout.PACKS):
             return False
         if name == layout.index(owner):
-            return owner in needed.committed  # nobody else has a use for it
+            return owner in needed.committed  # no other checkpoint uses it
         return named or blind or name in needed.packs
 
     return [entry for entry in entries if not stays(entry.name)]

@@ -1,8 +1,7 @@
-"""Remembers what the manifests of committed checkpoints say, for they never change.
+"""Caches what the manifests of committed checkpoints say, for they never change.
 
-Kept by the repository, called from several threads at once. It reads nothing itself,
-and whether a checkpoint still exists is not known here. A manifest under a new master
-key says the same.
+Safe to call from several threads at once. It reads nothing itself, and does not know
+whether a checkpoint still exists. A manifest under a new master key says the same.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Infos:
         self._drops = 0
 
     def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
-        """What is remembered of it, else what ``read`` says, which may raise."""
+        """The cached value, else that of ``read``, which may raise."""
         with self._lock:
             known, drops = self._known.get(checkpoint), self._drops
         if known is not None:

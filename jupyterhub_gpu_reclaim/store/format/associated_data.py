@@ -1,7 +1,7 @@
-"""What each encrypted byte of a checkpoint is bound to: ids, numbers, lengths, order.
+"""The associated data of every encrypted byte: ids, numbers, lengths, order.
 
-Called by the writer and the reader of packs, indexes and manifests, so that both say
-the same. Pure; the words are those of ``FORMAT.md``, keys.
+Writing and reading of packs, indexes and manifests share it, so that both bind the
+same. Pure; the terms are those of ``FORMAT.md``, keys.
 """
 
 from __future__ import annotations

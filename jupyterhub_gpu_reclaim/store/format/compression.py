@@ -1,9 +1,8 @@
-"""How one block is stored: raw, as an LZ4 block, or by zstd.
+"""Compresses one block: raw, as an LZ4 block, or by zstd.
 
-Called by the lanes that write and by the reader. Pure: bytes in, bytes out; nothing is
-encrypted or authenticated here, so only bytes that were may come to :func:`unpack`.
-Whether a block will shrink is found out from samples of it, because compressing what
-will not is what costs most.
+Pure: bytes in, bytes out; nothing is encrypted or authenticated here, so only
+authenticated bytes may be passed to :func:`unpack`. Samples of a block tell whether it
+will shrink, because compressing what will not is what costs most.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Kind(IntEnum):
 
 
 class Compression(StrEnum):
-    """What a store is told to do with blocks that shrink."""
+    """A store's setting for blocks that shrink."""
 
     NONE = "none"
     LZ4 = "lz4"

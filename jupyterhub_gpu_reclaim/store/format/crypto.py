@@ -1,9 +1,8 @@
-"""Keys from keys, and bytes sealed under them: the only user of the ciphers.
+"""Derives keys, and seals bytes under them: the only user of the ciphers.
 
-Called by everything in the store that writes or reads encrypted bytes. It knows
-neither objects nor formats; what is bound to what is decided by the callers, in the
-words of ``FORMAT.md``. A key that comes out of :func:`derive` is used in one way only,
-so that counting from 0 is a safe nonce.
+It knows neither objects nor formats; callers decide what is bound to what, in the terms
+of ``FORMAT.md``. A key that comes out of :func:`derive` is used in one way only, so
+that counting from 0 is a safe nonce.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def new_key() -> bytes:
 
 
 def derive(secret: bytes, purpose: str, *context: str) -> bytes:
-    """A key for one purpose in one context; others tell nothing about it."""
+    """A key for one purpose in one context; other keys reveal nothing about it."""
     parts = [part.encode() for part in (_DOMAIN, purpose, *context)]
     info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(

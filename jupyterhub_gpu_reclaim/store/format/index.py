@@ -1,8 +1,7 @@
-"""Which chunk of which file stands where: the index of a checkpoint, as arrays.
+"""The index of a checkpoint, as arrays: which chunk of which file stands where.
 
-Called by everything that writes or reads a checkpoint. Pure; its bytes are
-:mod:`.index_bytes`' affair. There may be millions of chunks, so everything of them is
-a numpy array and nothing is an object per chunk.
+Pure; :mod:`.index_codec` turns it into bytes. There may be millions of chunks, so
+everything about them is a numpy array and there is no object per chunk.
 """
 
 from __future__ import annotations

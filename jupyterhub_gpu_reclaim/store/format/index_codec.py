@@ -1,7 +1,7 @@
-"""The index of a checkpoint as sealed bytes, and back (``FORMAT.md``, index).
+"""Encodes the index of a checkpoint as sealed bytes, and back (``FORMAT.md``, index).
 
-Called by the writer and the catalogue. Pure, but for reading segments one by one. What
-is read was authenticated before it is parsed, and is checked all the same.
+Pure, except for reading segments one by one. Input was authenticated before it is
+parsed, and is checked all the same.
 """
 
 from __future__ import annotations

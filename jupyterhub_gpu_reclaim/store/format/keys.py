@@ -1,8 +1,7 @@
 """The master keys: where they come from, which one wraps, which ones still open.
 
-Made by whoever opens a store (the agent, the command line), called by the repository
-to wrap and unwrap data keys. Several keys may be there: the newest wraps, all open, so
-that a key is changed by adding one, and an old one is taken away after ``rekey``.
+There may be several keys: the newest wraps, all open, so that a key is changed by
+adding one, and an old one is removed after ``rekey``.
 
 A key service is a class of the admin's with :class:`Wrapper`'s methods, named by its
 path (``package.module:Class``); it gets no arguments. Nothing here is ever logged.
@@ -37,7 +36,7 @@ _MAX_BYTES = 65536
 
 
 class Wrapper(Protocol):
-    """Who wraps data keys. Calls may block, and come from several threads."""
+    """Wraps data keys. Calls may block, and come from several threads."""
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
         """Wrap under the newest key, bound to that checkpoint's id.
@@ -100,7 +99,7 @@ class KeyRing:
 
 
 class KeyService:
-    """A key service of the admin's, held to what a :class:`Wrapper` promises.
+    """A key service of the admin's, checked against :class:`Wrapper`'s contract.
 
     Args:
         service: may raise what it likes, and answer what it likes.
@@ -128,7 +127,7 @@ class KeyService:
 
 @contextlib.contextmanager
 def _asked() -> Iterator[None]:
-    """Whatever a key service raises, in our words."""
+    """Any error of a key service as one of ours."""
     try:
         yield
     except ReclaimError:
@@ -192,7 +191,7 @@ def make_key_file(path: Path, name: str) -> None:
             made.flush()
             os.fsync(made.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(aside, path)  # never over a key that somebody else has just made
+            os.link(aside, path)  # never over a key that another process has just made
         aside.unlink()
         above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

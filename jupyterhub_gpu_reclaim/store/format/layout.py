@@ -1,8 +1,4 @@
-"""Which object is called what, and which sizes there are.
-
-Called by everything in the store that names an object. Pure; what stands in objects is
-not known here.
-"""
+"""The names of the store's objects, and the sizes in its format. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +28,12 @@ def manifest(checkpoint: str) -> str:
 
 
 def intent(checkpoint: str) -> str:
-    """The object that says that a checkpoint is being written."""
+    """The name of a checkpoint's intent."""
     return f"{INTENTS}{checkpoint}"
 
 
 def removal(checkpoint: str) -> str:
-    """The object that says that packs of a checkpoint are being removed."""
+    """The name of a checkpoint's deletion lock."""
     return f"{REMOVALS}{checkpoint}"
 
 
@@ -57,7 +53,7 @@ def index(checkpoint: str) -> str:
 
 
 def id_of(name: str) -> str | None:
-    """Whose object that is; None for what is not ours."""
+    """The checkpoint of an object; None for an unknown name."""
     name = name_of(name)
     for prefix in (MANIFESTS, INTENTS, REMOVALS):
         if name.startswith(prefix):

@@ -1,8 +1,8 @@
-"""What makes a checkpoint exist: its manifest, sealed under a wrapped key.
+"""The manifest, which makes a checkpoint exist, sealed under a wrapped key.
 
-Called by the writer and the repository. Pure but for the key service that unwraps; the
-bytes' meaning stands in ``FORMAT.md``. Everything that is read may be hostile: only the
-head is parsed before it is known to be ours.
+Pure except for the key service that unwraps; ``FORMAT.md`` has the meaning of the
+bytes. Everything that is read may be hostile: only the head is parsed before it is
+known to be ours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IndexRef(Value, frozen=True, kw_only=True):
 
 
 class Body(Value, frozen=True, kw_only=True):
-    """What only who holds the key can read or write."""
+    """The part that only a holder of the key can read or write."""
 
     info: CheckpointInfo
     chunk_bytes: int

@@ -1,7 +1,7 @@
-"""A master key that is made from a passphrase, for what leaves the house in one file.
+"""A master key that is made from a passphrase, for exports in one file.
 
-Used by the command line's ``store export`` and ``import``. The salt is in the key's
-name, which a manifest's head tells, so that the file needs nothing beside it.
+The salt is in the key's name, which a manifest's head tells, so that the file needs
+nothing beside it.
 """
 
 from __future__ import annotations

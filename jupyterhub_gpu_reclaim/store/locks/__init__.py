@@ -1,1 +1,1 @@
-"""Who writes, uploads or deletes what now, said in the store itself."""
+"""Locks kept in the store itself: what is being written, uploaded or deleted."""

@@ -1,8 +1,8 @@
-"""Marks that say whose packs are being removed, and that a copy has to wait.
+"""Deletion locks: they name the checkpoints whose packs are being removed.
 
-Called by the garbage collection and by who announces a copy. Who removes publishes the
-mark and *then* looks at intents and manifests; who copies publishes the intent and
-*then* looks for the mark: one of them sees the other, whatever happens in between.
+A copy has to wait for them. A deletion publishes its lock and *then* looks at intents
+and manifests; a copy publishes its intent and *then* looks for the lock: one of them
+sees the other, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Removal:
 
 
 def stands(backend: Backend, owner: str, now: float) -> bool:
-    """Whether somebody is removing packs of that checkpoint.
+    """Whether packs of that checkpoint are being removed.
 
     Raises:
         StoreError: that is not known.

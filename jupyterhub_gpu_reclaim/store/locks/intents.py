@@ -1,8 +1,8 @@
-"""Intents: which checkpoints are being written now, and whose packs they lean on.
+"""Intents: which checkpoints are being written now, and whose packs they reference.
 
-Called by the repository, so that a sweep or a delete of another process (another
-node's agent, the command line) leaves alone what somebody is about to need. They are
-advice, authenticated by nothing: what is read is bounded and checked, no more.
+They make a sweep or a delete of another process (another node's agent, the command
+line) leave alone what is about to be needed. They are advice and not authenticated:
+what is read is bounded and checked, no more.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Intent(NamedTuple):
 
 
 def publish(backend: Backend, intent: Intent) -> None:
-    """Say so, durably.
+    """Publish the intent durably.
 
     Raises:
-        StoreError: somebody says so already, or the store does not work.
+        StoreError: it exists already, or the store does not work.
     """
     backend.publish(layout.intent(intent.checkpoint), encode(intent))
 
@@ -67,7 +67,7 @@ def fresh(backend: Backend, now: float) -> list[Intent]:
 
 
 def leaned_on(backend: Backend) -> set[str]:
-    """Checkpoints whose packs somebody needs who writes, or has died doing so.
+    """Checkpoints whose packs are needed by a writer, running or dead.
 
     Raises:
         StoreError: the store does not work.
@@ -77,7 +77,7 @@ def leaned_on(backend: Backend) -> set[str]:
 
 
 def read(backend: Backend, name: str) -> Intent | None:
-    """What an object says; None when it is gone, or no intent.
+    """The intent in an object; None when it is gone, or no intent.
 
     Raises:
         StoreError: the store does not work.

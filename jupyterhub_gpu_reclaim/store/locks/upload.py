@@ -1,9 +1,8 @@
-"""Says in a store that a checkpoint is on its way into it, for as long as that lasts.
+"""Upload locks: announce in a store that a checkpoint is being copied into it.
 
-Called by the upload and by an import, before they look at what stands there already.
-The intent keeps other processes' deletions away from its packs; who is removing some
-of them already has said so, and then nothing is sent until they have ended
-(``FORMAT.md``).
+An upload or import announces itself before it looks at what the store already has. The
+intent keeps other processes' deletions away from its packs; if one of them is already
+removing some, nothing is sent until it has ended (``FORMAT.md``).
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Announcement:
         elapsed: a clock that never jumps, in seconds.
 
     Raises:
-        StoreError: somebody is removing what it needs, so that nothing may be sent now;
-            or the store does not work. The intent may stand.
+        StoreError: what it needs is being removed, so that nothing may be sent now; or
+            the store does not work. The intent may stand.
     """
 
     def __init__(
@@ -53,14 +52,14 @@ class Announcement:
         self._lock = threading.Lock()
         self._due = elapsed() + REFRESH_SECONDS
         said = self._say()
-        # Only now: who begins to remove after this finds the intent.
+        # Only now: a deletion that begins after this finds the intent.
         for owner in sorted(said.leans_on):
             if deletion.stands(backend, owner, said.begun):
                 why = f"what is left of {owner} is being removed"
                 raise StoreError(Reason.STORE_FAILED, why=why)
 
     def refresh(self) -> None:
-        """Say it anew, when that is due; cheap.
+        """Refresh the intent, when that is due; cheap.
 
         Raises:
             StoreError: the store does not work.

@@ -1,1 +1,1 @@
-"""Plain bytes into encrypted blocks, blocks into packs, what stands there left out."""
+"""Turns plain bytes into encrypted blocks and packs, without the known chunks."""

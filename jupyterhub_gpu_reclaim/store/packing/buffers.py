@@ -1,7 +1,7 @@
-"""Buffers of any size, and pipes, into slots: what a lane takes at once.
+"""Cuts bytes and pipes of any length into the buffers that a pack writer takes.
 
-Called by a file's writer. It copies only what does not fill a slot by itself, and
-knows nothing of what becomes of a slot.
+It copies only what does not fill a buffer by itself, and knows nothing of what becomes
+of one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """Cuts what it is fed into slots and hands each to ``emit``.
+    """Cuts its input into buffers and passes each to ``emit``.
 
     Args:
-        emit: is given the slot, filled up to whole chunks with zeros, and how many of
+        emit: is given the buffer, filled up to whole chunks with zeros, and how many of
             its bytes are the file's; the view is valid only until it returns.
         chunk_bytes: size of the chunks.
     """
@@ -38,7 +38,7 @@ class Slots:
         self._rest = bytearray()
 
     def feed(self, data: Buffer) -> None:
-        """Take all of it, and emit every slot that is full by now."""
+        """Take all of it, and emit every buffer that is full by now."""
         view = memoryview(data).cast("B")
         while len(view):
             if not self._rest and len(view) >= SLOT_BYTES:
@@ -52,7 +52,7 @@ class Slots:
                 self.flush()
 
     def flush(self) -> None:
-        """Emit what is left, a slot that is shorter than the others."""
+        """Emit what is left, a buffer that is shorter than the others."""
         rest, self._rest = self._rest, bytearray()
         if rest:
             length = len(rest)
@@ -61,7 +61,7 @@ class Slots:
 
 
 def fill(pipe: int, wake: int, slot: memoryview) -> int:
-    """Read until a slot is full or the pipe has ended; how many bytes came.
+    """Read until a buffer is full or the pipe has ended; return how many bytes came.
 
     Raises:
         StoreError: ``CANCELLED``, ``wake`` became readable.
@@ -72,7 +72,7 @@ def fill(pipe: int, wake: int, slot: memoryview) -> int:
         try:
             count = os.readv(pipe, [slot[filled:]])
         except BlockingIOError:
-            continue  # somebody else has read it first
+            continue  # another reader was first
         if not count:
             break
         filled += count

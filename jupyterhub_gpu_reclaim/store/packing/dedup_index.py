@@ -1,7 +1,7 @@
-"""The chunks that stand in a session's last generation, to be looked up by their ids.
+"""The dedup index: ids of the chunks of a session's last generation.
 
-Made by the writer when a checkpoint is begun, called by its lanes: in the same process,
-or in workers that map the same memory. It never changes once it is made.
+It is built when a checkpoint is begun, and looked up in the same process or in workers
+that map the same memory. It never changes once it is made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Known:
             return np.zeros(len(ids), np.int64)
         at = np.searchsorted(self._first, ids[:, 0])
         at[at == len(self)] = 0
-        # Where first halves collide only the first is found: the chunk is stored anew.
+        # Where first halves collide only the first is found: the chunk is stored again.
         same = (self._first[at] == ids[:, 0]) & (self._second[at] == ids[:, 1])
         return np.where(same, self._refs[at].astype(np.int64), 0)
 

@@ -1,7 +1,6 @@
-"""What many lanes have written, and what stood there already, as one index.
+"""Merges the reports of all pack writers, and what was stored before, into one index.
 
-Called by the writer at the commit. Pure: reports in, the index and its list of packs
-out.
+Pure: reports in, the index and its list of packs out.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
 
-#: Of a chunk that no lane has taken.
+#: Of a chunk that no pack writer has taken.
 _MISSING = np.iinfo(np.int64).min
 
 
@@ -38,7 +37,7 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Merged:
-    """What the manifest and the index will say."""
+    """The contents of the future manifest and index."""
 
     index: Index
     packs: list[PackRef]
@@ -54,9 +53,9 @@ def merge(
     """Put everything together.
 
     Args:
-        files: name and length, by the numbers that the lanes know them by.
+        files: name and length, by the numbers that the pack writers use for them.
         chunk_bytes: size of the chunks.
-        reports: of all lanes.
+        reports: of all pack writers.
         earlier: the generation that they found known chunks in.
 
     Raises:

@@ -1,8 +1,8 @@
-"""One lane of a capture: slots of plain bytes in, encrypted blocks in packs out.
+"""One pack writer of a capture: plain bytes in, encrypted blocks in packs out.
 
-Made by the writer for a thread of its own, or by a worker process; called from one
-thread at a time. What it has done is one :class:`Report` at its end, made of arrays
-that go from process to process as they are. It knows nothing of files but a number.
+It belongs to a thread or to a worker process, and is called from one thread at a time.
+Its result is one :class:`Report` at its end, made of arrays that are passed between
+processes as they are. It knows files only by their numbers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.packing.dedup_index import Known
 
-#: What a lane takes at once: a multiple of every chunk size.
+#: What a pack writer takes at once: a multiple of every chunk size.
 SLOT_BYTES = 1 << 20
 #: Plain bytes of the blocks that are written.
 BLOCK_BYTES = 256 * 1024
 
-#: Columns of a lane's counters.
+#: Columns of a pack writer's counters.
 LOGICAL, STORED, KNOWN = range(3)
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """How every lane of a checkpoint works."""
+    """How every pack writer of a checkpoint works."""
 
     origin: Origin
     id_key: bytes
@@ -61,13 +61,13 @@ class _Head(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Report:
-    """What a lane has written."""
+    """What a pack writer has written."""
 
     packs: list[tuple[int, int]]  #: number and length
     blocks: NDArray[Any]  #: of ``BLOCKS``; ``pack`` is the pack's number
     ids: NDArray[np.uint64]  #: shape (k, 2): of the chunks in its blocks, in order
     rows: NDArray[np.int64]  #: shape (r, 3): file, first chunk, count of chunks
-    #: For the rows' chunks in a row: 0 is zeros, n > 0 the lane's n-th chunk, n < 0 is
+    #: For the rows' chunks in a row: 0 is zeros, n > 0 its own n-th chunk, n < 0 is
     #: the chunk -n of the last generation.
     refs: NDArray[np.int64]
 
@@ -90,7 +90,7 @@ class Report:
 
     @classmethod
     def of_bytes(cls, data: memoryview) -> Report:
-        """What :meth:`parts` gave, from a worker of ours."""
+        """The report whose :meth:`parts` a worker sent."""
         at = 4 + int.from_bytes(data[:4], "little")
         head = msgspec.json.decode(data[4:at], type=_Head)
         columns: list[NDArray[Any]] = []
@@ -107,12 +107,12 @@ class Report:
 
 
 class Lane:
-    """Tells zeros, known and new chunks apart, and writes the new ones.
+    """A pack writer: tells zeros, known and new chunks apart, and writes the new ones.
 
     Args:
         backend: where to.
         recipe: of the checkpoint.
-        number: of the lane; no other lane of the checkpoint has it.
+        number: its own; no other pack writer of the checkpoint has it.
         known: chunks of the last generation.
         meter: its counters, three of them, of which it is the only writer.
     """
@@ -155,7 +155,7 @@ class Lane:
             length: how many of the bytes are the file's, the rest is filling.
 
         Raises:
-            StoreError: no room, or no store; the lane is of no use any more.
+            StoreError: no room, or no store; the pack writer is unusable afterwards.
         """
         rows = np.frombuffer(data, np.uint8).reshape(-1, self._chunk)
         refs = np.zeros(len(rows), np.int64)
@@ -192,7 +192,7 @@ class Lane:
         self._packs.settled(timeout)
 
     def abandon(self) -> None:
-        """Let go of everything; idempotent, never waits."""
+        """Release everything; idempotent, never waits."""
         self._packs.abandon()
 
     def let_end(self, timeout: float) -> None:
@@ -220,7 +220,7 @@ class Lane:
         return refs
 
     def _gather(self, rows: NDArray[np.uint8], new: NDArray[np.int64]) -> None:
-        """Into blocks: straight from the slot where a whole block lies in a row."""
+        """Into blocks: straight from the buffer where a whole block lies in a row."""
         size = self._block_chunks
         while len(new):
             if not self._filled and len(new) >= size and new[size - 1] - new[0] < size:

@@ -1,8 +1,8 @@
-"""The packs of one lane while they are written: objects that hold encrypted blocks.
+"""The packs of one pack writer while they are written: objects of encrypted blocks.
 
-Called by a lane, from one thread at a time. Every block is read back and opened: where
-the backend can, at once, while it is in the processor's cache, which costs a third of
-doing it later; else after its pack was finished. A pack that is full is finished in the
+Called from one thread at a time. Every block is read back and opened: where the backend
+can, at once, while it is in the processor's cache, which costs a third of doing it
+later; else after its pack was finished. A pack that is full is finished in the
 background, which spares the commit most of its time.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PACK_BYTES = 64 * 1024 * 1024
 #: Blocks that stand side by side are read in one go, as far as this.
 READ_BYTES = 560 * 1024
-#: A lane's packs are numbered from its own number times this.
+#: A pack writer's packs are numbered from its own number times this.
 LANE_PACKS = 1 << 16
 
 
@@ -51,7 +51,7 @@ class Packs:
     Args:
         backend: where they stand.
         origin: whose they are.
-        lane: tells them from those of other lanes.
+        lane: number of the pack writer, which tells them from those of others.
         pack_bytes: a pack that has that many is full.
         read_back: whether what was written is read and opened.
     """
@@ -137,7 +137,7 @@ class Packs:
             raise StoreError(Reason.STORE_FAILED, why="a pack was given up")
 
     def abandon(self) -> None:
-        """Let go of everything; idempotent, never waits."""
+        """Release everything; idempotent, never waits."""
         self._failed = True
         pack, self._open = self._open, None
         if pack is not None:
@@ -179,7 +179,7 @@ class _Pack:
         self.writer = backend.create(self.name)
 
     def look(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
-        """See that a block opens that was just written, if that can be seen now.
+        """Check that a block just written opens, if that can be checked now.
 
         Args:
             row: of the block.
@@ -199,7 +199,7 @@ class _Pack:
         self.unseen += 1
 
     def settle(self, *, read_back: bool) -> None:
-        """Make it durable, and see that every block opens that was not seen before."""
+        """Make it durable, and check every block that was not checked before."""
         try:
             self.writer.finish()
         finally:

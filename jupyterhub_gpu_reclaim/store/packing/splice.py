@@ -1,7 +1,7 @@
-"""Slots out of a pipe that many workers share, without copying under the token.
+"""Takes buffers out of a pipe that many workers share, without copying under the token.
 
-Called by a worker. While it holds the token, bytes are only moved (splice(2)) into a
-pipe of its own, which is fast; they are copied when others have the token already.
+While a worker holds the token, it only moves bytes (splice(2)) into a pipe of its own,
+which is fast; it copies them after it has passed the token on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Splicer:
-    """Takes slots from a pipe; a context manager.
+    """Takes buffers from a pipe; a context manager.
 
     Args:
         pipe: shared; blocking or not.
@@ -39,7 +39,7 @@ class Splicer:
         self._poll.register(pipe, select.POLLIN)
 
     def take(self, slot: memoryview) -> int:
-        """Make the next slot ours: all of it, or what came before the pipe's end.
+        """Take the next buffer: all of it, or what came before the pipe's end.
 
         Args:
             slot: of :data:`SLOT_BYTES`; :meth:`read` completes it.

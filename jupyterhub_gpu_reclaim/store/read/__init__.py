@@ -1,1 +1,1 @@
-"""A committed checkpoint, read: every byte authenticated before it is used."""
+"""Reads a committed checkpoint: every byte is authenticated before it is used."""

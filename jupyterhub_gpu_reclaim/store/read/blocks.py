@@ -1,7 +1,7 @@
-"""Blocks of a checkpoint, opened: every byte authenticated before it is decompressed.
+"""Opens blocks of a checkpoint: every byte is authenticated before it is decompressed.
 
-Called by an open checkpoint and by the workers that copy, from several threads at once.
-It knows blocks by their place in the index, and nothing of files.
+Safe to call from several threads at once. It knows blocks by their place in the index,
+and nothing of files.
 """
 
 from __future__ import annotations

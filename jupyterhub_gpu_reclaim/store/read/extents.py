@@ -1,6 +1,6 @@
-"""Which bytes of a file lie where: ranges of a file as runs of chunks in blocks.
+"""Extents: maps a range of a file to runs of chunks in blocks.
 
-Called by an open checkpoint and by the plan of a copy. Pure: arrays in, arrays out.
+Pure: arrays in, arrays out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Areas of a checkpoint straight into stopped processes, by many hands.
+"""Copies areas of a checkpoint straight into stopped processes, in parallel.
 
-Called by an open checkpoint. The plan lists, block by block, which bytes go where, so
-that every block is read and opened once, whatever the order of the addresses is. The
-hands are worker processes, or threads where there are none.
+The plan lists, block by block, which bytes go where, so that every block is read and
+opened once, whatever the order of the addresses is. Worker processes carry it out, or
+threads where there are none.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _LOOK_SECONDS = 0.1
 
 
 class Cancel(Protocol):
-    """A wish to stop, such as a ``threading.Event``."""
+    """A request to stop, such as a ``threading.Event``."""
 
     def is_set(self) -> bool:
         """Whether it is wished."""
 
 
 class Hands(Protocol):
-    """Those who carry out a plan."""
+    """The workers that carry out a plan."""
 
     def wait(self, seconds: float) -> bool:
         """Wait that long at most; whether all is done.
@@ -59,7 +59,7 @@ class Hands(Protocol):
         """Bytes written so far."""
 
     def end(self) -> None:
-        """Stop, and wait until nobody writes any more; idempotent."""
+        """Stop, and wait until none of them writes any more; idempotent."""
 
 
 class Piece(NamedTuple):
@@ -140,7 +140,7 @@ def oversee(
     cancel: Cancel | None,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """See to it that hands finish a plan, or that nobody writes any more.
+    """Wait until the workers finish a plan; else stop them all.
 
     Raises:
         StoreError: see :meth:`Checkpoint.copy_to`.
@@ -218,7 +218,7 @@ class Threads:
         return int(self._meter.sum())
 
     def end(self) -> None:
-        """Stop, and wait until nobody writes any more."""
+        """Stop, and wait until no thread writes any more."""
         self._stop = True
         self._threads.shutdown()
 

@@ -1,7 +1,6 @@
-"""Bytes into the memory of another process, many pieces at once.
+"""Writes bytes into the memory of another process, many pieces at once.
 
-Called by the copying of a checkpoint's areas. The process is stopped and ours to fill;
-whether that is so is the caller's to know.
+The caller must ensure that the process is stopped and that these areas may be filled.
 """
 
 from __future__ import annotations

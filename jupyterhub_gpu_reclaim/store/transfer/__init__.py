@@ -1,1 +1,1 @@
-"""Whole checkpoints on their way: node's folder to store, store to one file, back."""
+"""Moves whole checkpoints: from the node's folder to the store, to a file, and back."""

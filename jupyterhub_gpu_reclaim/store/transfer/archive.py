@@ -1,6 +1,6 @@
 """One checkpoint in one file: the objects as they are, encrypted, behind a table.
 
-Written and read by ``carrying``. The table is the only thing that is parsed before
+``export`` writes and reads it. The table is the only thing that is parsed before
 anything is authenticated; it is bounded, its names are confined, and what it names
 counts only if the manifest, once it is open, asks for exactly that.
 

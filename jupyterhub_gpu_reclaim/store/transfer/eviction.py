@@ -1,7 +1,7 @@
-"""Makes room in the node's folder by dropping copies that stand whole in the store.
+"""Frees space in the node's folder by dropping copies that are whole in the store.
 
-Called after each round of the upload. It never deletes anything in the store, and in
-the folder only what has been seen there with the right length.
+It never deletes anything in the store, and in the folder only what has been seen in the
+store with the right length.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 def evict(tiers: Tiers, repository: Knows, quota: int) -> list[str]:
     """Drop copies, of the least recently suspended session first, down to a quota.
 
-    The manifest goes first, so that a crash leaves packs that nobody here needs, which
-    the next call drops. What has not been uploaded stays, whatever the quota says.
+    The manifest goes first, so that a crash leaves packs without one here, which the
+    next call drops. What has not been uploaded stays, whatever the quota says.
 
     Args:
         tiers: the folder and the store.
@@ -92,7 +92,7 @@ def _is_whole_there(tiers: Tiers, checkpoint: str, needs: Sequence[Entry]) -> bo
 
 def _drop_unneeded(tiers: Tiers, needs: Iterable[Sequence[Entry]]) -> int:
     """Drop packs that no checkpoint here needs and that the store has; bytes freed."""
-    found = tiers.local.list(layout.PACKS)  # first: who begins later leans upon nothing
+    found = tiers.local.list(layout.PACKS)  # first: a later one references no pack
     needed = {entry for entries in needs for entry in entries}
     leaned_on = intents.leaned_on(tiers.local)
     spare = [

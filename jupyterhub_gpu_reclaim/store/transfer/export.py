@@ -1,8 +1,8 @@
-"""Takes a checkpoint out of a store into a file, and a file into a store.
+"""Exports a checkpoint from a store into a file, and imports it from there.
 
-Called by the command line. What comes from a file may be hostile: all of it is opened
-and authenticated before a byte of it is put into the store, and it is put there like a
-checkpoint that is written: intent, packs, manifest last.
+A file may be hostile: all of it is opened and authenticated before a byte of it is put
+into the store, and it is put there like a checkpoint that is written: intent, packs,
+manifest last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BUFFER_BYTES = 4 * 1024 * 1024
 
 
 def _silent(done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def export(
@@ -58,7 +58,7 @@ def export(
         repository: knows what it needs.
         checkpoint: its id.
         path: of the file; it is there when it is whole, and never written over.
-        keys: open its manifest and wrap it anew; None: it stays as it is.
+        keys: open its manifest and wrap it again; None: it stays as it is.
         progress: called with bytes done and bytes in all.
 
     Returns:
@@ -156,7 +156,7 @@ def bring_in(
 
 
 def _compare(found: archive.Archive, backend: Backend, entry: Entry) -> None:
-    """A pack that stands there already, of an earlier generation, must be the same."""
+    """Check that a stored pack of an earlier generation is the same as in the file."""
     for at in range(0, entry.length, _BUFFER_BYTES):
         ours = backend.read(entry.name, at, _BUFFER_BYTES)
         if ours != found.read(entry.name, at, _BUFFER_BYTES):

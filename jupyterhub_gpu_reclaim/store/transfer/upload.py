@@ -1,11 +1,11 @@
-"""Brings committed checkpoints from the node's folder to the store, in the background.
+"""Uploads committed checkpoints from the node's folder to the store, in the background.
 
-Started by the agent where there are two tiers. There is no queue that could be lost:
-what has a manifest in the folder and none in the store is due, oldest first. Packs go
-first, the manifest last; what stands there already is not sent again, so an upload that
-was cut off goes on where it was. Other processes (the command line, other nodes)
-delete and sweep meanwhile: an :class:`~.announcing.Announcement` keeps them away from
-the packs, and what they delete here does not come back there.
+There is no queue that could be lost: what has a manifest in the folder and none in the
+store is due, oldest first. Packs go first, the manifest last; objects that the store
+already has are not sent again, so an interrupted upload continues where it was. Other
+processes (the command line, other nodes) delete and sweep meanwhile: an
+:class:`~..locks.upload.Announcement` keeps them away from the packs, and what they
+delete here does not come back there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONGEST_PAUSE = 600.0
 
 
 class Knows(Protocol):
-    """What the upload asks the repository."""
+    """What the upload needs of the repository."""
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Committed checkpoints, oldest first."""
@@ -52,7 +52,7 @@ class Knows(Protocol):
         """What one needs to be read, without its manifest."""
 
     def intent(self, checkpoint: str) -> Intent:
-        """What says to other nodes that its packs are being written."""
+        """Its intent, which tells other nodes that its packs are being written."""
 
     def delete(self, checkpoint: str) -> int:
         """Remove what is left of one that was deleted."""
@@ -199,7 +199,7 @@ class Upload:
         """Put a manifest into the store; the one that stands in the folder then.
 
         Returns:
-            False when it was deleted meanwhile, by whomever.
+            False when it was deleted meanwhile, by any process.
 
         Raises:
             StoreError: it is not there, or what it needs is not; call again.

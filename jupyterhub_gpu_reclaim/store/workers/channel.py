@@ -1,8 +1,8 @@
-"""Messages and descriptors between the agent and a worker of its own.
+"""Messages and descriptors between the agent and one of its workers.
 
-Called by the pool on one side, by zygote and worker on the other. A message is one
-packet of a Unix socket, so that it comes whole or not at all; what is large travels as
-a descriptor of shared memory. Both ends are ours: nothing here is hostile.
+A message is one packet of a Unix socket, so that it comes whole or not at all; large
+data travels as a descriptor of shared memory. Both ends are ours: nothing here is
+hostile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Capture(msgspec.Struct, tag=True):
-    """Agent: you are a lane of a capture. Descriptors: meter, known chunks or none."""
+    """Agent: be a pack writer. Descriptors: counters, and the dedup index if any."""
 
     spec: dict[str, Any]
     recipe: Recipe
@@ -51,7 +51,7 @@ class TakePipe(msgspec.Struct, tag=True):
 class Taken(msgspec.Struct, tag=True):
     """Worker: the pipe has ended, and what I had of it is written."""
 
-    total: int  #: bytes of the file, 0 from those who did not see the end
+    total: int  #: bytes of the file, 0 from workers that did not see the end
 
 
 class Finish(msgspec.Struct, tag=True):

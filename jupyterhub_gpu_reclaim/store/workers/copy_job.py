@@ -1,6 +1,6 @@
-"""A plan of copying on its way to the workers: as shared memory.
+"""Passes a copy plan to the workers in shared memory.
 
-Called by the crew that sends it and by the workers. Both ends are ours.
+Both ends are ours, so nothing here is hostile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counters in shared memory: a row for each worker, which is its only writer.
 
-Called by the crews, which read them while the workers work.
+They can be read while the workers work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One zygote as the pool holds it: asked for workers, given up when it hangs.
+"""The pool's side of one fork server: requests workers, gives up when it hangs.
 
-Made by the pool, which serialises the calls. What a worker does is not known here.
+The caller must serialise the calls. What a worker does is not known here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class Zygote:
-    """A process that forks workers (:mod:`.zygote`), started here.
+    """A process that forks workers (:mod:`.fork_server`), started here.
 
     Raises:
         OSError: it cannot be started.

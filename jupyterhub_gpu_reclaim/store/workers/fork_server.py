@@ -1,10 +1,10 @@
-"""The process that workers are forked from: everything imported, no thread, no secret.
+"""The process from which workers are forked: everything imported, no thread, no secret.
 
-Started once by the pool (``python -m …``) with one end of a socket. The agent itself
-has threads and must never be forked; this process has none, so a worker is there
-within milliseconds and shares its memory. It opens no backend and is told no key: what
-a worker has to do comes over the worker's own channel. When the agent ends, in whatever
-way, the socket ends, this process ends, and the kernel kills its workers.
+Started as ``python -m …`` with one end of a socket. The agent itself has threads
+and must never be forked; this process has none, so a worker is there within
+milliseconds and shares its memory. It opens no backend and gets no key: a worker's job
+comes over the worker's own channel. When the agent ends, in whatever way, the socket
+ends, this process ends, and the kernel kills its workers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Workers at work on one checkpoint: the lanes of a capture, the hands of a copy.
+"""Groups of workers on one checkpoint: those of a capture, and those of a copy.
 
-Made by the repository's writer and by an open checkpoint. What several workers share is
-set up here: a pipe with its token, tickets, counters.
+What several workers share is set up here: a pipe with its token, tickets, counters.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class CaptureCrew:
         spec: of the backend.
         recipe: of the checkpoint.
         known: chunks of the last generation.
-        first_lane: number of the first worker's lane.
+        first_lane: number of the first worker's pack writer.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class CaptureCrew:
         Args:
             file: its number.
             pipe: neither closed nor changed here.
-            offset: of what comes out of it in the file, a multiple of a slot.
+            offset: of what comes out of it in the file, a multiple of a buffer.
 
         Returns:
             How long the file is.
@@ -93,7 +92,7 @@ class CaptureCrew:
         )
 
     def counted(self, column: int) -> int:
-        """Sum of one of the counters of all lanes."""
+        """Sum of one of the counters of all pack writers."""
         return int(self._meter[:, column].sum())
 
     def begin_report(self, seconds: float) -> None:
@@ -221,7 +220,7 @@ class CopyCrew:
         return int(self._meter[:, 0].sum())
 
     def end(self) -> None:
-        """Kill who still works, and wait until nobody writes any more.
+        """Kill workers that still work, and wait until none writes any more.
 
         Raises:
             StoreError: one cannot be killed.

@@ -1,7 +1,6 @@
-"""One worker process as the agent holds it: its channel, and its end.
+"""One worker process as the agent sees it: its channel, and its end.
 
-Made by the pool, called by the crews. A worker that dies is an error of what it worked
-on, never a wait.
+A worker that dies makes the work fail with an error; the agent never waits for it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Worker:
         return self._end.fileno() < 0
 
     def fileno(self) -> int:
-        """Readable when it has something to say, or is gone."""
+        """Readable when it has sent a message, or is gone."""
         return self._end.fileno()
 
     def tell(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
@@ -70,7 +69,7 @@ class Worker:
             _gone(str(error))
 
     def hear(self) -> tuple[channel.Message, list[int]]:
-        """What it says, and descriptors that are the caller's then.
+        """Its message, and descriptors that the caller then owns.
 
         Raises:
             StoreError: what went wrong there, or that it is gone.
@@ -92,7 +91,7 @@ class Worker:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it, wait until it is gone, and let go of it; idempotent.
+        """Kill it, wait until it is gone, and release it; idempotent.
 
         Raises:
             StoreError: it cannot be killed: the disk holds it.
@@ -111,10 +110,10 @@ class Worker:
 
 
 def wait_some(workers: Sequence[Worker], seconds: float | None) -> list[Worker]:
-    """Hear those that have something to say; which have not said it yet.
+    """Receive from those that have sent; return those that have not yet.
 
     Args:
-        workers: each will say one thing.
+        workers: each will send one message.
         seconds: to wait for the first; None: as long as they live.
 
     Raises:
@@ -142,7 +141,7 @@ def hear_all(
     """One message of each, in the order in which they come.
 
     Args:
-        workers: that will say something.
+        workers: that will send a message.
         seconds: to wait for all of them; None: as long as they live.
 
     Raises:
@@ -152,7 +151,7 @@ def hear_all(
     try:
         heard.extend(_as_they_come(workers, seconds))
     except BaseException:
-        # Nobody else knows of what those have sent who were heard before.
+        # Messages of the workers heard before are kept nowhere else.
         for _, descriptors in heard:
             channel.close_all(descriptors)
         raise

@@ -1,7 +1,7 @@
-"""All lanes of one checkpoint: those of our own threads, and those of workers.
+"""All pack writers of one checkpoint: those of our own threads, and those of workers.
 
-Called by the files' writers, from many threads. A thread takes an idle lane, hands it a
-slot, and gives it back; a pipe goes to the workers, where there are any.
+Safe to call from many threads. A thread takes an idle pack writer, gives it a buffer,
+and returns it; a pipe goes to the workers, where there are any.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
     from jupyterhub_gpu_reclaim.store.workers.group import CaptureCrew
 
-#: Lanes of our own threads: more threads take turns. Workers' lanes come after.
+#: Pack writers of our own threads, which take turns. Those of workers come after.
 OWN = 8
-#: A slot is written in less, unless the backend hangs.
+#: A buffer is written in less, unless the backend hangs.
 _LET_GO_SECONDS = 20.0
 #: So long a pack that is being synced is waited for; later it is remains for a sweep.
 _SETTLE_SECONDS = 1.0
 
 
 class Lanes:
-    """Where the bytes of a checkpoint go.
+    """All pack writers of a checkpoint.
 
     Args:
         backend: where to.
         recipe: of the checkpoint.
         known: chunks of the last generation.
-        crew: workers for pipes; None: our own threads take them.
+        crew: group of workers for pipes; None: our own threads take them.
     """
 
     def __init__(
@@ -69,25 +69,25 @@ class Lanes:
         self._made: list[Lane] = []
         self._closed = False
         self._meter = np.zeros((OWN, 3), np.int64)
-        #: Of the threads that wait for a pipe: written to, to call them off.
+        #: Of the threads that wait for a pipe: written to, to cancel them.
         self._wakes: set[int] = set()
         #: Held by the pipe that the workers take; another is taken by its own thread.
         self._crew_turn = threading.Lock()
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
-        """Hand a slot to a lane; see :meth:`Lane.put`.
+        """Pass a buffer to a pack writer; see :meth:`Lane.put`.
 
         Raises:
-            StoreError: no room, no store, or called off.
+            StoreError: no room, no store, or cancelled.
         """
         with self._lane() as lane:
             lane.put(file, first, data, length)
 
     def take_pipe(self, file: int, pipe: int) -> int:
-        """All that comes out of a pipe, as one file; how many bytes that is.
+        """Take all that comes out of a pipe as one file; return its length.
 
         Raises:
-            StoreError: no room, no store, or called off.
+            StoreError: no room, no store, or cancelled.
         """
         chunk = self._recipe.chunk_bytes
         slot = memoryview(bytearray(SLOT_BYTES))
@@ -124,7 +124,7 @@ class Lanes:
         return self._sum(KNOWN)
 
     def reports(self, timeout: float) -> list[Report]:
-        """What all lanes have written; no thread may be writing.
+        """What all pack writers have written; no thread may be writing.
 
         It settles in the background from now on; see :meth:`settled`.
 
@@ -160,7 +160,7 @@ class Lanes:
             self._crew.settled(_left(until))
 
     def call_off(self) -> None:
-        """Make every thread that is in here leave soon; idempotent, never blocks."""
+        """Make every thread in these calls return soon; idempotent, never blocks."""
         with self._turn:
             self._closed = True
             for wake in self._wakes:
@@ -170,9 +170,9 @@ class Lanes:
             self._crew.call_off()
 
     def abandon(self) -> None:
-        """Let go of everything; when it returns nothing new appears in the backend.
+        """Release everything; when it returns nothing new appears in the backend.
 
-        Idempotent. It waits for the slots that are being written, and the packs that
+        Idempotent. It waits for the buffers that are being written, and the packs that
         are being synced, but not for ever.
         """
         self.call_off()

@@ -1,9 +1,8 @@
-"""Worker processes: started within milliseconds, from a process that is ready for it.
+"""The pool of worker processes, which start within milliseconds from a fork server.
 
-Made once by the agent (or the command line) and handed to the repository; called from
-several threads at once. It hands out workers for a capture or a copy, and knows nothing
-of what they do. A zygote that does not answer is replaced. :meth:`Pool.close` at the
-end; without it the kernel ends them.
+Safe to call from several threads at once. It provides workers for a capture or a copy,
+and knows nothing of what they do. A fork server that does not answer is replaced. Call
+:meth:`Pool.close` at the end; without it the kernel ends the processes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Pool:
         self._zygote: Zygote | None = None
         #: Those that hang, while workers of theirs are at work.
         self._given_up: list[Zygote] = []
-        #: Asked for, not yet wanted by anybody.
+        #: Requested, not yet in use.
         self._spare: list[Worker] = []
 
     def warm(self) -> None:
@@ -88,10 +87,10 @@ class Pool:
             self._given_up.clear()
 
     def _fetch(self, workers: list[Worker], wanted: int) -> None:
-        """Workers of one zygote, until there are as many as wanted.
+        """Workers of one fork server, until there are as many as wanted.
 
         Raises:
-            TimeoutError: it hangs, and nobody will ask it again.
+            TimeoutError: it hangs, and is not used again.
             OSError: they do not come.
         """
         with self._lock:
@@ -121,7 +120,7 @@ class Pool:
         zygote.answered()
 
     def _ready(self) -> Zygote:
-        """A zygote that lives; those that hung go as soon as nobody needs them."""
+        """A live fork server; hung ones are dropped once they are not in use."""
         for zygote in [each for each in self._given_up if not each.is_needed]:
             self._given_up.remove(zygote)
             zygote.kill()
@@ -149,7 +148,7 @@ class Pool:
 
 
 def _came(worker: Worker, until: float) -> Worker | None:
-    """A spare worker that is there; None, and let go of, when it has died."""
+    """A spare worker that is there; None, and released, when it has died."""
     try:
         worker.greet(_left(until))
     except TimeoutError:

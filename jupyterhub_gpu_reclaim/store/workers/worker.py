@@ -1,8 +1,7 @@
-"""What a worker process does: a lane of a capture, or a hand of a copy.
+"""The main function of a worker process: a pack writer of a capture, or part of a copy.
 
-Called by the zygote right after the fork, in a process of its own with one thread. It
-waits without a limit for pipes and tokens, because it is killed when it is not wanted
-any more.
+It runs right after the fork, in a process of its own with one thread. It waits without
+a limit for pipes and tokens, because it is killed when it is no longer needed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def main(end: socket.socket) -> None:
         channel.send(end, channel.Hello(os.getpid()))
         _serve(end)
     except ConnectionError:
-        pass  # the agent is gone, and nobody is left to tell
+        pass  # the agent is gone: no report is possible
     except ReclaimError as error:
         _tell(end, error.reason, error.detail, error.facts)
     except Exception as error:  # noqa: BLE001 - told to the agent, whatever it is
@@ -67,7 +66,7 @@ def _serve(end: socket.socket) -> None:
                 chunk_bytes = message.recipe.chunk_bytes
             case channel.TakePipe() if lane is not None:
                 total = _take(lane, message.file, chunk_bytes, descriptors)
-                # CRIU must see it when nobody reads any more.
+                # CRIU must see it when the pipe has no reader any more.
                 close_all(descriptors)
                 channel.send(end, channel.Taken(total))
             case channel.Finish() if lane is not None:
@@ -89,7 +88,7 @@ def _lane(message: channel.Capture, descriptors: list[int]) -> Lane:
 
 
 def _take(lane: Lane, file: int, chunk_bytes: int, descriptors: list[int]) -> int:
-    """Share a pipe with the other workers: who holds the token takes a slot."""
+    """Share a pipe with the other workers: the token's holder takes a buffer."""
     pipe, token_in, token_out = descriptors
     slot = memoryview(bytearray(SLOT_BYTES))
     total = 0

@@ -1,1 +1,1 @@
-"""A checkpoint while it is written: begun, filled, committed, or never there."""
+"""Writes a checkpoint: begun, filled, and committed or discarded."""

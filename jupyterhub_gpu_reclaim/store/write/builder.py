@@ -1,7 +1,7 @@
-"""Begins checkpoints: makes room for one, says so, and hands out its writer.
+"""Begins checkpoints: makes room for one, announces it, and returns its writer.
 
-Part of the repository, which owns one and whose lock it shares; called from several
-threads at once. Where a commit means the node's folder, all of this is done there.
+Safe to call from several threads at once; it shares the repository's lock. Where a
+commit means the node's folder, all of this is done there.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Beginner:
             raise
 
     def _make_room(self, checkpoint: str) -> None:
-        """Remains of an earlier attempt go; what is committed, or needed, stays."""
+        """Remove remains of an earlier attempt; what is committed, or needed, stays."""
         exists = StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=checkpoint)
         if self._place.catalogue.exists(checkpoint):
             raise exists
@@ -212,7 +212,7 @@ class Beginner:
         )
 
     def _give_up(self, checkpoint: str) -> None:
-        """Remove what a writer has left that writes no more."""
+        """Remove what a writer that has given up has left."""
         with self._busy.lock:
             # Now: what cannot be removed in an outage can be deleted after it.
             self._busy.ids.discard(checkpoint)

@@ -1,7 +1,7 @@
 """The last steps of a commit: the index, then the manifest (``FORMAT.md``, 3 to 6).
 
-Called by the writer when all packs have settled. Everything that is published is read
-back; what had to be there before is looked for once more behind it.
+They run when all packs have settled. Everything that is published is read back; what
+had to be there before is looked for once more afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def publish_manifest(
 
     Args:
         backend: where all that it needs stands.
-        body: what the manifest says.
+        body: the manifest's contents.
         keys: wrap its data key.
         last_look: called right before it exists; an error ends it.
 

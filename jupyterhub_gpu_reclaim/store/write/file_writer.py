@@ -1,7 +1,7 @@
-"""One file of a checkpoint while it is written: slots, handed to lanes.
+"""One file of a checkpoint while it is written: buffers, passed to pack writers.
 
-Made by the checkpoint's writer, called by the thread that reads one of CRIU's pipes. It
-never ends a checkpoint; a failure of its own bars the commit.
+One thread writes a file. It never ends a checkpoint; a failure of its own bars the
+commit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FileWriter:
         """Append; the buffer may be used again when this returns.
 
         Raises:
-            StoreError: no room, no store, or called off; the checkpoint is lost.
+            StoreError: no room, no store, or cancelled; the checkpoint is lost.
         """
         self._check_open()
         try:

@@ -1,7 +1,7 @@
-"""What a new checkpoint is built upon: the size of its chunks, the generation before.
+"""What a new checkpoint is based on: its chunk size, and the generation before.
 
-Called by the repository when a checkpoint is begun, before the session stands still.
-The intent is published here, for from then on nobody takes away what it leans on.
+This runs when a checkpoint is begun, before the session is stopped. The intent is
+published here; from then on no process deletes the packs that it references.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_CHUNKS = 1 << 23
 
 
 def least_chunk(wanted: int, expected_bytes: int) -> int:
-    """The size of the chunks, as wanted or larger.
+    """The chunk size to use: the wanted one or larger.
 
     Args:
         wanted: by the settings.
@@ -73,7 +73,7 @@ def lean(
     leans_on = frozenset(origin.id for origin in last.origins) if last else ()
     intent = intents.Intent(checkpoint, begun, frozenset(leans_on))
     intents.publish(backend, intent)
-    # Only now it is sure that nobody removes its packs, if it still exists.
+    # Only now it is certain that its packs stay, if it still exists.
     if last is None or not catalogue.exists(last.info.id):
         return None
     try:

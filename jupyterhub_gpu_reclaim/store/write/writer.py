@@ -1,8 +1,8 @@
-"""A checkpoint while it is written, until it is committed or has never been.
+"""Writes a checkpoint, which is then committed or discarded.
 
-Made by the repository, called by the agent's capture from several threads at once. It
-publishes the manifest last, and only when everything that it names has been synced and
-read back (law 1; ``FORMAT.md``, order of writing).
+Safe to call from several threads at once. It publishes the manifest last, and only when
+everything that it names has been synced and read back (``FORMAT.md``, order of
+writing).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CheckpointWriter:
     Args:
         backend: where to.
         draft: whose checkpoint it is; its intent stands already.
-        lanes: take the bytes.
+        lanes: the pack writers, which take the bytes.
         earlier: the generation whose chunks may be referenced.
         keys: wrap the data key.
         clock: for the time of the commit.
@@ -261,7 +261,7 @@ class CheckpointWriter:
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
 
     def _try_discard(self) -> None:
-        """Clean up behind a failure that is being reported already."""
+        """Clean up after a failure that is being reported already."""
         try:
             self._discard()
         except StoreError as error:
