@@ -1,7 +1,7 @@
-"""What has happened so far, counted for ``/metrics``.
+"""Counters for ``/metrics``.
 
-Written by the worker through ``sessions.py``; read by the service's exporter. Numbers
-of this program's life only: they begin at zero when it starts.
+They cover this program's life only: they begin at zero when it starts. What lasts is in
+``accounting.py``.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Counters:
     deduplicated_bytes: int = 0
 
     def waited(self, outcome: str, seconds: float) -> None:
-        """Count somebody who waits no longer."""
+        """Count the end of one wait."""
         self.waits.setdefault(outcome, Histogram()).observe(seconds)
 
     def step(self, operation: str, step: Step) -> None:
-        """Count a step that is done."""
+        """Count a finished step."""
         if step.state == "done":
             histogram = self.steps.setdefault((operation, step.step), Histogram())
             histogram.observe(step.seconds)

@@ -1,7 +1,6 @@
-"""The numbers that the orchestrator goes by, each with its unit and its reason.
+"""The limits of the control plane, each with its unit and its reason.
 
-Made by the service from its traits (which document them to administrators) and passed
-to the controller; never read from anywhere else.
+The service makes them from its traits, which document them to administrators.
 """
 
 from __future__ import annotations
