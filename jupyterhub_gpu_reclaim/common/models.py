@@ -1,9 +1,9 @@
-"""The words that all parts share: sessions, phases, samples, checkpoints, progress.
+"""The values that all parts share: sessions, phases, samples, checkpoints, progress.
 
 Plain frozen values, checked when they are decoded (``msgspec``); no I/O and no
-decisions. The wire format of every API of ours is these, as JSON: see
-``common/codec.py``. All times are seconds since the epoch (UTC), all durations seconds,
-all sizes bytes.
+decisions. As JSON they are the wire format of all our APIs: see ``common/codec.py``.
+All
+times are seconds since the epoch (UTC), all durations seconds, all sizes bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-#: A name that may stand in a path of ours: no slash, no leading dot or dash.
+#: A name that may be part of a path of ours: no slash, no leading dot or dash.
 Identifier = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
 ]
@@ -74,7 +74,7 @@ class TreeState(StrEnum):
 
 
 class KernelSample(Value, frozen=True, kw_only=True):
-    """One Jupyter kernel, as the session's own server tells it."""
+    """One Jupyter kernel, as reported by the session's own server."""
 
     id: str
     name: str  #: notebook path where one is known, else the kernel's name
@@ -123,7 +123,7 @@ class Sample(Value, frozen=True, kw_only=True):
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """Samples of one session, summed up over a window; ``None`` where not known."""
+    """Samples of one session, summed up over a window; ``None``: not known."""
 
     at: float
     watched: float  #: how long the window reaches back, without a gap
@@ -153,7 +153,7 @@ class Verdict(Value, frozen=True, kw_only=True):
 
 
 class Finding(Value, frozen=True, kw_only=True):
-    """Something that pre-flight or a compatibility check found."""
+    """A result of preflight or of a compatibility check."""
 
     code: str
     message: str
@@ -163,7 +163,7 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 class Step(Value, frozen=True, kw_only=True):
-    """Progress of an operation: one step, begun, going on or ended."""
+    """Progress of an operation: one step, begun, under way or ended."""
 
     step: str  #: stable name, e.g. ``dump``
     title: str  #: what a user reads, e.g. "Saving the memory"
@@ -174,7 +174,7 @@ class Step(Value, frozen=True, kw_only=True):
 
 
 class Failure(Value, frozen=True, kw_only=True):
-    """An error as it travels: the code, the sentence, the verdict on retrying."""
+    """An error on the wire: the code, the sentence, and whether to retry."""
 
     code: str
     message: str
@@ -203,7 +203,7 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
 
 
 class KeptState(Value, frozen=True, kw_only=True):
-    """One saved state of a session that the service keeps, and why."""
+    """One checkpoint of a session that the service keeps, and why."""
 
     id: Identifier
     generation: int
@@ -217,7 +217,7 @@ class KeptState(Value, frozen=True, kw_only=True):
 
 
 class Identity(Value, frozen=True, kw_only=True):
-    """What the spawner needs to bring a session back under its old login.
+    """What the spawner needs to resume a session under its old login.
 
     Held inside the checkpoint, never in the Hub's state nor in the journal.
     """
@@ -304,7 +304,7 @@ class StopPlan(Value, frozen=True, kw_only=True):
 
 
 class Waiting(Value, frozen=True, kw_only=True):
-    """Somebody who starts or comes back while no GPU is free."""
+    """A session that starts or resumes while no GPU is free."""
 
     key: SessionKey | None = None  #: None where it is somebody else's
     place: int = 0  #: in the queue, from 1 on
@@ -337,7 +337,7 @@ class SessionView(Value, frozen=True, kw_only=True):
 
 
 class Compared(Value, frozen=True, kw_only=True):
-    """One session as the journal has it, beside what is in the store."""
+    """One session in the journal, compared with the store."""
 
     key: SessionKey
     phase: Phase
