@@ -1,8 +1,8 @@
-"""What persons and programs ask about sessions: list, show, suspend, resume, keep.
+"""Calls of people and programs about sessions: list, show, suspend, resume, keep.
 
-Called by the service's own page, by the admin panel's buttons and by scripts. A user
-sees and steers their own sessions; who holds the manage scope, all. Nothing here
-waits for an operation: it is begun, and the session's view shows how it goes.
+A user sees and steers their own sessions; the manage scope gives all. Nothing here
+waits
+for an operation: it is begun, and the session's view shows its progress.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMED = Query(
 
 
 class Keep(Value, frozen=True, kw_only=True):
-    """How long a session is to be left alone; 0 takes an earlier wish back."""
+    """How long a session is to be left alone; 0 takes an earlier keep back."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
 
@@ -52,7 +52,7 @@ class OptOut(Value, frozen=True, kw_only=True):
 
 
 def check_opt_out(route: PersonRoute, out: bool) -> bool:
-    """The wish, where that person may have it.
+    """Check whether that person may opt out.
 
     Raises:
         Forbidden: a user who may not keep a GPU for ever.
@@ -125,7 +125,7 @@ class Why(PersonRoute):
 
 
 class Suspend(PersonRoute):
-    """Save a session and free its machine."""
+    """Suspend a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/suspend"
     for_tabs: ClassVar = True
@@ -144,7 +144,7 @@ class Suspend(PersonRoute):
 
 
 class Resume(PersonRoute):
-    """Bring a saved session back."""
+    """Resume a suspended session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/resume"
     for_tabs: ClassVar = True
@@ -185,7 +185,7 @@ class KeepSession(PersonRoute):
 
 
 class OptOutSession(PersonRoute):
-    """Never suspend a session by policy, or do again."""
+    """Exclude a session from all policies, or include it again."""
 
     path: ClassVar = "api/sessions/{user}/{server}/opt-out"
 
@@ -226,7 +226,7 @@ class History(PersonRoute):
 
 
 class RenewLogin(PersonRoute):
-    """Make the login of a saved session valid again."""
+    """Make the login of a suspended session valid again."""
 
     path: ClassVar = "api/sessions/{user}/{server}/renew-login"
 
@@ -245,7 +245,7 @@ class RenewLogin(PersonRoute):
 
 
 class StartFresh(PersonRoute):
-    """Put what is saved aside."""
+    """Set the checkpoint aside."""
 
     path: ClassVar = "api/sessions/{user}/{server}/start-fresh"
 
@@ -263,14 +263,14 @@ class StartFresh(PersonRoute):
 
 
 class BringBack(Value, frozen=True, kw_only=True):
-    """What may be done for it."""
+    """Options of bringing a checkpoint back."""
 
     #: Save the session first, if it runs; else that is refused.
     save_running: bool = False
 
 
 class Saved(PersonRoute):
-    """All that is saved of a session."""
+    """All checkpoints of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved"
 
@@ -295,7 +295,7 @@ class Saved(PersonRoute):
 
 
 class SavedOne(PersonRoute):
-    """One saved state of a session."""
+    """One checkpoint of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
 
@@ -312,7 +312,7 @@ class SavedOne(PersonRoute):
 
 
 class BringBackSaved(PersonRoute):
-    """Bring back one saved state of a session."""
+    """Bring back one checkpoint of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
 

@@ -1,8 +1,8 @@
-"""What the spawner in the Hub's process asks before, during and after a start or stop.
+"""The spawner's calls, before, during and after a start or stop.
 
-Called by ``hub/client.py`` only, which shares a secret with us
-(``common/auth/handshake.py``), because an answer may carry the login of a saved
-session. The meaning of every call stands in ``docs/explanation/architecture.md``.
+They are proved with a shared secret (``common/auth/handshake.py``), because an answer
+may carry the login of a suspended session. The meaning of every call is in
+``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SayHello(VouchedRoute):
-    """The service proves itself before the spawner says anything."""
+    """The service proves itself before the spawner sends anything."""
 
     path: ClassVar = "api/spawner/hello"
 
@@ -43,7 +43,7 @@ class SayHello(VouchedRoute):
         "Which run of the service answers, proved", caller="anyone", answer=Hello
     )
     async def get(self) -> None:
-        """Say it."""
+        """Answer with this run of the service."""
         self.answer(Hello(run=self.context.run))
 
 
@@ -90,7 +90,7 @@ class Progress(SpawnerRoute):
     path: ClassVar = "api/spawner/progress/{user}/{server}"
 
     def initialize(self) -> None:
-        """Nobody has left yet."""
+        """Note that the reader is there."""
         self._left = asyncio.Event()
         self._begun = False
 
@@ -135,7 +135,7 @@ class Progress(SpawnerRoute):
 
 
 class Cancelled(SpawnerRoute):
-    """A start was called off."""
+    """A start was cancelled."""
 
     path: ClassVar = "api/spawner/cancelled"
 
@@ -170,7 +170,7 @@ class PlanStop(SpawnerRoute):
 
 
 class Release(SpawnerRoute):
-    """End a tree that is saved."""
+    """End a captured tree."""
 
     path: ClassVar = "api/spawner/release"
 
@@ -188,7 +188,7 @@ class Release(SpawnerRoute):
 
 
 class Stopped(SpawnerRoute):
-    """A real stop has happened."""
+    """A server was stopped for real."""
 
     path: ClassVar = "api/spawner/stopped"
 
@@ -206,7 +206,7 @@ class Stopped(SpawnerRoute):
 
 
 class Forget(SpawnerRoute):
-    """A server is gone for ever."""
+    """A server was deleted."""
 
     path: ClassVar = "api/spawner/forget"
 
@@ -218,7 +218,7 @@ class Forget(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Discard them."""
+        """Delete what is left of it."""
         await self.context.control.forget(self.body(SessionKey))
         self.no_content()
 
