@@ -174,7 +174,7 @@ class Fleet:
         ]
 
     def _completed(self, sample: Sample, pod: Pod) -> Sample:
-        """A tree with what the API server knows of it."""
+        """A sample with its pod's session, and with DCGM's values if configured."""
         sample = msgspec.structs.replace(sample, key=pod.key)
         return sample if self._gpu_use is None else self._gpu_use.complete(sample, pod)
 
