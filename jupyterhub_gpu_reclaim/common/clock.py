@@ -38,7 +38,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until a test or a simulation moves it."""
+    """A clock that only a test or a simulation moves."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start

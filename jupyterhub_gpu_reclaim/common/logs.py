@@ -119,7 +119,7 @@ def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> Non
     logger.addHandler(_handler(stream, logging.NOTSET))
     logger.setLevel(level)
     logger.propagate = False
-    # of everybody who has no handler: asyncio, tornado, the Hub's own modules
+    # of all without a handler: asyncio, tornado, the Hub's own modules
     logging.lastResort = _handler(stream, logging.WARNING)
 
 

@@ -78,7 +78,7 @@ class KernelSample(Value, frozen=True, kw_only=True):
 
     id: str
     name: str  #: notebook path where one is known, else the kernel's name
-    execution_state: str  #: idle, busy, starting, …; "unknown" where not told
+    execution_state: str  #: idle, busy, starting, …; or "unknown"
     last_activity: float
     connections: int = 0
 
@@ -87,7 +87,7 @@ class TerminalSample(Value, frozen=True, kw_only=True):
     """One terminal of the Jupyter server."""
 
     name: str
-    last_input: float | None  #: when somebody last typed (atime of the tty)
+    last_input: float | None  #: time of the last input (atime of the tty)
 
 
 class GpuSample(Value, frozen=True, kw_only=True):
@@ -239,7 +239,7 @@ class Tree(Value, frozen=True, kw_only=True):
     key: SessionKey
     state: TreeState
     init_pid: int  #: host pid of the session's init; 0 when gone
-    checkpoint: str = ""  #: of the capture or restore in hand, or the last one
+    checkpoint: str = ""  #: of the capture or restore under way, or the last one
     generation: int = 0
     operation: str = ""
     steps: list[Step] = []
@@ -276,10 +276,8 @@ class Placement(Value, frozen=True, kw_only=True):
     key: SessionKey
     incarnation: Identifier
     checkpoint: str = ""
-    owner: str = (
-        ""  #: the user's account at the Hub, whatever its name; empty: not told
-    )
-    #: why a start was called off, where only the spawner knows it
+    owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
+    #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
 
 
@@ -306,7 +304,7 @@ class StopPlan(Value, frozen=True, kw_only=True):
 class Waiting(Value, frozen=True, kw_only=True):
     """A session that starts or resumes while no GPU is free."""
 
-    key: SessionKey | None = None  #: None where it is somebody else's
+    key: SessionKey | None = None  #: None if it is another user's
     place: int = 0  #: in the queue, from 1 on
     since: float
     gpus: int = 1  #: that it waits for
@@ -330,7 +328,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     suspends_at: float | None = None
     steps: list[Step] = []
     last_suspend: CheckpointInfo | None = None
-    saved: list[CheckpointInfo] = []  #: put aside by "start fresh"
+    saved: list[CheckpointInfo] = []  #: set aside by "start fresh"
     #: all that is saved of it, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
     facts: dict[str, Any] = {}

@@ -135,7 +135,7 @@ def configure(
             ),
             # A Hub that ends before its service has begun leaves no orphan.
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
-            # everybody on the machine can read a command line
+            # every user of the machine can read a command line
             OPTIONS: json.dumps([] if problems else _arguments(options)),
             **_api_server(),
             **(asked["service_environment"] or {}),

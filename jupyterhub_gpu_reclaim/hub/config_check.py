@@ -100,7 +100,7 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
         try:
             owner = getattr(importlib.import_module(module), section)
         except ImportError:
-            continue  # its packages are not there: nobody uses it
+            continue  # its packages are missing, so it is not used
         for name, value in list(c[section].items()):
             wrong = _spawners_value(owner, section, name, value)
             if wrong:

@@ -41,10 +41,10 @@ class Want(Value, frozen=True, kw_only=True):
 
 
 class PressurePolicy(Configurable):
-    """Suspends what is idle for less than ``idle_after`` while somebody waits.
+    """Suspends what is idle for less than ``idle_after`` while others wait.
 
     Args:
-        idle: tells why a session is not idle.
+        idle: says why a session is not idle.
         **kwargs: of traitlets.
     """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Rule = dict[str, Any]
 
-#: What a rule may set for a session, and in which order they are told.
+#: What a rule may set for a session, in the order of display.
 _SECONDS = ("idle_after", "warn_for", "min_age", "cool_down")
 SETTINGS = (*_SECONDS, "never", "quiet_hours")
 #: Longest time that a rule may set: a year, in seconds.

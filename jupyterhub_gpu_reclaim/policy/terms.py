@@ -28,7 +28,7 @@ class Terms(Value, frozen=True, kw_only=True):
     cool_down: float | None = None
     #: for each of these, the rule that says so
     by: dict[str, str] = msgspec.field(default_factory=dict)
-    unknown: str = ""  #: what would have to be known to tell
+    unknown: str = ""  #: facts that are missing for a decision
 
     def rule(self, setting: str) -> str:
         """The end of a sentence about that setting: which rule says so, if any."""

@@ -202,7 +202,7 @@ class Controller(People):
             Unreachable: ``journal_held``: another service has to be asked.
         """
         plan = await self._starts.plan(placement)
-        self._sessions.journal.check()  # what is stale is no answer
+        self._sessions.journal.check()  # stale rows are no answer
         return plan
 
     async def placed(self, placement: Placement) -> None:

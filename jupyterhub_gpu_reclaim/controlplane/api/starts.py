@@ -80,7 +80,7 @@ class Starts(Spawning):
             return plan
         if not login_renewal.ordered(self._sessions, key):
             return plan
-        if plan.action == "adopt":  # of a restore, the place is told
+        if plan.action == "adopt":  # for a restore, the place is reported
             login_renewal.done(self._sessions, key)
         return msgspec.structs.replace(plan, renew_login=True)
 
@@ -353,7 +353,7 @@ class Starts(Spawning):
         """The spawner names a missing checkpoint: the user has to choose."""
         known = self._sessions.journal.checkpoint(placement.checkpoint)
         if known is not None and known.key != placement.key:
-            # The Hub renamed the user or the server; the saved programs cannot.
+            # The Hub renamed the user or the server; captured programs cannot.
             raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
         self._sessions.apply(
             placement.key,

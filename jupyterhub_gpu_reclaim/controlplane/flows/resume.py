@@ -91,7 +91,7 @@ class Resumer:
             await self._hub.start(row.key)
         except Refused as error:
             if self._sessions.row(row.key).intent is not Intent.RESUME:
-                return  # it was begun; how that went, the agent has told
+                return  # it was begun; the agent has reported its end
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
@@ -142,7 +142,7 @@ class Resumer:
             if event.failure is not None:
                 return event
             if unserved and event.step is not None and event.step.step == "check":
-                continue  # most tries of who waits end here
+                continue  # most tries of waiting sessions end here
             if unserved:
                 unserved = False
                 self._sessions.step(row.key, "resume", self._line.served(row))

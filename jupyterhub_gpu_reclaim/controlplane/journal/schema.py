@@ -163,7 +163,7 @@ owners = Table(
     Column("claimed", Text, nullable=False),  # another account of that name
 )
 
-#: Servers that were deleted for ever, until nothing of them is left anywhere.
+#: Deleted servers, until nothing of them is left anywhere.
 deletions = Table(
     "deletions",
     metadata,

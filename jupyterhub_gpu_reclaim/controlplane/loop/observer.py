@@ -130,7 +130,7 @@ class Observer:
             value = await ask()
         except ReclaimError as error:
             if error.reason is Reason.NODE_SILENT:
-                return None  # one of many: who asks them has told the log
+                return None  # one of many: the caller has logged it
             if whom not in self._silent:
                 self._silent.add(whom)
                 _log.warning("the %s does not answer: %s", whom, error)

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
 #: After this long, a stop that the Hub was asked for and has not done is forgotten.
 STOP_FORGOTTEN = 60.0
-#: Looks at something under way that one look at a free GPU stands for.
+#: Waiting for a GPU is looked at less often than other operations, by this factor.
 WAITING_PACES = 5
 
 Handler = Callable[[SessionRow, Act], Awaitable[float | None]]
@@ -177,7 +177,7 @@ class Worker:
             # service was there; the agent repeats it.
             async for _ in self._resumer.follow(row):
                 pass
-        # Of a place that is being made (a pod may wait for hours) we are told.
+        # The spawner reports a place that is being made (a pod may wait for hours).
         told = row.phase is Phase.RESUMING and not row.placed
         return None if told else self._settings.pace
 

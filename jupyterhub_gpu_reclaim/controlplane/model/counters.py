@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Upper bounds of the histograms of seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
-#: How waiting for a GPU ends: with one, called off, or with its time.
+#: How waiting for a GPU ends: with one, cancelled, or timed out.
 WAITS = ("served", "left", "expired")
 #: Why a suspend is begun; ``request`` is a person's.
 CAUSES = ("idle", "pressure", "request")
@@ -48,7 +48,7 @@ class Counters:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: operation and step
     steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
-    #: how it ended for who waited for a GPU (``WAITS``), and how long that was
+    #: how waits for a GPU ended (``WAITS``), and how long they were
     waits: dict[str, Histogram] = field(default_factory=dict)
     #: why suspends were begun (``CAUSES``)
     causes: Counter[str] = field(default_factory=Counter)
@@ -75,8 +75,8 @@ class MetricsSnapshot:
     counters: Counters
     checkpoints: int
     stored_bytes: int  #: of all checkpoints that are kept
-    #: seconds since the agent has last told what the sessions do; None: never
+    #: seconds since the agent's last samples; None: never
     sample_age: float | None
     watched: int  #: sessions with recent samples
-    gpu_seconds: float = 0.0  #: that suspended sessions have left to others, for ever
+    gpu_seconds: float = 0.0  #: that suspended sessions have left to others, in all
     waiting: int = 0  #: sessions that wait for a GPU

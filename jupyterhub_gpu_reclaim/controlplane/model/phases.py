@@ -62,7 +62,7 @@ class Next(NamedTuple):
 
 #: A session that runs, with no operation under way.
 LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
-#: A session whose programs are, or are about to be, ended: it stands on a checkpoint.
+#: A session whose programs are, or are about to be, ended: it needs its checkpoint.
 SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})

@@ -54,7 +54,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     gpu_name: str = ""  #: model of those, as the driver names it
     #: since when a resume that has its place waits for memory of a GPU
     waiting_since: float | None = None
-    #: checkpoint to bring back as soon as what runs now is saved and gone
+    #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
     #: last checkpoint that was put aside or given up by somebody's word; the Hub's
     #: pointer may name it still
@@ -68,11 +68,11 @@ class Keeping(StrEnum):
     SUPERSEDED = "superseded"  #: the session came back from it; kept for a while
     ASIDE = "aside"  #: the user started fresh; kept for days
     FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
-    WANTED = "wanted"  #: to be brought back as soon as what runs is saved
+    WANTED = "wanted"  #: to be brought back as soon as the session is suspended
     DOOMED = "doomed"  #: to be deleted as soon as the agent answers
 
 
-#: Of these a session's user neither hears nor can bring them back.
+#: Hidden from the session's user, who cannot bring them back.
 HIDDEN = frozenset({Keeping.FORMER, Keeping.DOOMED})
 
 

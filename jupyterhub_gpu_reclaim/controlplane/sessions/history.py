@@ -34,7 +34,7 @@ class _Track:
 
     def __init__(self, minute: int) -> None:
         self.minute = minute
-        self.looks = 0  # of this minute, that told a percentage
+        self.looks = 0  # of this minute, with a percentage
         self.percent = array("f", [_UNKNOWN] * MINUTES)
         self.memory = array("d", [_UNKNOWN] * MINUTES)
         self.incarnation = ""

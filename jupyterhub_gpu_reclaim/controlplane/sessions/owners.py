@@ -52,7 +52,7 @@ class Owners:
         """
         key, owner = placement.key, placement.owner
         if not owner:
-            return  # a spawner that does not tell
+            return  # a spawner that does not report it
         known = self._known(key)
         if known is None:
             self._sessions.journal.write(*self._belongs(key, owner))

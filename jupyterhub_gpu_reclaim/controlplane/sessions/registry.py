@@ -68,12 +68,12 @@ class Sessions(Known):
         self.journal = journal
         self.counters = Counters()
         self.history = History()
-        #: who waits for a GPU, and who was chosen to go for how many of them
+        #: which sessions wait for a GPU, and which were selected to go for how many
         self.waiting: dict[SessionKey, Waiting] = {}
         self.wanted: dict[SessionKey, int] = {}
-        #: what was deleted for ever, and is not quite gone yet
+        #: deleted servers that are not quite gone yet
         self.deletions: Deletions | None = None
-        #: whose the users' names are
+        #: which account has which user's name
         self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.terms: Callable[[SessionKey], Terms] | None = None
@@ -205,7 +205,7 @@ class Sessions(Known):
         self.end_with(key, codec.failure_of(Refused(reason)))
 
     def end_with(self, key: SessionKey, failure: Failure) -> None:
-        """End an operation whose own end was never heard."""
+        """End an operation whose own end was never received."""
         operation = self._operations.get(key)
         if operation is not None and not operation.ended:
             operation.add(Event(failure=failure))

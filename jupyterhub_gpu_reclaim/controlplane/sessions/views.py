@@ -98,7 +98,7 @@ def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
 
 
 def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
-    """The newest checkpoint that the session itself stands on."""
+    """The newest checkpoint that the session itself needs."""
     mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
     return mine[-1] if mine else None
 

@@ -122,7 +122,7 @@ class SessionPodSpawner(KubeSpawner):
         Raises:
             Refused: it ended at once, or was to hold a place and did not run in time.
         """
-        # The Hub's own limit would end this without a word of why.
+        # The Hub's own limit would end this without a reason.
         limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
         hold = self.reclaim_mode == "hold"
         try:
@@ -300,7 +300,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """What Kubernetes does for the pod, and the place in the queue."""
         async for event in SessionPodSpawner.progress(self):
             tell(event["message"])
-        # KubeSpawner's events may be turned off; the queue is told all the same.
+        # KubeSpawner's events may be turned off; the queue is shown all the same.
         told = ""
         while True:
             words = self._waits_for()

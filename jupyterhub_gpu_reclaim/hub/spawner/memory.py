@@ -268,7 +268,7 @@ class PointerKeeper(Base):
         raise NotImplementedError
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
-        """Tell what a place that is being made still waits for, until cancelled."""
+        """Report what a place that is being made waits for, until cancelled."""
 
     async def reclaim_token(self) -> str:
         """The API token that the running session was started with; empty: unknown."""

@@ -45,7 +45,7 @@ class Starting(PointerKeeper):
     _narrator: Narrator | None = None
     _story: dict[str, Any] | None = None  #: of the last start
     _repair: logins.ClientRepair | None = None
-    _tidying: asyncio.Task[None] | None = None  #: after a start that was called off
+    _tidying: asyncio.Task[None] | None = None  #: after a start that was cancelled
 
     async def start(self) -> Any:
         """Start cold, restore, or adopt what still runs, as the service plans.
@@ -163,7 +163,7 @@ class Starting(PointerKeeper):
         if not number and (plan.renew_login or ours):
             number = logins.renew(self, token, minted)
             self.log.warning("%s: its old login is valid again", self.reclaim_key)
-        if ours:  # once: who revokes it from now on has revoked it
+        if ours:  # once: a later revocation stands
             self._point(laid_aside=others)
         if not number:
             raise RestoreFailed(Reason.TOKEN_REVOKED)

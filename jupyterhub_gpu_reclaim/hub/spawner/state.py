@@ -22,10 +22,10 @@ class PointerPhase(StrEnum):
 
     NONE = ""  #: nothing was started, or it was really stopped
     RUNNING = "running"
-    RELEASING = "releasing"  #: saved; its processes are being ended
+    RELEASING = "releasing"  #: captured; its processes are being ended
     SUSPENDED = "suspended"
     RESUMING = "resuming"
-    #: The service could not be asked; there may be a saved session or a stopped tree.
+    #: The service could not be asked; there may be a checkpoint or a stopped tree.
     UNKNOWN = "unknown"
 
 

@@ -97,7 +97,7 @@ class Stopping(Starting):
     async def _stop_really(self, *, now: bool) -> None:
         self.will_resume = False
         if self.reclaim_frozen():
-            await self.reclaim_end()  # it could not hear a polite signal
+            await self.reclaim_end()  # it could not react to a polite signal
         else:
             await super().stop(now=now)
         await self._tell_service("stopped")

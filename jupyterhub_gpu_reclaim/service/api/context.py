@@ -78,7 +78,7 @@ class Context:
     spawner_token: bytes
     prefix: str  #: of the service, with slashes at both ends
     hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
-    #: When the Hub has made a user: what is older is another's of the same name.
+    #: When the Hub has made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False

@@ -59,7 +59,7 @@ class Lines(PersonRoute):
         lines: list[Line] = []
         for at in range(0, len(seen), _AT_ONCE):
             lines += control.lines(set(seen[at : at + _AT_ONCE]))
-            await asyncio.sleep(0)  # ten thousand are not one step for everybody else
+            await asyncio.sleep(0)  # ten thousand in one step would hold others up
         self.answer(lines)
 
 

@@ -111,7 +111,7 @@ class GpuUse:
             _log.info("- Prometheus tells of the GPUs again")
 
     async def _look(self) -> Told:
-        """What it tells now.
+        """What it reports now.
 
         Raises:
             Silent: nothing.

@@ -32,7 +32,7 @@ class _Server(Value, frozen=True, kw_only=True):
     ready: bool = False
     pending: str | None = None
     stopped: bool = False
-    user_options: Any = None  #: whatever somebody has said at the start
+    user_options: Any = None  #: user options of the start, of any type
 
 
 class _User(Value, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 SCHEMAS = Path(__file__).parent / "schemas"
 SESSION = "urn:jupyterhub-gpu-reclaim:event:session"
 REFUSED = "urn:jupyterhub-gpu-reclaim:event:refused"
-#: The setting's word for the standard output, which the Hub's log takes up.
+#: The setting's value for the standard output, which goes to the Hub's log.
 STANDARD_OUTPUT = "-"
 #: Longest path of a request in the log; the rest is cut.
 LONGEST_PATH = 1024
@@ -71,7 +71,7 @@ class Refusal(Value, frozen=True, kw_only=True):
     """A request that would have changed something, and was refused."""
 
     at: float
-    by: str  #: empty for nobody that the Hub knows
+    by: str  #: empty: not known to the Hub
     method: str
     path: str
     status: int

@@ -30,4 +30,4 @@ class Channel(Protocol):
         """Send it; ``NotSent`` if it was not taken. Limited in time."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 PACE, PAUSE = 1.0, 30.0
 #: Seconds before each further try.
 RETRIES = (2.0, 15.0, 60.0)
-#: A notice that is older, in seconds, is not told any more.
+#: Seconds after which a notice is too old to be sent.
 OLDEST = 3600.0
 
 

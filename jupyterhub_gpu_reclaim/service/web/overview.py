@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: How far back the plot may reach: hours, and the words for it.
 PERIODS = ((24, "24 hours"), (7 * 24, "7 days"), (31 * 24, "31 days"))
-#: Most who wait, and users of the store, that are shown by name.
+#: Most waiting sessions, and users of the store, that are listed.
 _MOST_SHOWN = 200
 
 

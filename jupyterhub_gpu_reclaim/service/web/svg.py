@@ -33,7 +33,7 @@ class Spark:
     width: int
     height: int
     newest: str  #: "45 %"
-    label: str  #: for those who do not see it
+    label: str  #: text alternative
 
 
 @dataclass(frozen=True)
