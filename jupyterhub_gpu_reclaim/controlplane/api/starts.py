@@ -185,10 +185,10 @@ class Starts(Spawning):
 
         Raises:
             Unreachable: nothing is known. A silent node does not prevent a return if
-            Hub
-                and journal agree on the checkpoint; nor does a store that cannot be
-                listed
-                now but was listed before.
+            Hub and
+                journal agree on the checkpoint; nor does a store that cannot be listed
+                now but
+                was listed before.
         """
         agreed = placement.checkpoint == row.checkpoint
         try:

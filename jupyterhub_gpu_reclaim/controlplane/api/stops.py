@@ -89,11 +89,11 @@ class Stops(Spawning):
         return row.incarnation == placement.incarnation
 
     async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
-        """An incarnation that the journal does not know: only the agent can tell.
+        """An incarnation that the journal does not know: only the agent knows it.
 
         Raises:
-            Unreachable: it does not answer; the spawner can see by itself what is
-            frozen.
+            Unreachable: it does not answer; the spawner can see what is frozen by
+            itself.
         """
         trees = tuple(await self._agent.trees(placement.key))
         facts = self._sessions.living(row.key, Facts(trees, (), None))
@@ -116,7 +116,7 @@ class Stops(Spawning):
     async def _save_first(self, key: SessionKey) -> None:
         """Capture once more: our stop came so late that the session runs again.
 
-        The Hub cannot be told to leave the server running.
+        The Hub cannot be told to leave the server running (trap T8).
         """
         self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
         self._look(key)

@@ -171,7 +171,7 @@ class Deletions:
             self._orders = {order.key: order for order in orders}
         return self._orders
 
-    # --- what is old
+    # --- old or new
     def living(self, key: SessionKey, facts: Facts) -> Facts:
         """The observed state without what is to be deleted."""
         order = self.pending(key)

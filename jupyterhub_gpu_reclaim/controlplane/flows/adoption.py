@@ -141,7 +141,7 @@ def saved(
 
 
 def found_failure(info: CheckpointInfo) -> Failure:
-    """The question to the session's user, as it stands in the row."""
+    """The question to the session's user, as stored in the row."""
     return failure_of(Reason.SAVED_FOUND, when=moment(info.created))
 
 

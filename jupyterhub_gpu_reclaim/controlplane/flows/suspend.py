@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:
-    """A reason as it stands in a row."""
+    """A reason as stored in a row."""
     return codec.failure_of(Refused(reason, **facts))
 
 
@@ -227,7 +227,8 @@ class Suspender:
             self.thawed(row, failure_of(Reason.HUB_UNREACHABLE))
 
     def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
-        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted."""
+        """Saved -> RUNNING: the checkpoint is older than what runs, so it is deleted.
+        """
         self._count("failed", failure.code)
         now = self._sessions.clock.now()
         doomed = expiry.kept(self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0)

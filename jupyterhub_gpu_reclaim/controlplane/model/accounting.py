@@ -42,7 +42,7 @@ def leaving(
 def waited(
     counters: Counters, before: SessionRow, row: SessionRow, now: float
 ) -> SessionRow:
-    """How long a session waited that is no longer on its way back."""
+    """How long a session has waited when it is no longer on its way back."""
     if before.waiting_since is None or row.phase is Phase.RESUMING:
         return row
     failure = row.failure

@@ -49,7 +49,7 @@ class _Track:
             self.minute, self.looks = minute, 0
 
     def see(self, percent: float | None, memory: int | None) -> None:
-        """One look in the newest minute."""
+        """Take one sample into the newest minute."""
         place = self.minute % MINUTES
         if percent is not None:
             before = self.percent[place] if self.looks else 0.0

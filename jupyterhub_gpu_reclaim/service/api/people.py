@@ -104,7 +104,7 @@ class Session(PersonRoute):
 
     @operation("Show one session", answer=SessionView, errors=(404,))
     async def get(self, user: str, server: str) -> None:
-        """Show it."""
+        """Answer with its view."""
         self.answer(self.context.control.session(self.key(user, server)))
 
 
@@ -137,7 +137,7 @@ class Suspend(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Begin it."""
+        """Begin the suspend; answers before it is done."""
         key = self.key(user, server)
         view = await self.context.control.suspend(key, self.person.label)
         self.answer(view, 202)
@@ -156,7 +156,7 @@ class Resume(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Begin it."""
+        """Begin the resume; answers before it is done."""
         key, person = self.key(user, server), self.person
         view = await self.context.control.resume(
             key, person.label, manages=person.manages
@@ -177,7 +177,7 @@ class KeepSession(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it."""
+        """Keep it, or take a keep back."""
         key = self.key(user, server)
         seconds, person = self.body(Keep).seconds, self.person
         keep = self.context.control.keep
@@ -197,7 +197,7 @@ class OptOutSession(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it; a user may only take it back."""
+        """Set or clear it; a user may only clear it."""
         key = self.key(user, server)
         out = check_opt_out(self, self.body(OptOut).out)
         view = await self.context.control.opt_out(key, out, self.person.label)
@@ -237,7 +237,7 @@ class RenewLogin(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it."""
+        """Journal the order, for the next start."""
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
         key = self.key(user, server)
@@ -256,7 +256,7 @@ class StartFresh(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Do it."""
+        """Set it aside; nothing is started."""
         key = self.key(user, server)
         view = await self.context.control.start_fresh(key, self.person.label)
         self.answer(view, 202)
@@ -289,7 +289,7 @@ class Saved(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str) -> None:
-        """Delete it for good."""
+        """Delete them for good."""
         key, by = self.key(user, server), self.person.label
         self.answer(await self.context.control.delete(key, by, everything=True))
 
@@ -325,7 +325,7 @@ class BringBackSaved(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Begin it."""
+        """Begin to bring it back; answers before it is done."""
         key, by = self.key(user, server), self.person.label
         save = self.body(BringBack).save_running
         bring_back = self.context.control.bring_back

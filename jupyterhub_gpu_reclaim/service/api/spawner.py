@@ -60,7 +60,7 @@ class PlanStart(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Plan it."""
+        """Answer with a ``StartPlan``."""
         self.answer(await self.context.control.plan_start(self.body(Placement)))
 
 
@@ -77,7 +77,7 @@ class Placed(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Begin it."""
+        """Record the place; the worker orders the restore."""
         await self.context.control.placed(self.body(Placement))
         self.set_status(202)
         self.clear_header("Content-Type")
@@ -147,7 +147,7 @@ class Cancelled(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Settle it."""
+        """End what was placed."""
         await self.context.control.cancelled(self.body(Placement))
         self.no_content()
 
@@ -165,7 +165,7 @@ class PlanStop(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Plan it."""
+        """Answer with a ``StopPlan``."""
         self.answer(await self.context.control.plan_stop(self.body(Placement)))
 
 
@@ -182,7 +182,7 @@ class Release(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """End it."""
+        """End it; answers when it is dead."""
         await self.context.control.release(self.body(Placement))
         self.no_content()
 
@@ -200,7 +200,7 @@ class Stopped(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Note it."""
+        """Record the stop."""
         await self.context.control.stopped(self.body(Placement))
         self.no_content()
 

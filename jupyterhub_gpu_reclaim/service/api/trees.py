@@ -23,7 +23,7 @@ class SecondTree(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str, incarnation: str) -> None:
-        """End them; what they hold in memory is lost."""
+        """End it; what it holds in memory is lost."""
         key = self.key(user, server)
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)

@@ -111,10 +111,10 @@ class GpuUse:
             _log.info("- Prometheus tells of the GPUs again")
 
     async def _look(self) -> Told:
-        """What it reports now.
+        """The exporter's newest values.
 
         Raises:
-            Silent: nothing.
+            Silent: there is no answer.
         """
         now = self._clock.now()
         text = query(self._span, self._selector)
@@ -126,5 +126,5 @@ class GpuUse:
 
 
 def _is_known(gpus: list[GpuSample] | None) -> bool:
-    """Whether it says of each card how much it worked."""
+    """Whether the sample has a utilisation for each card."""
     return gpus is not None and all(gpu.sm_percent is not None for gpu in gpus)

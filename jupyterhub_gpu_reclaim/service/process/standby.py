@@ -54,7 +54,7 @@ class _Waits(Route):
     """Any call of a program: not here, and not yet."""
 
     async def prepare(self) -> None:
-        """Say why."""
+        """Answer with the reason."""
         raise Unreachable(self.settings["context"].why)
 
 
@@ -62,7 +62,7 @@ class _SpawnerWaits(VouchedRoute):
     """Any call of the spawner: the same, with our proof."""
 
     async def prepare(self) -> None:
-        """Say why."""
+        """Answer with the reason."""
         raise Unreachable(self.settings["context"].why)
 
 
@@ -78,7 +78,7 @@ class _Page(pages.HtmlErrors):
     """Any page."""
 
     async def prepare(self) -> None:
-        """Say why there is none."""
+        """Answer with a page that shows the reason."""
         self.set_header("Retry-After", "5")
         raise Unreachable(self.settings["context"].why)
 
