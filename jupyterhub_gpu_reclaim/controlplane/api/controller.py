@@ -244,9 +244,7 @@ class Controller(People):
         await self._stops.release(placement)
 
     async def stopped(self, placement: Placement) -> None:
-        """The server was stopped for real. A suspended session stays suspended (trap
-        T9).
-        """
+        """A real stop has happened. A suspended session stays suspended (trap T9)."""
         self._stops.stopped(placement)
 
     async def forget(self, key: SessionKey) -> None:

@@ -227,8 +227,7 @@ class Suspender:
             self.thawed(row, failure_of(Reason.HUB_UNREACHABLE))
 
     def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
-        """Saved -> RUNNING: the checkpoint is older than what runs, so it is deleted.
-        """
+        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted."""
         self._count("failed", failure.code)
         now = self._sessions.clock.now()
         doomed = expiry.kept(self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0)
