@@ -1,8 +1,8 @@
-"""The service's API as people and programs use it, with a token of the Hub.
+"""Client of the service's API for people and programs, with a token of the Hub.
 
-Called by the command line (``cli_sessions``). It decides nothing and retries nothing:
-what does not answer is ``Unreachable(API_UNREACHABLE)``, what the service refuses is
-raised in the service's own words. The spawner's calls are in ``hub/client.py``.
+It decides nothing and retries nothing: no answer is
+``Unreachable(API_UNREACHABLE)``, a refusal is raised in the service's own words. The
+spawner's calls are in ``hub/client.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Where the Hub has the service, below its own address.
+#: The service's path below the Hub's address.
 SERVICE = "/services/gpu-reclaim"
 #: Longest silence of the stream of changes, seconds; it has a heartbeat.
 MAX_SILENCE = 60.0
@@ -38,12 +38,12 @@ class SessionsClient:
 
     Args:
         url: of the Hub, or of the service itself (a path with ``/services/`` in it).
-        token: of the Hub, of somebody who may use the service.
+        token: of the Hub, with access to the service.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         timeout: seconds for one call.
 
     Raises:
-        BadRequest: the address is none.
+        BadRequest: the address is invalid.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class SessionsClient:
         return await self._ask("GET", f"sessions/{key.path}/why", list[Verdict])
 
     async def suspend(self, key: SessionKey) -> SessionView:
-        """Begin to save it. Idempotent."""
+        """Begin to suspend it. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/suspend", SessionView)
 
     async def resume(self, key: SessionKey) -> SessionView:
-        """Begin to bring it back. Idempotent."""
+        """Begin to resume it. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
 
     async def renew_login(self, key: SessionKey) -> SessionView:
@@ -83,7 +83,7 @@ class SessionsClient:
         return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
 
     async def end_tree(self, key: SessionKey, incarnation: str) -> None:
-        """End programs of it that the Hub does not know of."""
+        """End a tree of it that the Hub does not know."""
         path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"
         await self._sent("DELETE", path)
 
@@ -93,7 +93,7 @@ class SessionsClient:
         return await self._ask("POST", f"sessions/{key.path}/keep", SessionView, body)
 
     async def saved(self, key: SessionKey) -> list[KeptState]:
-        """Its saved states, the newest generation first."""
+        """Its checkpoints, the newest generation first."""
         return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
 
     async def bring_back(
@@ -105,7 +105,7 @@ class SessionsClient:
         return await self._ask("POST", path, SessionView, body)
 
     async def journal(self, *, rebuild: bool) -> list[Compared]:
-        """Compare journal, store and Hub, or have the journal follow the store."""
+        """Compare journal, store and Hub, or correct the journal from the store."""
         method = "POST" if rebuild else "GET"
         return await self._ask(method, "journal", list[Compared])
 
@@ -155,7 +155,7 @@ class SessionsClient:
             raise self._unreachable(why, error) from None
 
     def _refusal(self, answer: Answer) -> ReclaimError:
-        """The service's own error; what has no words of ours is not the service."""
+        """The service's own error; an answer without one is not the service's."""
         why = "something else is there"
         if answer.status < 400:
             why = "it sends us elsewhere; give the address where that ends, with https"
@@ -189,6 +189,6 @@ def _parts(url: str) -> tuple[str, str]:
 
 
 def _why(silent: Silent) -> str:
-    """The end of what the library says: "Connection refused"."""
+    """The end of the library's message: "Connection refused"."""
     text = str(silent).rpartition(": ")[2].rpartition("] ")[2].strip(". ")
     return text[:1].lower() + text[1:]

@@ -1,9 +1,10 @@
-"""``jupyterhub-gpu-reclaim config check FILE``: is a Hub's configuration sound for us?
+"""``jupyterhub-gpu-reclaim config check FILE``: checks a Hub's configuration.
 
-Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`. The file is read as the Hub reads
-it, which runs it, and ``configure(c)`` in it judges what it is given; what is set below
-the call is judged as well. Nothing is started, and nothing of ours is made on this
-machine.
+The file is read as the Hub reads it, which runs it, and ``configure(c)`` in it checks
+its
+arguments; what is set below the call is checked as well. Nothing is started, and
+nothing
+of ours is made on this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``jupyterhub-gpu-reclaim criu install|check|path``.
-
-Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`.
-"""
+"""``jupyterhub-gpu-reclaim criu install|check|path``."""
 
 from __future__ import annotations
 

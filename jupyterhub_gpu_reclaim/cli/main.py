@@ -1,4 +1,4 @@
-"""The command ``jupyterhub-gpu-reclaim``: what an administrator types.
+"""The command ``jupyterhub-gpu-reclaim``, for administrators.
 
 Each subcommand is a module with ``register(commands)``, which sets ``run``, a function
 from the parsed arguments to an exit code. An error of ours is a sentence with its code
@@ -20,7 +20,7 @@ COMMANDS = (sessions, config, criu, store)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; the exit code."""
+    """Run one subcommand; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="jupyterhub-gpu-reclaim",
         description="Gives idle GPUs of a JupyterHub back and keeps every session.",

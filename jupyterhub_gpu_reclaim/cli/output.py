@@ -1,8 +1,7 @@
-"""What our commands print: tables for people, JSON for programs, progress beside both.
+"""Output of our commands: tables for people, JSON for programs, progress beside both.
 
-Used by ``cli_store`` and ``cli_sessions``; it knows neither of them. Results
-go to the standard output, everything else to the standard error output. Names of users
-are data: nothing in them is obeyed by a terminal.
+Results go to the standard output, everything else to the standard error output. Users'
+names are data: a terminal obeys nothing in them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.text import plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: Where nobody looks at it, no line is broken.
+#: Width without a terminal, so that no line is broken.
 _WIDE = 400
 #: Bars that are shown at a time; a screen has no room for a thousand.
 MOST_BARS = 12
@@ -78,14 +77,14 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class Bars:
-    """One bar per name, each with what is being done; shown by :func:`bars`."""
+    """One bar per name, each with its step; shown by :func:`bars`."""
 
     def __init__(self, shown: Progress | None) -> None:
         self._shown = shown
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, name: str, what: str, done: int, total: int) -> None:
-        """How far that name is; a total of 0 is not known. At most ``MOST_BARS``."""
+        """Progress of that name; a total of 0 is not known. At most ``MOST_BARS``."""
         if self._shown is None:
             return
         text = plain(f"{name}  {what}")
@@ -117,7 +116,7 @@ def bars() -> Iterator[Bars]:
 
 
 def complain(line: str) -> None:
-    """A line for a person, beside the result."""
+    """Print a line for a person, beside the result."""
     sys.stderr.write(plain(line) + "\n")
 
 

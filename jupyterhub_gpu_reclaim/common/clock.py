@@ -1,7 +1,6 @@
-"""Time, passed in: who needs the clock takes one, so that tests can hold it still.
+"""Time, passed in as an argument, so that tests can control it.
 
-Used by every stage. Nothing else in the package may call ``time.time``,
-``datetime.now`` or ``asyncio.sleep`` where a decision depends on the answer.
+Decisions must use it instead of ``time.time``, ``datetime.now`` or ``asyncio.sleep``.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the time is, and waiting for it."""
+    """The time, and waiting for it."""
 
     def now(self) -> float:
         """Wall clock, seconds since the epoch (UTC)."""
@@ -39,7 +38,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until a test or a simulation moves it."""
+    """A clock that only a test or a simulation moves."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -60,7 +59,7 @@ class ManualClock:
         await future
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward and wake who has slept long enough."""
+        """Move the clock forward, and wake the sleepers whose time is over."""
         self._now += seconds
         due = [s for s in self._sleepers if s[0] <= self._now]
         self._sleepers = [s for s in self._sleepers if s[0] > self._now]

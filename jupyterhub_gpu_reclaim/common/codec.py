@@ -1,8 +1,9 @@
-"""Values to JSON and back, with errors that a caller understands.
+"""Values to JSON and back, with errors for the caller.
 
-Used at every border of ours: HTTP bodies, NDJSON streams, files of the agent. What
-does not fit its type is a :class:`~jupyterhub_gpu_reclaim.common.errors.BadRequest`
-that names the field, never a traceback.
+For HTTP bodies, NDJSON streams and the agent's files. A value that does not fit its
+type is a :class:`~jupyterhub_gpu_reclaim.common.errors.BadRequest` that names the
+field,
+never a traceback.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 def failure_of(error: ReclaimError) -> Failure:
-    """An error as it travels; the detail stays in the log."""
+    """An error as a value for the wire; the detail stays in the log."""
     return Failure(
         code=error.reason.value,
         message=error.message,
@@ -62,7 +63,7 @@ _BY_STATUS: dict[int, type[ReclaimError]] = {
 
 
 def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> ReclaimError:
-    """The error that a far part told us, to be raised here, in its own words."""
+    """The exception for an error that another part has sent, in its own words."""
     error = kind(Reason.of(failure.code), retryable=failure.retryable)
     error.message = failure.message
     error.args = (failure.message,)
@@ -70,5 +71,5 @@ def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> Reclaim
 
 
 def kind_of_status(status: int) -> type[ReclaimError]:
-    """Which error of ours an HTTP status of our own APIs stands for."""
+    """The class of our errors for an HTTP status of our own APIs."""
     return _BY_STATUS.get(status, Refused)

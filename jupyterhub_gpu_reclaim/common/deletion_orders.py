@@ -1,9 +1,9 @@
-"""Orders to delete a server's sessions, as files that outlive whoever gave them.
+"""Orders to delete a server's sessions, as files, so that none is lost.
 
-JupyterHub deletes a server or a user once, and tells nobody again. So the spawner
-writes the order into the service's folder first and only then tells the service, which
-removes the file when the order stands in its journal. Neither a service that is away
-nor an answer that is lost can lose it. Both sides run on the Hub's machine.
+JupyterHub reports the deletion of a server or a user only once. So the spawner writes
+the order into the service's folder first and then tells the service, which removes the
+file when the order is in its journal. Neither an absent service nor a lost answer can
+lose it. Both sides run on the Hub's machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SUFFIX = ".json"
 
 
 def write(folder: Path, key: SessionKey) -> Path:
-    """Write an order down, durably.
+    """Write an order, durably.
 
     Args:
         folder: the service's own; that of the orders is made in it.
-        key: whose session is to be deleted for ever.
+        key: whose session is to be deleted.
 
     Raises:
         OSError: it cannot be written.
@@ -54,7 +54,7 @@ def write(folder: Path, key: SessionKey) -> Path:
 
 
 def pending(folder: Path) -> Iterator[tuple[Path, SessionKey]]:
-    """The orders that stand there; what is none is put out of the way."""
+    """The orders in the folder; files that are not orders are moved away."""
     for path in sorted((folder / FOLDER).glob(f"*{_SUFFIX}")):
         with contextlib.suppress(FileNotFoundError):
             try:
@@ -67,7 +67,7 @@ def pending(folder: Path) -> Iterator[tuple[Path, SessionKey]]:
 
 
 def remove(path: Path) -> None:
-    """The order stands in the journal."""
+    """Remove an order that is now in the journal."""
     path.unlink(missing_ok=True)
     _sync(path.parent)
 

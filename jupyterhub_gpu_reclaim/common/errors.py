@@ -1,4 +1,4 @@
-"""The one error tree: every failure has a code, a sentence and a verdict on retrying.
+"""The one error tree: every failure has a code, a sentence, and whether to retry.
 
 ::
 
@@ -6,14 +6,14 @@
     ├── Refused          nothing was touched; the reason stands in the code
     ├── RolledBack       something was begun and undone; the session runs as before
     ├── RestoreFailed    the checkpoint is kept; the user chooses what to do
-    ├── StoreError       the store could not write, read or vouch for something
+    ├── StoreError       the store could not write, read or authenticate something
     ├── Unreachable      a part of ours did not answer; nothing is known
     ├── NotFound         no such session, checkpoint or operation
-    └── BadRequest       the caller's words are off
+    └── BadRequest       the caller's arguments are invalid
 
-Every stage raises these and only these across its border. ``message`` is for a
-person and never holds a path of ours, a token or a traceback; ``detail`` is for the
-log. Codes are :class:`~jupyterhub_gpu_reclaim.common.reasons.Reason` members.
+No other error crosses the border of a room. ``message`` is for a person and never holds
+an internal path, a token or a traceback; ``detail`` is for the log. Codes are
+:class:`~jupyterhub_gpu_reclaim.common.reasons.Reason` members.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReclaimError(Exception):
         reason: the stable code; carries the sentence's template.
         detail: for the log only.
         retryable: whether the same call may succeed later; None takes the
-            reason's own verdict.
+            reason's own default.
         **facts: values for the sentence's template.
     """
 
@@ -59,7 +59,7 @@ class ReclaimError(Exception):
 
 
 class Refused(ReclaimError):
-    """Nothing was touched: the session goes on as if nobody had asked."""
+    """Nothing was touched: the session continues unchanged."""
 
     status = 409
 
@@ -77,7 +77,7 @@ class RestoreFailed(ReclaimError):
 
 
 class StoreError(ReclaimError):
-    """The store could not write, read or vouch for something."""
+    """The store could not write, read or authenticate something."""
 
     status = 507
 
@@ -95,6 +95,6 @@ class NotFound(ReclaimError):
 
 
 class BadRequest(ReclaimError):
-    """The caller's words are off; nothing was done."""
+    """The caller's arguments are invalid; nothing was done."""
 
     status = 400

@@ -1,9 +1,9 @@
-"""Logging set up alike in every program of ours: one line, UTC, whom it is about first.
+"""Logging for all our programs: one line, UTC, session first.
 
-Called once by each program (agent, service) at start. It never decides what is
-logged: modules take ``logging.getLogger(__name__)`` and write ``%``-style messages
-whose first word is ``user/server`` and whose last is the reason. Nothing here may
-see a token: what is secret is never handed to a logger.
+It does not decide what is logged: modules take ``logging.getLogger(__name__)`` and
+write
+``%``-style messages whose first word is ``user/server`` and whose last is the reason. A
+secret must never be passed to a logger.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import TextIO
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname).1s %(name)s: %(message)s"
 _DATES = "%Y-%m-%dT%H:%M:%S"
 _PACKAGE = "jupyterhub_gpu_reclaim"
-#: Kinds of characters that a terminal or an editor obeys instead of showing: control
-#: characters (also those above 127), marks that turn the writing around, line breaks
-#: of Unicode, halves of characters.
+#: Categories of characters that a terminal or an editor obeys instead of showing:
+#: control characters (also those above 127), bidirectional marks, Unicode's line
+#: breaks, surrogates.
 _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _PLAIN = re.compile(r"[ -~]*")
 #: Messages of one kind that are written within so many seconds; more are counted.
 _MOST, _WITHIN = 200, 10.0
-#: Kinds that are remembered; then counting begins anew.
+#: Kinds that are remembered; then counting begins again.
 _MOST_KINDS = 1000
 
 
 def shown(text: str) -> str:
-    """Text with what would be obeyed written as an escape: one line, as it stands."""
+    """Text with such characters escaped: one line, and nothing else changed."""
     if _PLAIN.fullmatch(text):
         return text
     return "".join(_shown(character) for character in text)
@@ -46,9 +46,10 @@ def _shown(character: str) -> str:
 class OneLineFormatter(logging.Formatter):
     """A record as one line: control characters are shown, not obeyed.
 
-    A user's name, a path or a program's name comes from people; none of them may
-    start a line of its own in the log. A traceback keeps its lines, indented; what
-    the message says never becomes one.
+    Names of users, paths and programs come from people; none of them may start a line
+    of its
+    own in the log. A traceback keeps its lines, indented; the message is always one
+    line.
     """
 
     converter = staticmethod(time.gmtime)
@@ -61,11 +62,11 @@ class OneLineFormatter(logging.Formatter):
         return shown(super().formatMessage(record))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
-        """A traceback, whose text may be anybody's, too."""
+        """A traceback, whose text is not trusted either."""
         return _indented(super().formatException(ei))  # type: ignore[arg-type]
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's name
-        """Where a record was made."""
+        """The stack at the record."""
         return _indented(super().formatStack(stack_info))
 
 
@@ -74,10 +75,10 @@ def _indented(text: str) -> str:
 
 
 class Throttle(logging.Filter):
-    """Lets so many messages of one kind pass, and counts the others.
+    """Passes so many messages of one kind, and counts the others.
 
-    A message's kind is its text without its values. Nobody who makes us complain may
-    fill the disk with that.
+    A message's kind is its text without its values. So a caller that provokes messages
+    cannot fill the disk.
     """
 
     def __init__(self, most: int = _MOST, within: float = _WITHIN) -> None:
@@ -87,7 +88,7 @@ class Throttle(logging.Filter):
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write it; the first one after some were left out says so."""
+        """Whether to write it; the first one after a gap says how many are missing."""
         kind = (record.name, str(record.msg)[:200])
         if len(self._kinds) > _MOST_KINDS:
             self._kinds.clear()
@@ -118,7 +119,7 @@ def set_up(level: int | str = logging.INFO, stream: TextIO | None = None) -> Non
     logger.addHandler(_handler(stream, logging.NOTSET))
     logger.setLevel(level)
     logger.propagate = False
-    # of everybody who has no handler: asyncio, tornado, the Hub's own modules
+    # of all without a handler: asyncio, tornado, the Hub's own modules
     logging.lastResort = _handler(stream, logging.WARNING)
 
 

@@ -1,9 +1,9 @@
-"""The words that all parts share: sessions, phases, samples, checkpoints, progress.
+"""The values that all parts share: sessions, phases, samples, checkpoints, progress.
 
 Plain frozen values, checked when they are decoded (``msgspec``); no I/O and no
-decisions. The wire format of every API of ours is these, as JSON: see
-``common/codec.py``. All times are seconds since the epoch (UTC), all durations seconds,
-all sizes bytes.
+decisions. As JSON they are the wire format of all our APIs: see ``common/codec.py``.
+All
+times are seconds since the epoch (UTC), all durations seconds, all sizes bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-#: A name that may stand in a path of ours: no slash, no leading dot or dash.
+#: A name that may be part of a path of ours: no slash, no leading dot or dash.
 Identifier = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
 ]
@@ -74,11 +74,11 @@ class TreeState(StrEnum):
 
 
 class KernelSample(Value, frozen=True, kw_only=True):
-    """One Jupyter kernel, as the session's own server tells it."""
+    """One Jupyter kernel, as reported by the session's own server."""
 
     id: str
     name: str  #: notebook path where one is known, else the kernel's name
-    execution_state: str  #: idle, busy, starting, …; "unknown" where not told
+    execution_state: str  #: idle, busy, starting, …; or "unknown"
     last_activity: float
     connections: int = 0
 
@@ -87,7 +87,7 @@ class TerminalSample(Value, frozen=True, kw_only=True):
     """One terminal of the Jupyter server."""
 
     name: str
-    last_input: float | None  #: when somebody last typed (atime of the tty)
+    last_input: float | None  #: time of the last input (atime of the tty)
 
 
 class GpuSample(Value, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class Sample(Value, frozen=True, kw_only=True):
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """Samples of one session, summed up over a window; ``None`` where not known."""
+    """Samples of one session, summed up over a window; ``None``: not known."""
 
     at: float
     watched: float  #: how long the window reaches back, without a gap
@@ -153,7 +153,7 @@ class Verdict(Value, frozen=True, kw_only=True):
 
 
 class Finding(Value, frozen=True, kw_only=True):
-    """Something that pre-flight or a compatibility check found."""
+    """A result of preflight or of a compatibility check."""
 
     code: str
     message: str
@@ -163,7 +163,7 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 class Step(Value, frozen=True, kw_only=True):
-    """Progress of an operation: one step, begun, going on or ended."""
+    """Progress of an operation: one step, begun, under way or ended."""
 
     step: str  #: stable name, e.g. ``dump``
     title: str  #: what a user reads, e.g. "Saving the memory"
@@ -174,7 +174,7 @@ class Step(Value, frozen=True, kw_only=True):
 
 
 class Failure(Value, frozen=True, kw_only=True):
-    """An error as it travels: the code, the sentence, the verdict on retrying."""
+    """An error on the wire: the code, the sentence, and whether to retry."""
 
     code: str
     message: str
@@ -203,7 +203,7 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
 
 
 class KeptState(Value, frozen=True, kw_only=True):
-    """One saved state of a session that the service keeps, and why."""
+    """One checkpoint of a session that the service keeps, and why."""
 
     id: Identifier
     generation: int
@@ -217,7 +217,7 @@ class KeptState(Value, frozen=True, kw_only=True):
 
 
 class Identity(Value, frozen=True, kw_only=True):
-    """What the spawner needs to bring a session back under its old login.
+    """What the spawner needs to resume a session under its old login.
 
     Held inside the checkpoint, never in the Hub's state nor in the journal.
     """
@@ -239,7 +239,7 @@ class Tree(Value, frozen=True, kw_only=True):
     key: SessionKey
     state: TreeState
     init_pid: int  #: host pid of the session's init; 0 when gone
-    checkpoint: str = ""  #: of the capture or restore in hand, or the last one
+    checkpoint: str = ""  #: of the capture or restore under way, or the last one
     generation: int = 0
     operation: str = ""
     steps: list[Step] = []
@@ -276,10 +276,8 @@ class Placement(Value, frozen=True, kw_only=True):
     key: SessionKey
     incarnation: Identifier
     checkpoint: str = ""
-    owner: str = (
-        ""  #: the user's account at the Hub, whatever its name; empty: not told
-    )
-    #: why a start was called off, where only the spawner knows it
+    owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
+    #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
 
 
@@ -304,9 +302,9 @@ class StopPlan(Value, frozen=True, kw_only=True):
 
 
 class Waiting(Value, frozen=True, kw_only=True):
-    """Somebody who starts or comes back while no GPU is free."""
+    """A session that starts or resumes while no GPU is free."""
 
-    key: SessionKey | None = None  #: None where it is somebody else's
+    key: SessionKey | None = None  #: None if it is another user's
     place: int = 0  #: in the queue, from 1 on
     since: float
     gpus: int = 1  #: that it waits for
@@ -330,14 +328,14 @@ class SessionView(Value, frozen=True, kw_only=True):
     suspends_at: float | None = None
     steps: list[Step] = []
     last_suspend: CheckpointInfo | None = None
-    saved: list[CheckpointInfo] = []  #: put aside by "start fresh"
+    saved: list[CheckpointInfo] = []  #: set aside by "start fresh"
     #: all that is saved of it, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
     facts: dict[str, Any] = {}
 
 
 class Compared(Value, frozen=True, kw_only=True):
-    """One session as the journal has it, beside what is in the store."""
+    """One session in the journal, compared with the store."""
 
     key: SessionKey
     phase: Phase

@@ -1,7 +1,6 @@
-"""Every reason we give to a person: a stable code, a sentence, and what to do.
+"""Every reason for a person: a stable code, a sentence, and what to do.
 
-Used by whoever raises an error, vetoes a suspend or explains one. The reference page
-``docs/reference/reasons.md`` is generated from this list.
+The reference page ``docs/reference/reasons.md`` is generated from this list.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Reason(Enum):
 
     @classmethod
     def of(cls, code: str) -> Reason:
-        """The member with that code; ``INTERNAL`` for one that a newer part made."""
+        """The member with that code; ``INTERNAL`` for a code of a newer release."""
         return next((r for r in cls if r.value == code), cls.INTERNAL)
 
     def sentence(self, **facts: Any) -> str:

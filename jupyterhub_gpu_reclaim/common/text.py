@@ -1,7 +1,6 @@
-"""Sizes and durations as a person reads them: "1.5 GB", "12 min"; and text, unarmed.
+"""Sizes and durations for people: "1.5 GB", "12 min"; and text safe for a terminal.
 
-Used by whoever fills a sentence of ``common/reasons.py``, a line of a log or a
-terminal. It rounds, so nothing may be computed from its answers.
+It rounds, so nothing may be computed from its answers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(at: float) -> str:
-    """A point in time, the same for everybody: ``"2026-11-22 06:44 UTC"``."""
+    """A point in time in UTC: ``"2026-11-22 06:44 UTC"``."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

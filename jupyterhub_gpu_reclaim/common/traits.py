@@ -1,7 +1,6 @@
 """Configuration values with a unit, checked when they are set.
 
-Used by everything that administrators configure. A value that makes no sense is an
-error at the start, in words, never a surprise at use.
+An invalid value is an error at the start, with a sentence, and not at its use.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Seconds(Float[Any, Any]):
         super().__init__(default, **kwargs)
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Refuse what is no number of seconds.
+        """Reject anything but a number of seconds.
 
         Raises:
             TraitError: negative, infinite or no number.
@@ -41,7 +40,7 @@ class Percent(Float[Any, Any]):
         super().__init__(default, **kwargs)
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Refuse what is no share.
+        """Reject anything but a share in percent.
 
         Raises:
             TraitError: negative, infinite or no number.
@@ -63,7 +62,7 @@ class Address(Unicode[str, Any]):
         self._base = base
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Refuse what cannot be one.
+        """Reject what cannot be one.
 
         Raises:
             TraitError: it cannot; it is not repeated, since it may hold a secret.

@@ -1,1 +1,1 @@
-"""Stage 3, once and crash-proof: phases, journal, work queue, reconciler."""
+"""Moves sessions between phases, durably: phases, journal, work queue, reconciler."""

@@ -1,9 +1,8 @@
-"""The Hub's process asks the service: how to start, how to stop, what is going on.
+"""The spawner's HTTP client of the service: plans, reports, progress.
 
-Called by the spawner's mixin only. It decides nothing. A service that says that it is
-being started is asked again until it has been; nothing else is retried: what does not
-answer within its time limit is ``Unreachable(SERVICE_UNREACHABLE)``, what the service
-refuses is raised in the service's own words.
+It decides nothing. A service that answers "being started" is asked again until it has
+started; nothing else is retried. No answer within the time limit is
+``Unreachable(SERVICE_UNREACHABLE)``; a refusal is raised in the service's own words.
 
 Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
 ``docs/explanation/architecture.md``.
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds between two questions to a service that is being started, and all of them.
+#: Seconds between two requests to a service that is being started, and in all.
 STARTING_PAUSE, STARTING_LIMIT = 0.5, 60.0
 #: Longest silence of a progress stream, seconds; then it is asked for again.
 MAX_SILENCE = 3600.0
@@ -78,7 +77,7 @@ class ServiceClient:
     async def plan_start(self, placement: Placement) -> StartPlan:
         """How to start. Idempotent.
 
-        The service may call off a running capture first, hence the long limit.
+        The service may cancel a running capture first, hence the long limit.
         """
         return await self._plan("plan-start", placement, StartPlan)
 
@@ -87,18 +86,18 @@ class ServiceClient:
         await self._tell("placed", placement)
 
     async def cancelled(self, placement: Placement) -> None:
-        """The start was called off; the checkpoint is kept. Idempotent."""
+        """The start was cancelled; the checkpoint is kept. Idempotent."""
         await self._tell("cancelled", placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
-        """Whether a stop is real or the release of a saved session. Idempotent.
+        """Whether a stop is real or the release of a captured session. Idempotent.
 
         The service may finish a running capture first, hence the long limit.
         """
         return await self._plan("plan-stop", placement, StopPlan)
 
     async def release(self, placement: Placement) -> None:
-        """End the saved tree; returns when it is dead. Idempotent."""
+        """End the captured tree; returns when it is dead. Idempotent."""
         await self._tell("release", placement, limit=self._slow_timeout)
 
     async def stopped(self, placement: Placement) -> None:
@@ -106,11 +105,11 @@ class ServiceClient:
         await self._tell("stopped", placement)
 
     async def forget(self, key: SessionKey) -> None:
-        """The server was deleted for ever. Idempotent."""
+        """The server was deleted. Idempotent."""
         await self._tell("forget", key)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
-        """Steps of the restore in hand, from event number ``after`` on, until its end.
+        """Steps of the restore under way, from event number ``after`` on, to its end.
 
         Raises:
             Unreachable: the stream broke; call again with the number of events seen.
@@ -127,7 +126,7 @@ class ServiceClient:
     # --- one call ------------------------------------------------------------------
 
     async def _plan(self, call: str, placement: Placement, kind: type[T]) -> T:
-        """A question whose answer may take the agent's time."""
+        """A request whose answer may take the agent's time."""
         body = await self._tell(call, placement, limit=self._slow_timeout)
         return _understood(body, kind, call)
 
@@ -158,7 +157,7 @@ def _unreachable(detail: str) -> Unreachable:
 
 
 def _understood(data: bytes, kind: type[T], path: str) -> T:
-    """A value of ours; anything else is not our service, or one that is too new."""
+    """Decode an answer; anything else is not our service, or a newer one."""
     try:
         return codec.decode(data, kind)
     except BadRequest as error:
@@ -166,5 +165,5 @@ def _understood(data: bytes, kind: type[T], path: str) -> T:
 
 
 def _refusal(answer: Answer, path: str) -> ReclaimError:
-    """The service's answer as our error; one without words of ours is no answer."""
+    """The service's answer as our error; without our words it counts as no answer."""
     return answer.refusal() or _unreachable(f"{path}: status {answer.status}")

@@ -1,14 +1,14 @@
-"""``configure(c)``: all that a ``jupyterhub_config.py`` needs from us, in one call.
+"""``configure(c)``: everything that a ``jupyterhub_config.py`` needs, in one call.
 
-Called by the administrator's configuration, as its last line. It only adds: lists and
-roles that are there already are kept and extended, and a value that is set is never
-changed. It starts nothing and talks to nobody; it makes two secrets (files of mode
-0600) in the service's folder when they are not there yet.
+It is the last line of the administrator's configuration. It only adds: lists and roles
+that are there already are kept and extended, and a value that is set is never changed.
+It starts nothing and makes no connection; it makes two secrets (files of mode 0600) in
+the service's folder if they are missing.
 
-A mistake in what it is given keeps no Hub from starting, attended or not: what is wrong
-is said in the Hub's log and on the service's page, and until it is mended every session
-is left alone. ``strict=True``, or ``jupyterhub-gpu-reclaim config check``, is for who
-wants to know before.
+A mistake in its arguments does not keep the Hub from starting: it is reported in the
+Hub's log and on the service's page, and until it is corrected every session is left
+alone. ``strict=True``, or ``jupyterhub-gpu-reclaim config check``, makes mistakes
+errors.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def configure(
         asked["placement"] = "kubernetes"  # never sessions in the Hub's own pod
     problems += config_check.spawners(c, mend=True)
     folder = Path(asked["state_dir"])
-    # Where the one that is meant is not known, nothing is made in another.
+    # If the intended folder is not known, nothing is made in another.
     usable = asked["state_dir"] == state_dir and _made(folder, problems)
     host = asked["service_host"] or _own_address(asked["placement"], problems)
     url = f"http://{host}:{asked['service_port']}"
@@ -135,7 +135,7 @@ def configure(
             ),
             # A Hub that ends before its service has begun leaves no orphan.
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
-            # everybody on the machine can read a command line
+            # every user of the machine can read a command line
             OPTIONS: json.dumps([] if problems else _arguments(options)),
             **_api_server(),
             **(asked["service_environment"] or {}),
@@ -189,7 +189,7 @@ def _service(c: Any) -> dict[str, Any] | None:
 
 
 def _say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
-    """Hand the problems to who must know.
+    """Pass the problems on to the service and the log.
 
     Raises:
         ValueError: there are some, and ``strict``.
@@ -219,7 +219,7 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made(path: Path, problems: list[str]) -> bool:
-    """Make the service's folder; whether secrets can be kept in it."""
+    """Make the service's folder; returns whether secrets can be kept in it."""
     if _only_judging:
         return False
     try:
@@ -232,7 +232,7 @@ def _made(path: Path, problems: list[str]) -> bool:
 
 
 def _own_address(placement: str, problems: list[str]) -> str:
-    """Where the proxy finds a program beside the Hub, as it stands in a URL."""
+    """Where the proxy reaches a program beside the Hub, as in a URL."""
     if placement == "local" or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return "127.0.0.1"
     try:
@@ -246,7 +246,7 @@ def _own_address(placement: str, problems: list[str]) -> str:
 
 
 def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
-    """The least scopes for the service, for users and for administrators."""
+    """The minimal scopes for the service, for users and for administrators."""
     hub = c.JupyterHub
     major = int(version("jupyterhub").partition(".")[0])
     scopes = dict(_current(hub, "custom_scopes", {}))
@@ -296,7 +296,7 @@ def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> 
 
 
 def _api_server() -> dict[str, str]:
-    """Where the kubelet says that the API server is: the Hub hands on little else."""
+    """The API server's address from the kubelet: the Hub passes little else on."""
     told = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     return {name: os.environ[name] for name in told if name in os.environ}
 
@@ -324,7 +324,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _secret(path: Path, problems: list[str], usable: bool) -> str:
-    """The secret in that file; where it cannot be used, one that nobody else knows."""
+    """The secret in that file; if it cannot be used, a random one."""
     if usable:
         try:
             return _kept_secret(path)
@@ -349,7 +349,7 @@ def _kept_secret(path: Path) -> str:
 
 
 def _configured_admins(c: Any) -> set[str]:
-    """``admin_users`` of whatever authenticator is configured above the call."""
+    """``admin_users`` of any authenticator that is configured above the call."""
     found: set[str] = set()
     for section in list(c.values()):
         if isinstance(section, Config):

@@ -1,9 +1,10 @@
-"""Judges what a ``jupyterhub_config.py`` says to us, before the Hub acts on it.
+"""Checks what a ``jupyterhub_config.py`` passes to us, before the Hub acts on it.
 
-A mistake there must never keep a Hub from starting: an unattended restart would leave
-everybody without their servers. So each function returns what can be used and, apart
-from it, sentences about the rest; ``configure(c)`` hands those to the service, which
-shows them and leaves every session alone. Nothing is started, read or written.
+A mistake there must never keep a Hub from starting: after an unattended restart, no
+user
+would have a server. So each function returns what can be used and, apart from it,
+sentences about the rest; ``configure(c)`` passes those to the service, which shows them
+and leaves every session alone. Nothing is started, read or written.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ SHORT = {
 def arguments(
     given: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of ``configure``, each sound or its default, and what is wrong.
+    """The arguments of ``configure``, each valid or its default, and what is wrong.
 
     Args:
-        given: by name; also such as there are not.
-        defaults: of those that there are.
+        given: by name, including unknown ones.
+        defaults: of the known ones.
     """
     sound, found = dict(defaults), []
     for name, said in given.items():
@@ -89,8 +90,8 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
 
     Args:
         c: the Hub's configuration.
-        mend: take the wrong ones out: the Hub would fail at each spawner that it
-            makes, also while it starts.
+        mend: take the wrong ones out: otherwise the Hub would fail at each spawner that
+            it makes, also while it starts.
     """
     found = []
     for section, module in _SPAWNERS.items():
@@ -99,7 +100,7 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
         try:
             owner = getattr(importlib.import_module(module), section)
         except ImportError:
-            continue  # its packages are not there: nobody uses it
+            continue  # its packages are missing, so it is not used
         for name, value in list(c[section].items()):
             wrong = _spawners_value(owner, section, name, value)
             if wrong:
@@ -110,7 +111,7 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
 
 
 def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """What is sound by itself and does not go together with the Hub's settings.
+    """Settings that are valid alone but contradict the Hub's.
 
     Args:
         c: the Hub's configuration.

@@ -1,1 +1,1 @@
-"""What runs in a user's browser tab: the extension of JupyterLab and Notebook."""
+"""Server side of the JupyterLab and Notebook extension."""

@@ -1,9 +1,8 @@
-"""An extension of a session's own Jupyter server: it hands a tab its pass.
+"""Jupyter Server extension: gives an open tab its token.
 
-Loaded by Jupyter Server where the package is installed in the session's environment
-(``etc/jupyter/jupyter_server_config.d``). It answers one call, to whoever may use that
-server and sends its XSRF token, and does nothing else. Next:
-``common/auth/tab_tokens.py``.
+Jupyter Server loads it where the package is installed in the session's environment
+(``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use
+that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
 
     @authenticated
     def post(self) -> None:
-        """Hand it out. A POST, which needs the XSRF token however it is sent."""
+        """Answer with a token. A POST, so that the XSRF token is always needed."""
         text = tab_tokens.made(os.environ, time.time())
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps({"pass": text}))

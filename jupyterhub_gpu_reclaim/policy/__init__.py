@@ -1,1 +1,1 @@
-"""Stage 2, what should happen: pure decisions, each with its reason."""
+"""Pure decisions whether to suspend a session, each with its reason."""

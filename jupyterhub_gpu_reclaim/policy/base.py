@@ -1,7 +1,7 @@
 """What a policy is given and what it answers.
 
-Used by the policies, the guards and ``decide``, which composes them. Everything here is
-a frozen value: no policy asks anybody anything, and none knows the time but ``now``.
+Everything here is a frozen value: a policy makes no requests, and its only time is
+``now``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     #: What rules set for it.
     terms: Terms = Terms()
-    #: How many wait for a GPU, where it has been chosen to go for one of them.
+    #: How many wait for a GPU, if it was selected to go for one of them.
     wanted: int = 0
 
 
@@ -62,17 +62,17 @@ class Policy(Protocol):
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
         """Why (not), the deciding one first; never empty.
 
-        Either the one verdict that says ``reclaim``, or every reason against it. What
-        is not known is a reason against it.
+        Either the one verdict that says ``reclaim``, or every reason against it. An
+        unknown
+        fact is a reason against it.
         """
 
 
 def snapshot_of(view: SessionView) -> SessionSnapshot:
-    """What policies may know of a session, from what the orchestrator keeps.
+    """Reduce a view to what policies may know of a session.
 
     Raises:
-        msgspec.ValidationError: a fact has not the type that it must have, which is
-            a mistake of ours.
+        msgspec.ValidationError: a fact has the wrong type, which is a bug.
     """
     facts = msgspec.convert(view.facts, _Facts)
     return SessionSnapshot(
@@ -86,7 +86,7 @@ def snapshot_of(view: SessionView) -> SessionSnapshot:
 
 
 def claim(reason: Reason, now: float, **facts: Any) -> Verdict:
-    """The reason for a suspend, which may begin at once.
+    """A reason for a suspend, which may begin at once.
 
     Args:
         reason: its code and its sentence.
@@ -103,7 +103,7 @@ def veto(reason: Reason, at: float | None = None, **facts: Any) -> Verdict:
 
     Args:
         reason: its code and its sentence.
-        at: when it may be over, in seconds since the epoch, as far as can be known.
+        at: when it may be over, in seconds since the epoch, if that can be known.
         **facts: for the sentence.
     """
     return Verdict(

@@ -1,7 +1,6 @@
 """The one decision about a session, from all guards and policies, with every reason.
 
-Made by the service from its configuration, called by the orchestrator for each session
-in turn. Pure: the same view at the same time always gets the same answer.
+Pure: the same view at the same time always gets the same answer.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ class Decider:
     """Asks the guards, then the policies.
 
     Args:
-        guards: any of their vetoes is enough.
-        policies: one that says "reclaim" is enough; the first one's reasons are told
-            where none does.
+        guards: one veto is enough.
+        policies: one that says "reclaim" is enough; if none does, the reasons of the
+        first
+            one are given.
     """
 
     def __init__(self, guards: Guards, policies: Sequence[Policy]) -> None:
@@ -43,7 +43,7 @@ class Decider:
             parent: the traitlets application or configurable that they belong to.
 
         Raises:
-            traitlets.TraitError: a value makes no sense; the message names it.
+            traitlets.TraitError: a value is invalid; the message names it.
         """
         idle = IdlePolicy(parent=parent)
         return cls(Guards(parent=parent), [idle, PressurePolicy(idle, parent=parent)])

@@ -1,7 +1,7 @@
-"""What forbids to suspend a session, however idle it is.
+"""Guards: rules that forbid a suspend, however idle the session is.
 
-Asked by ``decide`` with a snapshot, before the policies. Each guard gives a reason that
-its user understands, and the time when it ends where that can be known.
+Each guard gives a reason for the user, and the time when it ends if that can be known.
+They come before the policies: see ``decide.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Whether a session is idle: nobody uses it and it works at nothing.
+"""Whether a session is idle: unused, and not working.
 
-Asked by ``decide`` with a snapshot. It tells every reason against idleness, and what it
-does not know is one of them (law 5).
+It gives every reason against idleness. An unknown fact is one of them (law 5).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class IdlePolicy(Configurable):
-    """Suspends what has been idle for a while."""
+    """Suspends sessions that have been idle for a while."""
 
     idle_after = Seconds(
         900.0,
@@ -106,7 +105,7 @@ class IdlePolicy(Configurable):
             snapshot: the session.
             now: seconds since the epoch.
             idle_after: the seconds.
-            rule: who says so, as the end of a sentence.
+            rule: which rule set them, as the end of a sentence.
         """
         usage = snapshot.usage
         if usage is None or self._is_missing(usage, now):
@@ -115,7 +114,7 @@ class IdlePolicy(Configurable):
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def _is_missing(self, usage: Usage, now: float) -> bool:
-        """Whether something that the judgement needs is not known, or too old."""
+        """Whether a fact that the decision needs is unknown, or too old."""
         needed = [usage.last_active, usage.kernels, usage.terminals]
         if self.busy_cpu_percent is not None:
             needed.append(usage.cpu_percent)
@@ -142,7 +141,7 @@ class IdlePolicy(Configurable):
 
 
 def idle_for(snapshot: SessionSnapshot, now: float) -> float:
-    """Seconds since anybody used it, as far as is known; 0 where nothing is."""
+    """Seconds since the last known use; 0 if none is known."""
     usage = snapshot.usage
     if usage is None or usage.last_active is None:
         return 0.0
@@ -150,7 +149,7 @@ def idle_for(snapshot: SessionSnapshot, now: float) -> float:
 
 
 def _too_soon(usage: Usage, now: float, idle_after: float, rule: str) -> list[Verdict]:
-    """What time alone will heal, the latest first."""
+    """Reasons that time alone will end, the latest first."""
     soon = []
     if usage.last_active is not None and now - usage.last_active < idle_after:
         soon.append(

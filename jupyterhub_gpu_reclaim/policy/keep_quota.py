@@ -1,8 +1,7 @@
-"""How much of "keep" a user has had in a sliding day, and when there is more again.
+"""How much of the keep quota a user has used in a sliding day, and when there is more.
 
-Asked by ``controlplane/sessions/keep_quota.py`` before somebody's wish is written down.
-Pure. A session that is kept counts from the moment of the wish to its end, also what
-lies ahead; two sessions kept at a time count twice, since they hold two GPUs.
+Pure. A session that is kept counts from the moment of the request to its end, including
+the time ahead; two sessions kept at a time count twice, since they hold two GPUs.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ class Span(NamedTuple):
 
 
 def used(spans: Iterable[Span], now: float) -> float:
-    """Seconds of keep in the day that ends now, and those that lie ahead."""
+    """Seconds of keep in the day that ends now, and those ahead."""
     return sum(max(0.0, s.until - max(s.start, now - DAY)) for s in spans)
 
 
 def possible_at(
     spans: Iterable[Span], seconds: float, limit: float, now: float
 ) -> float | None:
-    """When so many seconds more will be possible; None: never.
+    """When so many more seconds will be possible; None: never.
 
     Args:
         spans: what was kept.
-        seconds: that are wished for.
+        seconds: that are asked for.
         limit: seconds that a day allows.
         now: seconds since the epoch.
     """
@@ -44,7 +43,7 @@ def possible_at(
     known, target, before = list(spans), limit - seconds, now
     if used(known, now) <= target:
         return now
-    # Between two of these moments, what is used up falls in a straight line.
+    # Between two of these moments, the used amount falls linearly.
     turns = {moment + DAY for span in known for moment in span}
     for turn in sorted(moment for moment in turns if moment > now):
         here, there = used(known, before), used(known, turn)

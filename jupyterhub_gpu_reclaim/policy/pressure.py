@@ -1,10 +1,11 @@
-"""Who goes earlier because somebody waits for a GPU, and only then.
+"""Pressure: sessions go earlier while others wait for a GPU, and only then.
 
-``PressurePolicy`` is one more policy of ``decide``: it speaks for a session that has
-been chosen, once that is idle by the same reasons as ever, for a shorter time. Who is
-chosen says ``Chooser``, once per tick, from all sessions and all who wait: only as many
-as are needed, the longest idle with the most GPU memory first. Both are pure; nobody
-is suspended here.
+``PressurePolicy`` is one more policy of ``decide``: it applies to a selected session,
+and
+asks for its suspend if that is idle by the usual reasons, for a shorter time.
+``Chooser``
+selects, once per tick, from all sessions and the GPU queue: only as many as are needed,
+the longest idle with the most GPU memory first. Both are pure and suspend nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LIVE = {Phase.RUNNING, Phase.WARNED}
 
 
 class Want(Value, frozen=True, kw_only=True):
-    """What one who waits still lacks, after all that is being freed anyway."""
+    """What a waiting session still lacks after everything that is being freed."""
 
     key: SessionKey
     gpus: int = 1
@@ -40,10 +41,10 @@ class Want(Value, frozen=True, kw_only=True):
 
 
 class PressurePolicy(Configurable):
-    """Suspends what is idle for less than ``idle_after`` while somebody waits.
+    """Suspends what is idle for less than ``idle_after`` while others wait.
 
     Args:
-        idle: tells why a session is not idle.
+        idle: says why a session is not idle.
         **kwargs: of traitlets.
     """
 
@@ -67,7 +68,7 @@ class PressurePolicy(Configurable):
         self._idle = idle
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
-        """Why it stays, or the one that says it goes, for whom it was chosen for."""
+        """Why it stays, or the one that says it goes, and for whom."""
         limit = self.pressure_idle_after
         if not limit or not snapshot.wanted:
             return [veto(Reason.NOBODY_WAITS)]
@@ -79,11 +80,11 @@ class PressurePolicy(Configurable):
 
 
 class Chooser:
-    """Chooses who goes for those who wait.
+    """Selects sessions to go for those that wait.
 
     Args:
-        decide: the one decision about a session. A session is asked about as if it
-            were chosen, so that whatever forbids its suspend forbids its choice.
+        decide: the one decision about a session. A session is judged as if it were
+            selected, so that whatever forbids its suspend forbids its selection.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class Chooser:
     def __call__(
         self, views: Iterable[SessionView], wants: Sequence[Want], now: float
     ) -> dict[SessionKey, SessionKey]:
-        """Who goes, and for whom; empty where nobody waits or nobody may go.
+        """Which sessions go, and for whom; empty if none is needed or none may go.
 
         Args:
-            views: all sessions. Those that were chosen before (fact ``wanted``) are
-                chosen first, so that a warning stands until its end.
+            views: all sessions. Those that were selected before (fact ``wanted``) come
+                first, so that a warning stands until its end.
             wants: what is lacking, in the order of the queue.
             now: seconds since the epoch.
         """
@@ -132,7 +133,7 @@ def _holds(view: SessionView) -> bool:
 
 
 def _fits(view: SessionView, want: Want) -> bool:
-    """Whether its GPU would do; one that is not known may."""
+    """Whether its GPU would do; an unknown one may."""
     names = {gpu.name for gpu in view.gpus}
     return not want.gpu or not names or want.gpu in names
 
@@ -140,7 +141,7 @@ def _fits(view: SessionView, want: Want) -> bool:
 def _order(view: SessionView, now: float) -> tuple[bool, float, int, SessionKey]:
     """Longest idle times most GPU memory first; the cheapest restore breaks ties."""
     usage = view.usage
-    assert usage is not None  # _holds has seen to it
+    assert usage is not None  # checked by _holds
     idle = now - usage.last_active if usage.last_active is not None else 0.0
     held = usage.gpu_memory or 0
     to_restore = held + (usage.memory or 0)

@@ -1,6 +1,6 @@
-"""Times of day at which no session is suspended: parsing and looking up.
+"""Times of day at which no session is suspended: parsing and look-up.
 
-Called by the guards, when they are configured and when they judge. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parse(text: str) -> Period:
     """``"22:00-06:30"`` as a period; equal times are the whole day.
 
     Raises:
-        ValueError: with a sentence that shows how it is written.
+        ValueError: with a sentence that shows the format.
     """
     match = _PERIOD.fullmatch(text.strip())
     if match is None:

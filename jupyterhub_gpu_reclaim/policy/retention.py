@@ -1,9 +1,8 @@
-"""Which saved sessions are kept no longer: by number, age and quota.
+"""Which checkpoints are kept no longer: by number, age and quota.
 
-Called at every tick by ``controlplane.checkpoints.retention``, which does what is
-decided here. It decides only about what nobody is using: sizes are what each checkpoint
-has written, so that where two of a session share bytes, dropping the older may free
-less than told.
+Pure; ``controlplane/checkpoints/retention.py`` carries it out at every tick. It only
+drops checkpoints that are not in use. Sizes are what each checkpoint has written, so if
+two of a session share bytes, dropping the older may free less than stated.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 class Use(Enum):
     """What would be lost with a checkpoint."""
 
-    SPARE = auto()  #: its user has put it aside
+    SPARE = auto()  #: set aside by its user
     CURRENT = auto()  #: its session is suspended in it, and it is all there is
     BUSY = auto()  #: it is being brought back, or has just been: never dropped
 
@@ -61,9 +60,11 @@ class Retention:
 def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped]:
     """What to delete, the least recently suspended first.
 
-    What its user has put aside goes before what a session is suspended in, and that
-    goes only where the administrator says so. A quota that cannot be kept without
-    taking what may not be taken is exceeded.
+    Checkpoints that are set aside go before those that a session is suspended in, and
+    the
+    latter go only if the administrator allows it. A quota that cannot be kept otherwise
+    is
+    exceeded.
     """
     plan = _Plan(kept, retention)
     plan.by_number()

@@ -1,8 +1,7 @@
-"""Other thresholds for some sessions: rules by user, group, profile, option or label.
+"""Rules: other thresholds for some sessions, by user, group, profile, option or label.
 
-Configured by administrators; asked by ``controlplane/decide/terms.py`` for one session
-at a time. Pure. What a rule asks for and nobody knows now is never taken for "no": such
-a session is left alone until it is known (law 5).
+Pure; configured by administrators. A fact that a rule asks for and that is not known is
+never taken for "no": the session is left alone until it is known (law 5).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 Rule = dict[str, Any]
 
-#: What a rule may set for a session, and in which order they are told.
+#: What a rule may set for a session, in the order of display.
 _SECONDS = ("idle_after", "warn_for", "min_age", "cool_down")
 SETTINGS = (*_SECONDS, "never", "quiet_hours")
 #: Longest time that a rule may set: a year, in seconds.
@@ -44,7 +43,7 @@ class _RuleList(List[Rule]):
 
 
 class Rules(Configurable):
-    """What holds for whom."""
+    """Which thresholds hold for which sessions."""
 
     rules = _RuleList(
         Dict(),
@@ -109,7 +108,7 @@ def name_of(rule: Rule) -> str:
 
 
 def _fits(rule: Rule, about: About) -> bool | None:
-    """Whether it is for that session; None: something is not known, and may decide."""
+    """Whether it is for that session; None: a missing fact may decide it."""
     answers = [
         match(_list(rule[name]), about)
         for name, (match, _) in _CONDITIONS.items()
@@ -178,7 +177,7 @@ def _check(rule: Rule) -> None:
     """One rule.
 
     Raises:
-        ValueError: with a sentence that says what is off.
+        ValueError: with a sentence that says what is wrong.
     """
     strange = [str(name) for name in rule if name not in {*_MATCH, *SETTINGS}]
     if strange:

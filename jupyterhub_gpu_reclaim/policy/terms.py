@@ -1,8 +1,4 @@
-"""What rules match on, and what they set for one session.
-
-Made by ``controlplane/decide/terms.py`` (what is known) and ``policy/rules.py`` (what
-holds); read by the guards, the policies and the warning. Plain values.
-"""
+"""What rules match on, and what they set for one session. Plain values."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ class About(Value, frozen=True, kw_only=True):
 
 
 class Terms(Value, frozen=True, kw_only=True):
-    """What holds for one session; ``None`` where no rule says anything."""
+    """What holds for one session; ``None``: no rule sets it."""
 
     idle_after: float | None = None
     warn_for: float | None = None
@@ -32,7 +28,7 @@ class Terms(Value, frozen=True, kw_only=True):
     cool_down: float | None = None
     #: for each of these, the rule that says so
     by: dict[str, str] = msgspec.field(default_factory=dict)
-    unknown: str = ""  #: what would have to be known to tell
+    unknown: str = ""  #: facts that are missing for a decision
 
     def rule(self, setting: str) -> str:
         """The end of a sentence about that setting: which rule says so, if any."""

@@ -1,7 +1,4 @@
-"""Whose turn it is among those who wait for the same thing.
-
-Asked by ``controlplane.flows.gpu_queue``. Pure.
-"""
+"""Fair order of those that wait for the same thing. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +14,11 @@ if TYPE_CHECKING:
 def fair(
     waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
 ) -> list[SessionKey]:
-    """In which order they are served.
+    """The order in which they are served.
 
-    First come, first served, per user: everybody's first session comes before
-    anybody's second one, so that who has many servers keeps nobody from one.
+    First come, first served, per user: each user's first session comes before any
+    user's
+    second, so that a user with many servers does not block the others.
 
     Args:
         waiting: each session and since when it waits, in seconds since the epoch.

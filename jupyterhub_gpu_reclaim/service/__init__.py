@@ -1,1 +1,1 @@
-"""The Hub program: policy, orchestrator, API and pages."""
+"""The Hub's service: policies, control plane, API and pages."""

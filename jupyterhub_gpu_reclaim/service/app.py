@@ -1,9 +1,8 @@
 """``jupyterhub-gpu-reclaim-service``: the program that the Hub runs as its service.
 
-The only place of the Hub's side that wires: settings, journal, clients, policy,
-controller, routes. The Hub gives it its address and its tokens in the environment.
-Normally ``supervisor.py`` runs it, hands it the listening socket, and starts it again
-when it has ended, whatever the cause; it ends with that, at once when told to.
+It wires settings, journal, clients, policy, controller and routes. The Hub gives it its
+address and its tokens in the environment. Normally ``process/supervisor.py`` runs it,
+passes it the listening socket, and starts it again when it has ended for any reason.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ FAREWELL = 5.0
 
 
 class ReclaimService(Application, Options):
-    """Suspends sessions that nobody uses and brings them back: the Hub's service."""
+    """Suspends idle sessions and resumes them: the Hub's service."""
 
     name = "jupyterhub-gpu-reclaim-service"
     description = "Suspends idle sessions of a JupyterHub and brings them back."
@@ -102,7 +101,7 @@ class ReclaimService(Application, Options):
     def _default_log_level(self) -> int:
         return logging.INFO
 
-    reporter = Reporter()  #: tells the supervisor how it goes
+    reporter = Reporter()  #: reports to the supervisor
     _ready = False
 
     def initialize(self, argv: list[str] | None = None) -> None:
@@ -111,8 +110,9 @@ class ReclaimService(Application, Options):
         The file holds what the others do not say.
 
         Raises:
-            Refused: the named file is not there or is no Python, or a setting has a
-                name that none has or a value that makes no sense.
+            Refused: the named file is missing or is no Python, or a setting is unknown
+            or has
+                an invalid value.
         """
         words = json.loads(os.environ.get(OPTIONS, "[]"))
         super().initialize([*words, *(sys.argv[1:] if argv is None else argv)])
@@ -191,8 +191,7 @@ class ReclaimService(Application, Options):
     ) -> None:
         """From the journal's lease to its loss, or to the order to end.
 
-        Until the lease is held, and after it is lost, nothing is done and requests
-        get to hear that.
+        Without the lease nothing is done, and requests are answered with that.
         """
         lease = Lease(journal, SystemClock(), self.journal_lease)
         held = None
@@ -230,7 +229,7 @@ class ReclaimService(Application, Options):
     async def _controller(
         self, hub: HubClient, journal: Journal
     ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
-        """Everything behind the routes; ended in an orderly way if that is quick."""
+        """Everything behind the routes; ended in order if that is quick."""
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
         idle = IdlePolicy(parent=self)
@@ -269,7 +268,7 @@ class ReclaimService(Application, Options):
         """Open the journal.
 
         Raises:
-            Refused: its address is none. It is not repeated: it may hold a password.
+            Refused: its address is invalid. It is not repeated: it may hold a password.
             StoreError: it cannot be opened, and ``detail`` says why.
         """
         address = self.journal_url or f"sqlite:///{state.path}/journal.sqlite"
@@ -303,7 +302,7 @@ class ReclaimService(Application, Options):
         events: EventLog | None,
         hub: HubClient,
     ) -> web.Application:
-        """The routes, with all that is behind them."""
+        """The routes, with everything behind them."""
         HubOAuth.instance(parent=self)
         context = Context(
             control=controller,
@@ -324,7 +323,7 @@ class ReclaimService(Application, Options):
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
     def _listen(self, surroundings: Surroundings, stage: standby.Stage) -> Door:
-        """Serve what is on the stage.
+        """Serve the current application of the standby.
 
         Raises:
             Refused: the address is taken.
@@ -347,7 +346,7 @@ class ReclaimService(Application, Options):
 
 
 async def _first(told: asyncio.Event, work: Any) -> bool:
-    """Wait for some work, or for the order to end; whether the work was done."""
+    """Wait for some work, or for the order to end; returns whether it was done."""
     order, task = asyncio.ensure_future(told.wait()), asyncio.ensure_future(work)
     try:
         await asyncio.wait({order, task}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""The orchestrator's counts as Prometheus metrics.
+"""The control plane's counts as Prometheus metrics.
 
-Registered by ``app.py``; asked by the ``/metrics`` route. Everything is read at the
-moment of the scrape, nothing is kept here. Label values that are known beforehand are
-there from the start with 0, so that a rate over them never misses the first event.
+Everything is read at the moment of the scrape, nothing is kept here. Label values that
+are known beforehand are there from the start with 0, so that a rate over them never
+misses the first event.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Exporter(Collector):
         self._snapshot = snapshot
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: the registry need not ask the orchestrator."""
+        """Nothing beforehand, so that the registry does not scrape at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,8 +1,9 @@
 """``jupyterhub-gpu-reclaim sessions | why | suspend | resume | keep``: steer a Hub.
 
-Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`. Only the arguments are here; what
-an action needs is imported when it is run, so that the program starts quickly. All of
-it goes through the service's API: nothing is done on this machine itself.
+Only the arguments are here; each action's imports are made when it runs, so that the
+program starts quickly. Everything goes through the service's API: nothing is done on
+this
+machine itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Where ``configure(c)`` has the service listen, unless it is told otherwise.
+#: Where ``configure(c)`` has the service listen by default.
 DEFAULT_URL = "http://127.0.0.1:10101"
 #: Exit codes; 2 is argparse's word for wrong usage.
 DONE, FAILED, NO_SERVICE, LATE = 0, 1, 3, 4

@@ -1,7 +1,7 @@
-"""``suspend``, ``resume``, ``keep`` and the like: ask, wait, and say how it went.
+"""``suspend``, ``resume``, ``keep`` and the like: ask, wait, and report the result.
 
-What is refused or fails for one session does not keep the others from it; the exit code
-tells whether all went well.
+A refusal or failure for one session does not affect the others; the exit code says
+whether all went well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Requests at the same time.
 AT_ONCE = 8
-#: What an action can be asked for, where nobody has named the sessions.
+#: Phases in which an action makes sense, if the sessions are not named.
 _FROM = {
     "suspend": (Phase.RUNNING, Phase.WARNED),
     "resume": (Phase.SUSPENDED,),
@@ -50,12 +50,12 @@ _AT_ONCE_DONE = {"keep", "renew-login"}
 
 
 def suspend(args: argparse.Namespace) -> int:
-    """Save sessions and free what they hold."""
+    """Suspend sessions."""
     return _act(args, "suspend", lambda client: lambda view: client.suspend(view.key))
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Bring saved sessions back."""
+    """Resume suspended sessions."""
     return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
 
 
@@ -66,7 +66,7 @@ def renew_login(args: argparse.Namespace) -> int:
 
 
 def end_tree(args: argparse.Namespace) -> int:
-    """End programs of a session that the Hub does not know of."""
+    """End a tree of a session that the Hub does not know."""
     key, which = selection.key_of(args.target), args.incarnation
     if not selection.confirmed(args, f"end the programs {which} beside", 1):
         return FAILED
@@ -99,7 +99,7 @@ def _act(
             listing.table(views, time.time())
         if not selection.confirmed(args, _WORDS.get(action, action), len(views)):
             return FAILED
-        # somebody may have come back while the person was thinking
+        # a user may have come back while the person was thinking
         asked = {view.key for view in views}
         views = [view for view in _found(args, action) if view.key in asked]
     results = ask(args, lambda client: _all(args, action, call(client), client, views))
@@ -107,7 +107,7 @@ def _act(
 
 
 def _found(args: argparse.Namespace, action: str) -> list[SessionView]:
-    """The sessions that are meant, as they are now."""
+    """The selected sessions, as they are now."""
     views = ask(args, lambda client: client.sessions())
     views = selection.chosen(args, views, time.time())
     return views if args.targets else selection.only_in(views, _FROM[action])
@@ -172,7 +172,7 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
 
 
 def _table(results: list[Result]) -> None:
-    """One line each, without the columns that say nothing."""
+    """One line each, without empty columns."""
     columns = ("SESSION", "RESULT", "TIME", "STORED", "KEPT UNTIL")
     rows = [_cells(result) for result in results]
     told = [index for index in range(len(columns)) if any(row[index] for row in rows)]

@@ -1,7 +1,7 @@
 """Finds the service and a token, and runs one action with a client of it.
 
-Called by every action. A token is read from a file or the environment, never from the
-command line, which everybody on the machine can read.
+A token is read from a file or the environment, never from the command line, which every
+user of the machine can read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ask(
     """Run an action with a client, and close that.
 
     Raises:
-        ReclaimError: there is no token, no service, or the service says no.
+        ReclaimError: there is no token, no service, or the service refuses.
     """
 
     async def with_client() -> T:

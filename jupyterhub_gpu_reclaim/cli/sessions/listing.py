@@ -1,4 +1,4 @@
-"""``sessions`` and ``why``: what there is, how it stands, and the reasons.
+"""``sessions`` and ``why``: lists sessions, their state, and the reasons.
 
 They change nothing.
 """
@@ -92,7 +92,7 @@ def _cards(view: SessionView) -> str:
 
 
 def _why(view: SessionView) -> str:
-    """What matters most: its place, the last failure, or what the policy says."""
+    """The most important: its place, the last failure, or the policy's reason."""
     if view.facts.get("place"):
         return f"Waits for a GPU: place {view.facts['place']} in the queue."
     if view.failure is not None:

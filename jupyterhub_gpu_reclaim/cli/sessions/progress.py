@@ -1,7 +1,8 @@
-"""Waits until what was asked for is done, and tells how it goes meanwhile.
+"""Waits until actions are done, and shows their progress meanwhile.
 
-Called by ``acting.py``. How a session stands is read from the service's stream of
-changes; what that means for the wish is decided by :func:`outcome`, which is pure.
+Sessions are followed in the service's stream of changes; :func:`outcome`, which is
+pure,
+decides what a change means for an action.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.cli.client import SessionsClient
     from jupyterhub_gpu_reclaim.common.models import SessionView, Step
 
-#: Seconds between two tries to hear of the sessions again.
+#: Seconds between two tries to read the stream again.
 PAUSE = 2.0
 _LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
 
 
 class How(StrEnum):
-    """How it went for one session."""
+    """The outcome for one session."""
 
     DONE = "done"
     ASKED = "asked"  #: and not waited for
@@ -38,7 +39,7 @@ class How(StrEnum):
 
 
 class Result(Value, frozen=True, kw_only=True):
-    """What became of a wish for one session; times in seconds."""
+    """The outcome of an action for one session; times in seconds."""
 
     key: SessionKey
     how: How
@@ -49,10 +50,11 @@ class Result(Value, frozen=True, kw_only=True):
 
 
 def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
-    """How the wish of ``suspend`` or ``resume`` has ended; None: not yet.
+    """How ``suspend`` or ``resume`` has ended; None: not yet.
 
-    The service keeps a wish as ``intent`` until it is taken up, so that a session that
-    is where it began, without that wish, has been tried and has failed.
+    The service keeps the request as ``intent`` until the worker begins it. So a session
+    that
+    is where it began, without that intent, has been tried and has failed.
     """
     pending = view.facts.get("intent") == action
     # one that is on its way back already has been saved
@@ -68,11 +70,11 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
 
 
 class Following:
-    """The sessions that something was asked for, until each has ended.
+    """The sessions of an action, until each has ended.
 
     Args:
         action: ``suspend`` or ``resume``.
-        tell: called with a session, what is done, bytes done and in all.
+        tell: called with a session, its step, bytes done and in all.
         ended: called with a session that has ended.
     """
 
@@ -90,7 +92,7 @@ class Following:
         self.results: dict[SessionKey, Result] = {}
 
     def add(self, view: SessionView) -> None:
-        """Follow one that was just asked for."""
+        """Follow one more session."""
         self._pending[view.key] = asyncio.get_running_loop().time()
         self._look(view)
 
@@ -143,7 +145,7 @@ class Following:
 
 
 def _step(steps: list[Step]) -> tuple[str, int, int]:
-    """The step in hand: its title, bytes done and in all; else the steps that are."""
+    """The newest step's title, with bytes done and in all while it is under way."""
     if not steps:
         return "", 0, 0
     last = steps[-1]

@@ -1,7 +1,7 @@
-"""``saved``, ``bring-back`` and ``journal``: saved states, and what the journal knows.
+"""``saved``, ``bring-back`` and ``journal``: checkpoints, and what the journal knows.
 
-All of it is asked of the service; a state that is brought back is begun here, and
-``sessions`` shows how it goes.
+All of it is asked of the service. ``bring-back`` only begins; ``sessions`` shows the
+progress.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JOURNAL = ("SESSION", "JOURNAL SAYS", "IN THE STORE", "STATE", "DONE")
 
 
 def saved(args: argparse.Namespace) -> int:
-    """List the saved states of one session."""
+    """List the checkpoints of one session."""
     key = key_of(args.target)
     states = ask(args, lambda client: client.saved(key))
     if args.json:
@@ -49,7 +49,7 @@ def bring_back(args: argparse.Namespace) -> int:
 
 
 def journal(args: argparse.Namespace) -> int:
-    """Compare the journal with the store, or let it follow the store."""
+    """Compare the journal with the store, or bring it in line with the store."""
     rebuild = args.what == "rebuild" and not args.dry_run
     found = ask(args, lambda client: client.journal(rebuild=rebuild))
     if args.json:
@@ -79,6 +79,6 @@ def _cells(state: KeptState) -> tuple[object, ...]:
 
 
 def _here(at: float) -> str:
-    """A time, where the person is."""
+    """A time in the local time zone."""
     here = datetime.fromtimestamp(at, UTC).astimezone()
     return here.strftime("%Y-%m-%d %H:%M %Z")

@@ -1,7 +1,8 @@
-"""Which sessions an action is about: those that are named, or those that fit.
+"""Selects an action's sessions: by name, or by what they are.
 
-Called by every action, with what the service lists. Pure but for the question that is
-put to a person before an action takes sessions that nobody has named.
+Pure, except for the question to the person before an action takes sessions that were
+not
+named.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 #: ``--all-idle`` by itself: unused for so long, in seconds.
 IDLE_SECONDS = 600.0
-#: Verdicts that say that a session works, or that nothing is known of it.
+#: Reasons that mean that a session works, or that this is not known.
 _BUSY = frozenset(
     reason.value
     for reason in (
@@ -51,7 +52,7 @@ def key_of(text: str) -> SessionKey:
 def chosen(
     args: argparse.Namespace, views: Iterable[SessionView], now: float
 ) -> list[SessionView]:
-    """The sessions that are named, and of them or of all those that fit.
+    """The named sessions, and of them or of all those that fit.
 
     Args:
         args: parsed.
@@ -59,8 +60,8 @@ def chosen(
         now: seconds since the epoch.
 
     Raises:
-        NotFound: one that is named is not there.
-        BadRequest: a name is none.
+        NotFound: a named one does not exist.
+        BadRequest: a name is invalid.
     """
     found = {view.key: view for view in views}
     keys = [key_of(text) for text in args.targets] or sorted(found)
@@ -96,7 +97,7 @@ def is_idle(view: SessionView, seconds: float, now: float) -> bool:
 
 
 def _kept(view: SessionView, now: float) -> bool:
-    """Whether somebody has asked that it be left alone."""
+    """Whether it is kept, or excluded from policies."""
     if view.kept_until is not None and view.kept_until > now:
         return True
     if view.facts.get("opted_out_by"):
@@ -121,10 +122,10 @@ def only_in(views: Iterable[SessionView], phases: Iterable[Phase]) -> list[Sessi
 
 
 def confirmed(args: argparse.Namespace, action: str, count: int) -> bool:
-    """Ask the person at the terminal; ``--yes`` says so beforehand.
+    """Ask the person at the terminal; ``--yes`` answers beforehand.
 
     Raises:
-        BadRequest: nobody can be asked.
+        BadRequest: there is no terminal.
     """
     if args.yes:
         return True

@@ -1,8 +1,7 @@
-"""``jupyterhub-gpu-reclaim store``: look after saved sessions, on a node, as root.
+"""``jupyterhub-gpu-reclaim store``: maintain the store, on a node, as root.
 
-Registered by :mod:`jupyterhub_gpu_reclaim.cli.main`. Only the arguments are here; what
-an action needs is imported when it is run, so that the program starts quickly, and on a
-Hub without the agent's packages says what is missing.
+Only the arguments are here; each action's imports are made when it runs, so that the
+program starts quickly, and on a Hub without the agent's packages says what is missing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``store ls`` and ``store show``: what is saved, by whom, how large, and from what.
+"""``store ls`` and ``store show``: which checkpoints there are, whose, and how large.
 
-They read manifests, and ``show`` an index; what is in the packs is for ``verify``.
+They read manifests, and ``show`` an index; ``verify`` reads the packs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
 
 
 class Row(msgspec.Struct, omit_defaults=True):
-    """One saved session, or one of which only that it cannot be read is known."""
+    """One checkpoint, or one that cannot be read."""
 
     id: str
     info: CheckpointInfo | None = None
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
 
 def ls(args: argparse.Namespace) -> int:
-    """List what is saved, oldest first; what cannot be read last."""
+    """List checkpoints, oldest first; unreadable ones last."""
     rows = _rows(open_store(args))
     if args.user:
         rows = [r for r in rows if r.info and r.info.key.user == args.user]
@@ -55,7 +55,7 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Say everything of one: its session, steps, files and objects."""
+    """Show all of one: its session, steps, files and objects."""
     store = open_store(args)
     found = store.repository.open(args.id)
     info = found.info

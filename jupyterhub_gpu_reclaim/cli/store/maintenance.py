@@ -1,7 +1,7 @@
 """``store verify``, ``sweep``, ``rekey`` and ``rm``: keep the store in order.
 
-The agent may go on working meanwhile: intents and the order of writing and deleting
-keep them out of each other's way.
+The agent may go on working meanwhile: locks in the store, and the order of writing and
+deleting, keep them apart.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.cli.store.repository import Store
 
-#: What is wrong with a checkpoint; all else is wrong with the store.
+#: Faults of a checkpoint; all others are faults of the store.
 _DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
 
 Bar = Callable[[int, int], None]
 
 
 class Found(NamedTuple):
-    """Something that is not as it was written."""
+    """A fault in the store."""
 
     checkpoint: str
     file: str
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Read everything; exit code 1 when something is damaged and stays so."""
+    """Read everything; exit code 1 if something is damaged and not repaired."""
     store = open_store(args)
     ids = args.ids or store.ids()
     found: list[Found] = []
@@ -64,7 +64,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Remove what nobody needs."""
+    """Delete objects that are not needed."""
     store = open_store(args)
     with progress("looking"):
         result = store.repository.sweep()
@@ -78,7 +78,7 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def rekey(args: argparse.Namespace) -> int:
-    """Wrap under the newest master key; one that fails does not stop the others."""
+    """Wrap keys under the newest master key; one failure does not stop the others."""
     store = open_store(args)
     ids = args.ids or store.ids()
     wrapped, failed = [], {}
@@ -100,7 +100,7 @@ def rekey(args: argparse.Namespace) -> int:
 
 
 def rm(args: argparse.Namespace) -> int:
-    """Delete; all or, when one of them may not go, none."""
+    """Delete checkpoints; all or, if one of them may not go, none."""
     store = open_store(args)
     for id_ in args.ids:
         if not store.repository.exists(id_):
@@ -137,9 +137,9 @@ def _verify(store: Store, checkpoint: str, bar: Bar) -> list[Found]:
 
 
 def _refuse_newest(store: Store, ids: set[str]) -> None:
-    """The newest of a session is all there is of it while it is suspended.
+    """Refuse the newest of a session: a suspended session has nothing else.
 
-    Whether it is, only the service knows: without it, nothing is risked.
+    Only the service knows whether it is suspended, so this errs on the safe side.
     """
     infos = store.repository.list()
     newest = {info.key: info for info in infos}

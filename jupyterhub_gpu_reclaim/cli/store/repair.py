@@ -1,7 +1,8 @@
-"""``store verify --repair``: drops a damaged copy where the one behind it is good.
+"""``store verify --repair``: drops a damaged copy if the store behind has a good one.
 
-Called by ``checking`` for what it has found. It never deletes anything in the store
-behind, and here only when all of that checkpoint has been read and opened there.
+It never deletes anything in the store behind, and here only after all of that
+checkpoint
+has been read and authenticated there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Opens the store that the arguments name, and makes none by mistake.
+"""Opens the store of the arguments, and creates none by mistake.
 
-Called by every action. A folder is looked at before it is opened: opening one for the
-first time would make it, and close it to others.
+A folder is checked before it is opened: opening one for the first time would create a
+store in it, and close it to others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Store(NamedTuple):
     clock: Clock
 
     def ids(self) -> list[str]:
-        """Of all that exist, those that cannot be read included."""
+        """Of all checkpoints, including those that cannot be read."""
         names = [entry.name for entry in self.backend.list(layout.MANIFESTS)]
         return [id_ for name in names if (id_ := layout.id_of(name))]
 
@@ -50,10 +50,10 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> Store:
 
     Args:
         args: parsed.
-        may_be_new: whether an empty folder will do.
+        may_be_new: whether an empty folder is allowed.
 
     Raises:
-        BadRequest: there is no store, or the arguments make no sense together.
+        BadRequest: there is no store, or the arguments contradict each other.
         StoreError: it cannot be opened, or its keys are not here.
     """
     settings = _settings(args)
@@ -95,7 +95,7 @@ def _read_settings(args: argparse.Namespace) -> AgentApp:
 
 
 def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
-    """What the command line says takes the place of what the file says."""
+    """Let the command line's keys replace those of the file."""
     given = {
         "master_key_file": args.key_file,
         "master_key_variable": args.key_variable,

@@ -1,7 +1,7 @@
-"""``store export`` and ``store import``: one saved session in one file.
+"""``store export`` and ``store import``: one checkpoint in one file.
 
-The file holds the memory of a person's programs, encrypted; its name and its size are
-all that is open.
+The file holds the memory of a person's programs, encrypted; only its name and its size
+are readable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_PASSPHRASE_BYTES = 4096
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write one with all that it needs into a file."""
+    """Write one with everything it needs into a file."""
     other = _other_keys(args)
     store = open_store(args)
     keys = None if other is None else Rewrap(store.keys, other)
@@ -48,7 +48,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def import_(args: argparse.Namespace) -> int:
-    """Check a file wholly, then put it into the store."""
+    """Check a file completely, then put it into the store."""
     other = _other_keys(args)
     try:
         descriptor = os.open(args.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,15 +1,14 @@
-"""Who did something, as a text that nobody can take for another's.
+"""The acting person or program, as a text that no user name can imitate.
 
 A user's name is free: "service monitor" or our own name are names like any other. So a
-:data:`Principal` is made here and nowhere else; the journal, the event log and pages
-have its text.
+:data:`Principal` is made only here; journal, event log and pages have its text.
 """
 
 from __future__ import annotations
 
 from typing import NewType
 
-#: Somebody who acts: a user, a service of the Hub, or this service by itself.
+#: Who acts: a user, a service of the Hub, or this service by itself.
 Principal = NewType("Principal", str)
 
 #: This service, by itself.
@@ -19,7 +18,7 @@ _USER = "user "
 
 
 def of_user(name: str) -> Principal:
-    """A user: the name; one that reads as somebody else's is told apart."""
+    """A user's name; one that looks like another kind of principal is marked."""
     another = name == OURSELVES or name.startswith((_SERVICE, _USER))
     return Principal(_USER + name if another else name)
 

@@ -1,8 +1,7 @@
-"""The Hub scopes that the service needs and that people need for it, with reasons.
+"""The Hub scopes that the service and its users need, with reasons.
 
-Read by ``hub.config.configure`` (which makes the Hub's roles of it), by the routes
-(who may see what) and by the reference documentation. It imports nothing, so that a
-``jupyterhub_config.py`` can read it before anything else of ours is there.
+``hub.config.configure`` makes the Hub's roles of them. It imports nothing else of ours,
+so that a ``jupyterhub_config.py`` can load it first.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 SERVICE_NAME = "gpu-reclaim"
 
 #: Variable with the service's settings, as words of a command line in JSON: some of
-#: them are secrets, and everybody on a machine can read a command line.
+#: them are secrets, and every user of a machine can read a command line.
 OPTIONS = "GPU_RECLAIM_OPTIONS"
 
-#: Custom scope: see and steer everybody's sessions.
+#: Custom scope: see and steer all users' sessions.
 MANAGE = "custom:gpu-reclaim:manage"
 
 #: The Hub's own scope for scraping metrics; it opens our ``/metrics`` too.

@@ -1,14 +1,15 @@
-"""Passes of open tabs: a tab's own server vouches that it may speak for its session.
+"""Tab tokens: a session's own server vouches that an open tab may speak for it.
 
-A page of JupyterLab asks the session's own server for a pass
-(``lab/server_extension.py``) and shows it to the service with each call. So a pass is
-worth what an access to that server is worth: whoever can get one can also run programs
+A page of JupyterLab asks the session's own server for a token
+(``lab/server_extension.py``) and shows it to the service with each call. So a token is
+worth as much as access to that server: a person with that access can also run programs
 in the session, which may keep it busy or end it. Nothing that a browser says of a page
 proves as much, since on a Hub without subdomains the pages of all users have one
 origin.
 
-The server makes it with a key of its session, which the spawner has put into its
-environment at its start and which the service can make anew: neither keeps it.
+The server makes it with a key of its session. The spawner puts that key into the
+server's environment at its start, and the service can derive it again: neither stores
+it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The header that a tab sends its pass in.
+#: The header with the tab's token.
 HEADER = "X-GPU-Reclaim-Tab"
 #: The variable that holds the session's key in its server's environment.
 VARIABLE = "GPU_RECLAIM_TAB_KEY"
-#: Seconds after which a pass ends; the tab gets the next one by itself.
+#: Seconds for which a token is valid; the tab gets the next one by itself.
 SECONDS = 43200.0
 #: Seconds by which the clock of a node may be ahead of the service's.
 AHEAD = 300.0
@@ -36,14 +37,14 @@ AHEAD = 300.0
 
 @dataclass(frozen=True)
 class Pass:
-    """What a good pass says."""
+    """The contents of a valid token."""
 
     key: SessionKey
     since: float  #: when the session's server was started, seconds since the epoch
 
 
 def session_key(secret: bytes, key: SessionKey, now: float) -> str:
-    """What the server of that session is given at its start.
+    """The key that a session's server is given at its start.
 
     Args:
         secret: shared by spawner and service.
@@ -55,7 +56,7 @@ def session_key(secret: bytes, key: SessionKey, now: float) -> str:
 
 
 def made(environment: Mapping[str, str], now: float) -> str:
-    """A pass, made inside the session; empty where it was started without a key."""
+    """A token, made inside the session; empty if that was started without a key."""
     since, _, rest = environment.get(VARIABLE, "").partition(".")
     secret, _, path = rest.partition(".")
     if not path:
@@ -65,7 +66,7 @@ def made(environment: Mapping[str, str], now: float) -> str:
 
 
 def read(secret: bytes, text: str, now: float) -> Pass | None:
-    """What a pass says; None where it is none, or has ended."""
+    """The contents of a token; None if it is invalid or has expired."""
     since, at, mac, path = (*text.split(".", 3), "", "", "")[:4]
     if not (_is_number(since) and _is_number(at) and path.isascii()):
         return None

@@ -1,7 +1,7 @@
-"""HTTP as all our clients speak it: unix socket or TCP, limits, errors of our own.
+"""Shared HTTP client for unix sockets and TCP, with limits and errors of our own.
 
-Used by the other clients only. It knows no call of any; what does not answer in time is
-:class:`Silent`, which they turn into their own word.
+Raises :class:`Silent` for a call without an answer in time; each caller maps it to its
+own error. It knows no particular API.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self) -> ReclaimError | None:
-        """An error in the far part's own words; None where it has none of ours."""
+        """The far part's error in its own words; None if it is not one of ours."""
         try:
             failure = codec.decode(self.body, Failure)
         except BadRequest:
@@ -69,13 +69,13 @@ class UnixResolver(Resolver):
     async def resolve(
         self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[tuple[int, Any]]:
-        """The socket, whatever was asked for."""
+        """The socket, for every name."""
         del host, port, family
         return [(int(socket.AF_UNIX), self._path)]
 
 
 class FixedResolver(Resolver):
-    """Resolves every name to one machine, so that a certificate may bear any name."""
+    """Resolves every name to one machine, so that certificates may have any name."""
 
     def initialize(self, ip: str) -> None:
         """Remember the machine.
@@ -88,14 +88,14 @@ class FixedResolver(Resolver):
     async def resolve(
         self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[tuple[int, Any]]:
-        """The machine, whatever was asked for."""
+        """The machine, for every name."""
         del host, family
         kind = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
         return [(int(kind), (self._ip, port))]
 
 
 class _OneStream(TCPClient):
-    """Connects once, and can let go of that connection at any moment."""
+    """Connects once, and can drop that connection at any moment."""
 
     _stream: IOStream | None = None
     _left = False
@@ -118,7 +118,7 @@ class Connection:
 
     Args:
         address: ``unix:/path``, ``http://host:port`` or ``https://host:port``.
-        headers: sent with every request; asked anew each time, since a token's file
+        headers: sent with every request; read again each time, since a token's file
             may appear or change later.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         own: files of a certificate and its key that we show there; None: none.
@@ -186,7 +186,7 @@ class Connection:
             **more: of tornado's ``HTTPRequest``.
 
         Raises:
-            Silent: nobody answered in time.
+            Silent: no answer in time.
         """
         request = self._request(method, path, limit, **more)
         fetched = asyncio.ensure_future(self._client.fetch(request, raise_error=False))
@@ -209,7 +209,7 @@ class Connection:
         silence: float,
         headers: dict[str, str] | None = None,
     ) -> AsyncGenerator[bytes | Answer, None]:
-        """A request whose answer comes line by line; who leaves early lets go of it.
+        """A request with an answer line by line; leaving early closes the connection.
 
         Args:
             method: of HTTP.
@@ -219,7 +219,7 @@ class Connection:
             headers: on top of those of every request.
 
         Yields:
-            Each line, or one :class:`Answer` where it is an error.
+            Each line, or one :class:`Answer` if it is an error.
 
         Raises:
             Silent: the stream broke or fell silent.
@@ -267,7 +267,7 @@ class Connection:
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:
-    """Take note of how it ended, so that asyncio does not miss anybody who does."""
+    """Retrieve the future's exception, so that asyncio does not log it as lost."""
     if not done.cancelled():
         done.exception()
 
@@ -281,7 +281,7 @@ async def _within(seconds: float, work: Any, path: str) -> Any:
 
 
 def _check(fetched: asyncio.Future[Any], path: str) -> None:
-    """A stream that ended has to have ended well."""
+    """Raise unless the stream ended properly."""
     error = fetched.exception()
     if error is not None:
         raise Silent(f"{path}: {error}") from None

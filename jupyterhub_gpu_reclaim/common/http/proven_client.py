@@ -1,8 +1,9 @@
-"""Asking a far part that has to prove itself first; see ``common/auth/handshake.py``.
+"""HTTP client of a far part that proves itself; see ``common/auth/handshake.py``.
 
-Whoever takes its address while it is away hears no secret and is not believed: what is
-shown is good for one run of the far part alone, and is shown only once that run has
-proved itself.
+A program that takes over the far part's address receives no secret and is not believed:
+the token is valid for one run of the far part, and is sent only once that run has
+proved
+itself.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Vouched:
     """One far part that shares a secret with us.
 
     Args:
-        http: the way there; it sends nothing secret by itself.
-        vouching: with the secret, asked anew each time, since its file may change.
-        hello: path of the call by which it says which run of it answers.
+        http: the connection; it sends no secret by itself.
+        vouching: with the secret, read each time, since its file may change.
+        hello: path of the call that identifies the far part's run.
         quick: seconds for that call.
     """
 
@@ -52,7 +53,7 @@ class Vouched:
         self._http.close()
 
     async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
-        """One request and its whole answer, or that of its greeting if it has none.
+        """One request and its whole answer; if ``hello`` fails, its answer.
 
         Args:
             method: of HTTP.
@@ -61,7 +62,7 @@ class Vouched:
             **more: of tornado's ``HTTPRequest``.
 
         Raises:
-            Silent: nobody answered in time, or somebody without the secret.
+            Silent: no answer in time, or one without a proof.
         """
         answer = await self._greeted_and_asked(method, path, limit, more)
         if answer.status == 401 and self._run:  # it has been started again
@@ -103,7 +104,7 @@ class Vouched:
         return await self._proved(method, path, self._shown(), limit=limit, **more)
 
     async def _greet(self) -> Answer | None:
-        """Have it say which run of it answers; its answer where that is an error."""
+        """Ask for the run of the far part; returns the answer if that is an error."""
         if self._run:
             return None
         answer = await self._proved("GET", self._hello, {}, limit=self._quick)
@@ -119,7 +120,7 @@ class Vouched:
         return None
 
     def _shown(self) -> dict[str, str]:
-        """What this run of it takes."""
+        """The token for this run."""
         return {"Authorization": f"token {self._vouching().token(self._run)}"}
 
     async def _proved(
@@ -149,7 +150,7 @@ class Vouched:
                     yield opened
 
     def _check(self, answer: Answer, nonce: str, path: str) -> None:
-        """Take no answer of anybody else who listens there.
+        """Reject an answer from any other program on that address.
 
         Raises:
             Silent: it is not the far part's.

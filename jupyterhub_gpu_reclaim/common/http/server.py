@@ -1,9 +1,9 @@
-"""An HTTP server that strangers cannot keep busy: what has not asked yet waits in turn.
+"""HTTP server that cannot be exhausted by idle connections.
 
-For service and agent alike. A connection is dropped when it takes too long over its
-request's head or body. When too many are waiting to ask, the one that has waited
-longest is closed for the next: who asks at once is served, however many others hold
-connections open and say nothing. What is being answered is never cut off.
+A connection is dropped if its request's head or body takes too long. If too many
+connections wait without a request, the one that has waited longest is closed for the
+next, so a caller with a request is served however many others are idle. A request that
+is being answered is never cut off.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 HEAD_SECONDS = 30.0
 #: Seconds for a request's body; ours have a few hundred bytes.
 BODY_SECONDS = 15.0
-#: Connections that may wait to ask; no more than a quarter of the file limit.
+#: Connections without a request yet; no more than a quarter of the file limit.
 MOST_WAITING = 512
 #: Connections in all, with those that are being answered; at most half of the limit.
 MOST = 4096
@@ -49,7 +49,7 @@ _QUIET = 60.0
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many open files as it may have; how many those are."""
+    """Raise this process's limit of open files to its maximum; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -63,7 +63,7 @@ class Door(HTTPServer):
     _most = MOST
 
     def bound(self, most_waiting: int, most: int) -> None:
-        """Take so many connections and no more."""
+        """Set the limits of connections."""
         self._most_waiting = most_waiting
         self._most = most
         self._waiting: OrderedDict[HTTP1ServerConnection, None] = OrderedDict()
@@ -71,7 +71,7 @@ class Door(HTTPServer):
         self._told = -_QUIET
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
-        """Somebody has connected."""
+        """A new connection."""
         if len(self._connections) >= self._most and not self._waiting:
             self._close(stream)  # all of them are being answered
             return
@@ -80,7 +80,7 @@ class Door(HTTPServer):
     def start_request(
         self, server_conn: object, request_conn: HTTPConnection
     ) -> HTTPMessageDelegate:
-        """From now on it may ask."""
+        """The connection begins a request."""
         self._waiting[server_conn] = None  # type: ignore[index]
         while (
             len(self._waiting) > self._most_waiting
@@ -94,7 +94,7 @@ class Door(HTTPServer):
         )
 
     def on_close(self, server_conn: object) -> None:
-        """It has ended."""
+        """The connection has ended."""
         self._waiting.pop(server_conn, None)  # type: ignore[call-overload]
         super().on_close(server_conn)
 
@@ -108,7 +108,7 @@ class Door(HTTPServer):
 
 
 class _Asking(HTTPMessageDelegate):
-    """A request that is being read; says when all of it is there."""
+    """A request that is being read; reports when it is complete."""
 
     def __init__(self, inner: HTTPMessageDelegate, asked: Any) -> None:
         self._inner = inner
@@ -146,7 +146,7 @@ def door(
         application: answers.
         max_body: longest body that is read, bytes.
         files: how many files this process may have open; most stay for other things.
-        xheaders: believe what a proxy says of the caller.
+        xheaders: trust a proxy's headers about the caller.
         tls: certificate; None: plain HTTP.
         head_seconds: time for a request's head.
         body_seconds: time for its body.

@@ -1,5 +1,4 @@
-"""What may be asked of the control plane: by people, by programs, by the spawner.
+"""The control plane's calls: for people, for programs and for the spawner.
 
-``controller`` puts the parts together. Each call is checked and journalled before it
-answers.
+``controller`` wires the parts. Each call is checked and journalled before it answers.
 """

@@ -1,7 +1,6 @@
-"""What happened to a user's sessions and why, in sentences.
+"""Turns audit lines into sentences, for the history pages and for notices.
 
-Made of the audit's lines for the history that people read and for the notices that they
-get. Pure. A line of a kind that is not known here is told in the audit's own words.
+Pure. A line of an unknown kind is shown in the audit log's own words.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoryLine(Value, frozen=True, kw_only=True):
-    """One thing that happened."""
+    """One audit line as a sentence."""
 
     id: int
     at: float
@@ -73,7 +72,7 @@ _SENTENCES = {
 
 
 def line_of(numbered: Numbered) -> StoryLine:
-    """A line of the audit, told."""
+    """Returns an audit line as a sentence, with its time and reason."""
     number, line = numbered
     return StoryLine(
         id=number,
@@ -87,7 +86,7 @@ def line_of(numbered: Numbered) -> StoryLine:
 
 
 def sentence(line: AuditRow) -> str:
-    """What happened, and why, with its numbers."""
+    """Says what happened and why, with the numbers."""
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":
         return _kept(who, line.message)

@@ -1,8 +1,8 @@
-"""Everything that people, the Hub's process and the clock may ask of the orchestrator.
+"""The control plane's front: wires its parts and answers people, spawner and clock.
 
-Made by ``service/app.py`` and called by the service's routes; nothing else of the
-orchestrator is. It wires the parts and answers; the work itself is done by the worker,
-for one session at a time, from journal, agent and Hub.
+The service's routes go through it; ``service/app.py`` builds it, next to the journal,
+the lease and the per-session policy. It does no work on a session itself: that is done
+by the worker (``loop/worker.py``), one session at a time, from journal, agent and Hub.
 """
 
 from __future__ import annotations
@@ -62,27 +62,27 @@ if TYPE_CHECKING:
 
 
 def new_checkpoint_id() -> str:
-    """A name that no checkpoint has had before."""
+    """Returns an id that no other checkpoint has."""
     return f"ckpt-{uuid.uuid4().hex}"
 
 
 class Controller(People):
-    """The orchestrator's front.
+    """The control plane's front.
 
     All calls but ``start`` and ``stop`` are quick, except ``plan_start``, ``plan_stop``
     and ``release``, which may wait for the agent (``Settings.settle_limit``).
 
     Args:
-        journal: opened; closed by whoever opened it.
-        agent: the hand on the node.
+        journal: opened, and not closed here.
+        agent: carries out orders on the nodes.
         hub: the Hub's REST API.
         decide: the policy.
         window: makes a window for the samples of one incarnation.
         clock: time and waiting.
         settings: the limits.
-        new_id: names for checkpoints.
-        choose: who goes for those who wait for a GPU; None: nobody does.
-        terms: what rules set for a session; None: there are no rules.
+        new_id: makes ids for checkpoints.
+        choose: selects sessions to preempt for the GPU queue; None: no preemption.
+        terms: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
     """
 
@@ -151,11 +151,11 @@ class Controller(People):
         )
 
     async def start(self) -> None:
-        """Begin to sample, to compare and to work; returns at once."""
+        """Start to sample, to compare and to work; returns at once."""
         self._loops.start()
 
     async def stop(self) -> None:
-        """End everything at once; what is under way at the agent goes on there."""
+        """Stop everything at once; operations under way continue at the agent."""
         await self._loops.stop()
         await self._queue.stop()
         self._sessions.close()
@@ -164,13 +164,13 @@ class Controller(People):
         """What ``/metrics`` shows."""
         return self._loops.metrics_snapshot()
 
-    # --- who looks at many sessions
+    # --- many sessions at once
     def waiting(self) -> list[Waiting]:
-        """Who waits for a GPU, in the order of the queue."""
+        """The GPU queue, in order."""
         return self._line.look()
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
-        """What these sessions did on their GPUs in the last hour."""
+        """GPU use of these sessions in the last hour."""
         return self._sessions.history.lines(keys, self._sessions.clock.now())
 
     def totals(self, hours: int) -> Totals:
@@ -178,56 +178,56 @@ class Controller(People):
         return self._tally.since(hours)
 
     def store_use(self) -> list[StoreUse]:
-        """What everybody's checkpoints take, the largest first."""
+        """What each user's checkpoints take in the store, the largest first."""
         return self._tally.store_use()
 
     async def compare(self) -> list[Compared]:
-        """The journal beside the store and the Hub; see ``Rebuild``."""
+        """Compare the journal with the store and the Hub; see ``Rebuild``."""
         return await self._rebuild.compare()
 
     async def rebuild(self, by: str) -> list[Compared]:
-        """Let the journal follow the store; see ``Rebuild``."""
+        """Bring the journal in line with the store; see ``Rebuild``."""
         return await self._rebuild.run(by)
 
     # --- the spawner in the Hub's process
     async def plan_start(self, placement: Placement) -> StartPlan:
         """How to start a session; ``placement.incarnation`` is the new one.
 
-        Never ``cold`` while something is saved. A capture under way is called off
-        (answer ``adopt``) or, once committed, finished (answer ``restore``). What
-        cannot be answered is ``refuse``, with its reason; nothing is raised.
+        Never ``cold`` while a checkpoint is known. A capture under way is cancelled
+        (answer ``adopt``) or, once committed, finished (answer ``restore``). If no plan
+        can be made, the answer is ``refuse`` with its reason; nothing is raised.
         Idempotent for the same incarnation.
 
         Raises:
             Unreachable: ``journal_held``: another service has to be asked.
         """
         plan = await self._starts.plan(placement)
-        self._sessions.journal.check()  # what is stale is no answer
+        self._sessions.journal.check()  # stale rows are no answer
         return plan
 
     async def placed(self, placement: Placement) -> None:
         """An init holds the place of a restore, or a cold session runs; idempotent.
 
         Raises:
-            Refused: ``wrong_phase``: a restore that is not (any more) in hand.
+            Refused: ``wrong_phase``: that restore is not, or no longer, under way.
         """
         self._placing.placed(placement)
 
     def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
-        """Events of the restore in hand from number ``after`` on, until its end."""
+        """Events of the restore under way from number ``after`` on, until its end."""
         return self._placing.progress(key, after)
 
     async def cancelled(self, placement: Placement) -> None:
-        """A start was called off: end what was placed, keep what is saved."""
+        """A start was cancelled: end what was placed, keep the checkpoint."""
         await self._placing.cancelled(placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
-        """``release`` if that incarnation is saved (now), else ``stop``.
+        """``release`` if that incarnation is (now) suspended, else ``stop``.
 
-        A capture under way is called off or finished first. Idempotent.
+        A capture under way is cancelled or finished first. Idempotent.
 
         Raises:
-            Refused: ``operation_in_flight``: it can be neither; end nothing now.
+            Refused: ``operation_in_flight``: neither was possible; end nothing now.
             Unreachable: ``journal_held``: another service has to be asked.
         """
         plan = await self._stops.plan(placement)
@@ -244,13 +244,13 @@ class Controller(People):
         await self._stops.release(placement)
 
     async def stopped(self, placement: Placement) -> None:
-        """A real stop has happened. What is suspended stays suspended (trap T9)."""
+        """A real stop has happened. A suspended session stays suspended (trap T9)."""
         self._stops.stopped(placement)
 
     async def forget(self, key: SessionKey) -> None:
-        """The server was deleted for ever: delete all that is left of it. Idempotent.
+        """The server was deleted: delete everything that is left of it. Idempotent.
 
-        The order is written down before anything is done, and repeated until nothing
-        is left, whoever is away now.
+        The order is journalled before anything is done, and repeated until nothing is
+        left, also if some part does not answer now.
         """
         await self._stops.forget(key)

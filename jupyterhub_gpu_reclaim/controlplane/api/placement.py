@@ -1,7 +1,7 @@
-"""How a start goes on once it is planned: placed, followed, called off.
+"""A start after its plan: placed, followed or cancelled.
 
-Called by the controller for the spawner in the Hub's process. It notes what the
-spawner tells and lets the worker look; it restores nothing itself.
+Records what the spawner reports and adds the session's key to the work queue. The
+restore itself is ordered by the worker (``flows/resume.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Placing(Spawning):
-    """What the spawner tells and asks between its plan and a session that answers."""
+    """The spawner's calls between its plan and a session that answers."""
 
     def placed(self, placement: Placement) -> None:
         """See ``Controller.placed``."""
@@ -40,7 +40,7 @@ class Placing(Spawning):
         self._look(key)
 
     def _started(self, row: SessionRow, placement: Placement) -> None:
-        """A cold start; what was saved, if anything, is put aside."""
+        """A cold start; a checkpoint, if there is one, is set aside."""
         if row.phase in LIVE and row.incarnation == placement.incarnation:
             return
         kept = expiry.kept(

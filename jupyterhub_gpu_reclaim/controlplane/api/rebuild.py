@@ -1,9 +1,9 @@
-"""The journal beside the store and the Hub, for all sessions, on an operator's word.
+"""Compares the journal with store and Hub for all sessions, on an operator's order.
 
-The reconciler takes over by itself what the journal has missed, and asks a session's
-user where the Hub does not remember the same. After a disaster an administrator knows
-better: :meth:`Rebuild.run` settles these questions in favour of what is newest. Nothing
-is deleted here and nothing is started.
+The reconciler adopts by itself what the journal has missed, and asks a session's user
+if the Hub does not remember the same. After a disaster an administrator knows better:
+:meth:`Rebuild.run` settles these questions in favour of the newest checkpoint. It
+deletes nothing and starts nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Rebuild:
-    """Compares, and follows the store."""
+    """Compares the journal with the store, and corrects it."""
 
     def __init__(
         self, sessions: Sessions, observer: Observer, settings: Settings
@@ -37,7 +37,7 @@ class Rebuild:
         self._settings = settings
 
     async def compare(self) -> list[Compared]:
-        """Every session with something saved, or with less than the journal says.
+        """Every session with a checkpoint, or with fewer than the journal says.
 
         Raises:
             Unreachable: agent, store or Hub do not answer, so nothing is known.
@@ -49,14 +49,15 @@ class Rebuild:
         ]
 
     async def run(self, by: str) -> list[Compared]:
-        """Let the journal follow the store; what was done stands in the answer.
+        """Bring the journal in line with the store; the answer says what was done.
 
-        A session whose user is to be asked comes back at the next visit instead,
-        except where two of its states are rivals. One whose newest state is missing in
-        the store is left to its user. Idempotent.
+        A session with a question to its user returns at the next visit instead, except
+        if
+        two of its checkpoints are rivals. One whose newest checkpoint is missing in the
+        store is left to its user. Idempotent.
 
         Args:
-            by: whose word it is.
+            by: who gave the order.
 
         Raises:
             Unreachable: agent, store or Hub do not answer; nothing is changed.
@@ -91,7 +92,7 @@ class Rebuild:
         return "taken over"
 
     def _answer(self, key: SessionKey, by: str) -> str:
-        """Say in its user's place that the newest one is to come back."""
+        """Answer in the user's place: the newest checkpoint is to come back."""
         row = self._sessions.row(key)
         rows = self._sessions.journal.checkpoints(key)
         infos = [each.info for each in rows if each.info is not None]
@@ -103,7 +104,7 @@ class Rebuild:
 
 
 def compared(row: SessionRow, facts: Facts) -> Compared:
-    """One session; pure."""
+    """Compare one session; pure."""
     saved = facts.saved or ()
     newest = lineage.newest(saved)
     unknown = [info.id for info in facts.unknown()]

@@ -1,7 +1,4 @@
-"""What everybody works with who answers the spawner's questions.
-
-Put together by the controller, once, for ``starts``, ``placing`` and ``stops``.
-"""
+"""Shared dependencies of the planners that answer the spawner."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """References only; ``look`` wants the worker to look at a session."""
+    """References only; ``look`` adds a session's key to the work queue."""
 
     sessions: Sessions
     agent: Agent
@@ -32,7 +29,7 @@ class Parts:
 
 
 class Spawning:
-    """Base of those who answer."""
+    """Base of the planners."""
 
     def __init__(self, parts: Parts) -> None:
         self._sessions = parts.sessions

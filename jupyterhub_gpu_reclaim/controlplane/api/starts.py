@@ -1,8 +1,8 @@
-"""How a session is to be started, and how that start goes on: the spawner's questions.
+"""Start planner: cold, restore, adopt or refuse.
 
-Called by the controller for the spawner in the Hub's process, while a worker may be at
-the same session; so every answer is computed from the journal as it is after the last
-``await``, and written at once. Whoever has something saved is never started cold here.
+A worker may be at the same session, so every answer is computed from the journal as it
+is after the last ``await``, and written at once. A session with a checkpoint is never
+started cold here. For what follows the plan, see ``placement.py``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How often a plan is made anew because the session moved meanwhile.
+#: How often a plan is made again because the session moved meanwhile.
 _ATTEMPTS = 5
 
 
 class Starts(Spawning):
-    """The spawner's questions about starts."""
+    """The start planner."""
 
     async def plan(self, placement: Placement) -> StartPlan:
         """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
@@ -75,17 +75,17 @@ class Starts(Spawning):
             self._look(key)
 
     def _with_order(self, key: SessionKey, plan: StartPlan) -> StartPlan:
-        """The plan, with whether an old login may be made valid again."""
+        """The plan, and whether an old login may be made valid again."""
         if plan.action not in {"restore", "adopt"}:
             return plan
         if not login_renewal.ordered(self._sessions, key):
             return plan
-        if plan.action == "adopt":  # of a restore, the place is told
+        if plan.action == "adopt":  # for a restore, the place is reported
             login_renewal.done(self._sessions, key)
         return msgspec.structs.replace(plan, renew_login=True)
 
     async def call_off(self, key: SessionKey) -> None:
-        """A capture under way is called off; returns when it has ended either way."""
+        """Cancel a capture under way; returns when it has ended either way."""
         row = self._sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
@@ -99,7 +99,7 @@ class Starts(Spawning):
         )
 
     async def _plan(self, row: SessionRow, placement: Placement) -> StartPlan | None:
-        """One attempt; None when the session has moved and is to be looked at anew."""
+        """One attempt; None if the session has moved and must be looked at again."""
         match row.phase:
             case Phase.SUSPENDED:
                 return await self._restore(row, placement)
@@ -136,7 +136,7 @@ class Starts(Spawning):
     async def _took_over(
         self, row: SessionRow, placement: Placement, facts: Facts
     ) -> bool:
-        """Whether the world had something newer than what the journal would restore."""
+        """Whether something newer was adopted than what the journal would restore."""
         for tree in facts.left():
             if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
                 await self._captured(row, tree, facts)
@@ -181,12 +181,14 @@ class Starts(Spawning):
         )
 
     async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Facts:
-        """Agent's and store's word on a session that the journal has as suspended.
+        """What agent and store say of a session that is suspended in the journal.
 
         Raises:
-            Unreachable: nobody knows. A node that is silent keeps nobody from coming
-                back where Hub and journal agree on what is saved; nor does a store that
-                cannot be listed now, once it was.
+            Unreachable: nothing is known. A silent node does not prevent a return if
+            Hub and
+                journal agree on the checkpoint; nor does a store that cannot be listed
+                now but
+                was listed before.
         """
         agreed = placement.checkpoint == row.checkpoint
         try:
@@ -215,10 +217,10 @@ class Starts(Spawning):
         return self._sessions.living(key, facts)
 
     def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
-        """Why its user must be asked before this checkpoint comes back, if so.
+        """Why the user must be asked before this checkpoint comes back, if so.
 
-        Somebody's word, by button or command, settles it; and so does a Hub that
-        remembers the same.
+        A person's word, by button or command, settles it; so does a Hub that remembers
+        the same checkpoint.
         """
         if row.intent is Intent.RESUME:
             return None
@@ -238,7 +240,7 @@ class Starts(Spawning):
         return failure_of(Reason.SAVED_OLDER, when=moment(mine.created))
 
     async def _again(self, row: SessionRow, placement: Placement) -> StartPlan | None:
-        """A start while another one was in hand: the Hub has forgotten that one."""
+        """A start while another one was under way: the Hub has forgotten that one."""
         if row.incarnation == placement.incarnation:
             return await self._restore_same(row)
         tree = _of(await self._agent.trees(row.key), row.incarnation)
@@ -250,7 +252,7 @@ class Starts(Spawning):
         return None
 
     async def _restore_same(self, row: SessionRow) -> StartPlan:
-        """The same question twice has the same answer."""
+        """The same question asked twice gets the same answer."""
         return StartPlan(
             action="restore",
             checkpoint=row.checkpoint,
@@ -261,7 +263,7 @@ class Starts(Spawning):
     async def _with_trees(
         self, row: SessionRow, placement: Placement
     ) -> StartPlan | None:
-        """The journal says that nothing is saved: is that so, and does it run?"""
+        """The journal knows of no checkpoint: checks that, and whether a tree runs."""
         key = row.key
         trees: list[Tree] = []
         try:
@@ -292,7 +294,7 @@ class Starts(Spawning):
         return StartPlan(action="adopt", incarnation=tree.incarnation)
 
     async def _captured(self, row: SessionRow, tree: Tree, facts: Facts) -> None:
-        """A saved tree that the journal did not know of."""
+        """A captured tree that the journal did not know."""
         info = facts.checkpoint(tree.checkpoint)
         if info is None:
             await self._agent.thaw(tree.incarnation)
@@ -336,11 +338,11 @@ class Starts(Spawning):
         return placement.checkpoint in named
 
     def _may_be_cold(self, row: SessionRow, placement: Placement, why: Reason) -> bool:
-        """Whether a start may be cold though agent or store do not answer.
+        """Whether a start may be cold although agent or store do not answer.
 
-        Journal and Hub must both say that nothing is saved. The journal's word is good
-        once it was compared with the store, and for sessions that were never saved; and
-        where there is no agent at all, since the first start brings its node.
+        Journal and Hub must both know of no checkpoint. The journal's word is good once
+        it was compared with the store, for sessions that were never suspended, and if
+        there is no agent at all, since the first start brings its node.
         """
         if row.phase is not Phase.STOPPED or not self._accounted_for(row, placement):
             return False
@@ -348,10 +350,10 @@ class Starts(Spawning):
         return self._sessions.store_seen or never_saved or why is Reason.NO_AGENT
 
     def _missing(self, placement: Placement) -> None:
-        """The spawner knows of a checkpoint that nobody has: the user has to choose."""
+        """The spawner names a missing checkpoint: the user has to choose."""
         known = self._sessions.journal.checkpoint(placement.checkpoint)
         if known is not None and known.key != placement.key:
-            # The Hub renamed the user or the server; the saved programs cannot.
+            # The Hub renamed the user or the server; captured programs cannot.
             raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
         self._sessions.apply(
             placement.key,
@@ -364,12 +366,12 @@ class Starts(Spawning):
 
 
 def _asks(row: SessionRow) -> bool:
-    """Whether the row waits for somebody's word on what was found."""
+    """Whether the row has a question that a person must answer first."""
     return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
 
 
 def _of(trees: list[Tree], incarnation: str) -> Tree | None:
-    """That incarnation, if anything is left of it."""
+    """That incarnation's tree, if anything is left of it."""
     return next(
         (
             tree

@@ -1,8 +1,7 @@
-"""Whether a session may be ended, and what its end means: the spawner's questions.
+"""Stop planner: whether a session may be ended, and what its end means.
 
-Called by the controller for the spawner in the Hub's process. A stop by a person stays
-a real stop; a stop that the service itself asked for releases what is saved; and what
-is saved is never thrown away here, except when its server is deleted for ever.
+A stop by a person stays a real stop; a stop that the service itself asked for releases
+the captured tree. A checkpoint is never deleted here, except if its server is deleted.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A stop this soon after the Hub looked whether the server answers may be due to that.
+#: A stop this soon after the Hub's check of the server may be a result of that check.
 CHECK_SECONDS = 300.0
 
 
 class Stops(Spawning):
-    """The spawner's questions about stops."""
+    """The stop planner."""
 
     def __init__(self, parts: Parts, starts: Starts) -> None:
         super().__init__(parts)
@@ -65,7 +64,7 @@ class Stops(Spawning):
             await self._save_first(key)
             row = self._sessions.row(key)
         if row.phase is Phase.SUSPENDING:
-            # It could be neither called off nor finished: nothing may be ended now.
+            # It could be neither cancelled nor finished: nothing may be ended now.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         if row.phase in LIVE and row.checkpoint:
             await self._look_for_loss(row)
@@ -75,9 +74,9 @@ class Stops(Spawning):
         return StopPlan(action="stop")
 
     async def _let_it_finish(self, key: SessionKey) -> None:
-        """A Hub that was restarted in the middle of a capture found the server silent.
+        """Whether a restarted Hub stops a server only because it found it frozen.
 
-        It stops it for that, without anybody having wished it: the session is saved.
+        Nobody asked for that stop, so the capture is finished.
         """
         await self._sessions.until(
             key,
@@ -90,10 +89,11 @@ class Stops(Spawning):
         return row.incarnation == placement.incarnation
 
     async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
-        """An incarnation that the journal does not know: only the agent can say.
+        """An incarnation that the journal does not know: only the agent knows it.
 
         Raises:
-            Unreachable: it does not; the spawner sees by itself what is frozen.
+            Unreachable: it does not answer; the spawner can see what is frozen by
+            itself.
         """
         trees = tuple(await self._agent.trees(placement.key))
         facts = self._sessions.living(row.key, Facts(trees, (), None))
@@ -105,7 +105,7 @@ class Stops(Spawning):
         return StopPlan(action="stop")
 
     async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
-        """A saved tree that the journal has never heard of is released, not stopped."""
+        """A captured tree that the journal does not know is released, not stopped."""
         saved = await self._agent.checkpoints(row.key)
         info = next((s for s in saved if s.id == checkpoint), None)
         if info is None:
@@ -114,9 +114,9 @@ class Stops(Spawning):
         return StopPlan(action="release", checkpoint=info.id)
 
     async def _save_first(self, key: SessionKey) -> None:
-        """A stop that we asked for comes so late that the session runs again.
+        """Capture once more: our stop came so late that the session runs again.
 
-        The Hub cannot be told to leave it (trap T8), so the session is saved once more.
+        The Hub cannot be told to leave the server running (trap T8).
         """
         self._sessions.update(key, intent=Intent.SUSPEND, intent_by=SERVICE)
         self._look(key)
@@ -129,7 +129,7 @@ class Stops(Spawning):
         )
 
     async def _look_for_loss(self, row: SessionRow) -> None:
-        """A session that died soon after its return goes back to what was saved."""
+        """A session that died soon after its return goes back to its checkpoint."""
         try:
             trees = await self._agent.trees(row.key)
             saved = await self._agent.checkpoints(row.key)
@@ -166,12 +166,12 @@ class Stops(Spawning):
         self._look(placement.key)
 
     def _came_back(self, row: SessionRow) -> bool:
-        """Whether the restore in hand has ended well."""
+        """Whether the restore under way has ended well."""
         operation = self._sessions.operation(row.key)
         return operation is not None and operation.succeeded
 
     def _stop(self, row: SessionRow) -> None:
-        """A real stop; a checkpoint that is still kept from the return is put aside."""
+        """A real stop; a checkpoint that is still kept from the return is set aside."""
         aside = expiry.kept(
             self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
         )

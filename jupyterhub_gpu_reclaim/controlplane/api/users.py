@@ -1,7 +1,7 @@
-"""What people and programs may ask about sessions, by page, API or button.
+"""User API: what people and programs may ask about sessions.
 
-Part of the controller. A wish is written down and the worker takes it up; nothing here
-waits for an operation, and the policy is never asked whether a person may.
+A wish is written into the row as an intent, and the worker carries it out; nothing here
+waits for an operation. The policy is not asked whether a person may do something.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Why a saved state is still there after its user has deleted what can be deleted.
+#: Why a checkpoint is still there after its user has deleted what can be deleted.
 _WHY = {
     Keeping.CURRENT: "The session is being saved in it, or brought back from it.",
     Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
@@ -52,7 +52,7 @@ _WHY = {
 
 
 class Left(Value, frozen=True, kw_only=True):
-    """A saved state that is still there."""
+    """A checkpoint that is still there."""
 
     checkpoint: str
     until: float | None = None  #: seconds since the epoch; null: until the reason ends
@@ -60,7 +60,7 @@ class Left(Value, frozen=True, kw_only=True):
 
 
 class Deleted(Value, frozen=True, kw_only=True):
-    """What an order to delete has come to."""
+    """The outcome of an order to delete."""
 
     deleted: list[str]  #: these cannot be brought back any more
     kept: list[Left]
@@ -72,7 +72,7 @@ def _left(row: CheckpointRow) -> Left:
 
 
 class People:
-    """The calls of people; see ``Controller``."""
+    """The user API; see ``Controller``."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class People:
         self._keeps = Keeps(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
-        """All sessions that run, are saved, or have something put aside."""
+        """All sessions that run, are suspended, or have a checkpoint set aside."""
         return self._sessions.views()
 
     def session(self, key: SessionKey) -> SessionView:
         """One session.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
         """
         return self._sessions.view(key)
 
@@ -105,7 +105,7 @@ class People:
         """Every reason for or against a suspend, the deciding one first.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
         """
         row = self._known(key)
         if row.phase in LIVE:
@@ -117,12 +117,12 @@ class People:
         return self._sessions.changes()
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
-        """Save a running session as soon as can be; the policy is not asked.
+        """Suspend a running session as soon as possible; the policy is not asked.
 
-        Already under way is fine.
+        A suspend that is already under way is no error.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
             Refused: ``wrong_phase``: it does not run.
         """
         row = self._known(key)
@@ -135,7 +135,7 @@ class People:
     async def resume(
         self, key: SessionKey, by: str, *, manages: bool = False
     ) -> SessionView:
-        """Bring a saved session back; a suspend under way is called off.
+        """Resume a suspended session; a suspend under way is cancelled.
 
         Args:
             key: the session.
@@ -143,9 +143,10 @@ class People:
             manages: whether they may say that a name's new account is the same person.
 
         Raises:
-            NotFound: nobody has heard of it.
-            Refused: ``wrong_phase``: nothing of it is saved; ``former_account``: it
-                is not known whose it is.
+            NotFound: no such session.
+            Refused: ``wrong_phase``: it has no checkpoint; ``former_account``: it is
+            not
+                known which account it belongs to.
         """
         row = self._known(key)
         self._settle_account(key, by, manages=manages)
@@ -166,15 +167,15 @@ class People:
 
         Args:
             key: the session.
-            seconds: for how long from now on.
+            seconds: from now on.
             by: who asks.
-            manages: whether they are bound by a year only, and not by the limits
+            manages: whether only the limit of a year holds for them, and not
                 ``Settings.keep_limit`` and ``Settings.keep_per_day``.
 
         Raises:
-            NotFound: nobody has heard of it.
-            BadRequest: no time that makes sense.
-            Refused: longer than they may, or ``keep_spent``: too much in one day.
+            NotFound: no such session.
+            BadRequest: not a sensible time.
+            Refused: longer than allowed, or ``keep_spent``: too much in one day.
         """
         row = self._known(key)
         self._check_keep(seconds, manages=manages)
@@ -199,10 +200,12 @@ class People:
         return self._sessions.view(key)
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
-        """Never suspend this session by policy, or do again; the button still works.
+        """Exclude this session from all policies, or include it again.
+
+        The button still works.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
         """
         self._known(key)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
@@ -211,12 +214,12 @@ class People:
         return self._sessions.view(key)
 
     async def renew_login(self, key: SessionKey, by: str) -> SessionView:
-        """Let the next start make a login valid that the Hub does not know any more.
+        """Let the next start make a login valid that the Hub no longer knows.
 
-        For who manages. It starts nothing.
+        For managers. It starts nothing.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
         """
         self._known(key)
         # A Hub that has lost its database has other accounts for the same people.
@@ -225,12 +228,12 @@ class People:
         return self._sessions.view(key)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
-        """Put what is saved aside for ``Settings.set_aside``; the next start is cold.
+        """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
 
         It does not start anything: the person goes on to the Hub's spawn page.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
             Refused: ``wrong_phase``: it is not suspended.
         """
         seconds = self._settings.set_aside
@@ -257,21 +260,22 @@ class People:
     async def bring_back(
         self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
     ) -> SessionView:
-        """Bring back another saved state of a session than the one it is in.
+        """Bring back another checkpoint than the one the session is suspended in.
 
-        What it is in is put aside for ``Settings.set_aside``, and can be brought back
-        in the same way. A checkpoint that was just imported is looked for in the store.
+        The present one is set aside for ``Settings.set_aside``, and can be brought back
+        in
+        the same way. A checkpoint that was just imported is looked for in the store.
 
         Args:
             key: the session.
-            checkpoint: the state.
+            checkpoint: its id.
             by: who asks for it.
-            save_running: whether the session, if it runs, is saved first.
+            save_running: whether the session, if it runs, is suspended first.
 
         Raises:
             NotFound: no such session or checkpoint.
-            Refused: ``session_runs``: it runs, and may not be saved for this;
-                ``operation_in_flight``: it is being saved or brought back.
+            Refused: ``session_runs``: it runs, and may not be suspended for this;
+                ``operation_in_flight``: a suspend or resume is under way.
             Unreachable: the store has to be asked, and does not answer.
         """
         # Whose it is comes first; a manager's Resume settles that.
@@ -308,13 +312,14 @@ class People:
     async def discard(
         self, key: SessionKey, by: str, checkpoint: str | None = None
     ) -> SessionView:
-        """Delete what is saved of a session: the next start is cold.
+        """Delete a session's checkpoint: the next start is cold.
 
         Args:
             key: the session.
             by: who asks for it.
-            checkpoint: one that was put aside; None: what it is suspended in, or, if
-                it is not suspended, all that were put aside.
+            checkpoint: one that was set aside; None: what it is suspended in, or, if it
+            is
+                not suspended, all that were set aside.
 
         Raises:
             NotFound: no such session or checkpoint.
@@ -349,7 +354,7 @@ class People:
         return self._sessions.view(key)
 
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
-        """End programs of a session that run beside it, or where it is stopped.
+        """End a session's second tree: one beside it, or one that the Hub has stopped.
 
         Args:
             key: the session.
@@ -357,8 +362,8 @@ class People:
             by: who asks for it.
 
         Raises:
-            NotFound: no such session, or no such programs.
-            Refused: ``wrong_phase``: they are the session itself.
+            NotFound: no such session, or no such tree.
+            Refused: ``wrong_phase``: it is the session itself.
         """
         row = self._known(key)
         trees = await self._agent.trees(key)
@@ -381,14 +386,14 @@ class People:
         *,
         everything: bool = False,
     ) -> Deleted:
-        """As ``discard``; says what is gone, and what is kept until when and why.
+        """Like ``discard``; says what is gone, and what is kept until when and why.
 
         Args:
             key: the session.
             by: who asks for it.
             checkpoint: see ``discard``.
-            everything: also what was put aside beside it, and what a running session
-                came from: it is gone then if its programs end in the next minutes.
+            everything: also what was set aside beside it, and the parent of a running
+                session, which is then gone if its programs end in the next minutes.
 
         Raises:
             NotFound: no such session or checkpoint.
@@ -407,7 +412,7 @@ class People:
         return Deleted(deleted=gone, kept=left)
 
     def _doom_all(self, row: SessionRow, by: str) -> None:
-        """Write down that all that a session can do without is to be deleted."""
+        """Mark everything that a session can do without for deletion."""
         unused = {Keeping.ASIDE}
         if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
             unused |= {Keeping.SUPERSEDED}
@@ -431,7 +436,7 @@ class People:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
 
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
-        """What the session's user may know of."""
+        """The checkpoints that the session's user may see."""
         rows = self._sessions.journal.checkpoints(key)
         return [row for row in rows if row.keeping not in HIDDEN]
 
@@ -440,7 +445,7 @@ class People:
         return self._sessions.journal.audit(key, limit)
 
     def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
-        """What happened to a user's sessions, the newest first; deleted ones, too.
+        """Audit lines about a user's sessions, also deleted ones, the newest first.
 
         Args:
             user: whose.
@@ -466,7 +471,7 @@ class People:
         return row
 
     def _settle_account(self, key: SessionKey, by: str, *, manages: bool) -> None:
-        """A former account's session is the new one's by a manager's word alone."""
+        """Give a former account's session to the new one, on a manager's word only."""
         owners = self._sessions.owners
         claimed = owners.claimed(key) if owners is not None else ""
         if owners is None or not claimed:
@@ -477,7 +482,7 @@ class People:
         _log.warning("%s: %s has given it to the name's new account", key, by)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
-        """Write down what somebody wants; the worker takes it up."""
+        """Write an intent into the row; the worker carries it out."""
         line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
         self._sessions.update(row.key, line, intent=intent, intent_by=by)
         self._queue.add(row.key)

@@ -1,8 +1,8 @@
-"""Bringing back a saved state that is not what the session is suspended in.
+"""Bring back a checkpoint other than the one a session is suspended in.
 
-A person chooses it. What the session is in at that moment is put aside, and can be
-brought back in the same way; a session that runs is saved before. Between that wish and
-its end the row's ``bring_back`` says what is wanted, so that any crash is survived.
+A person chooses it. The present checkpoint is set aside, and can be brought back in the
+same way; a running session is suspended first. Until that is done, the row's
+``bring_back`` names the wanted checkpoint, so that a crash at any point is survived.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: Phases in which nothing of the session runs, so that another state can take over.
+#: Phases without processes, in which another checkpoint can take over.
 FROM = frozenset({Phase.STOPPED, Phase.SUSPENDED})
 
 
@@ -32,13 +32,13 @@ def take(
     checkpoint: str = "",
     by: str = "",
 ) -> SessionRow:
-    """The session is suspended in the wanted state from now on, and is to come back.
+    """Make the wanted checkpoint the one the session is suspended in, and resume it.
 
     Args:
         sessions: where the journal is.
         row: stopped or suspended.
-        settings: for how long the state it was in is kept.
-        checkpoint: the wanted state; empty: what the row has noted.
+        settings: for how long the former checkpoint is kept.
+        checkpoint: the wanted one; empty: what the row has noted.
         by: who wants it; empty: likewise.
     """
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
@@ -65,7 +65,7 @@ def take(
 def wish(
     sessions: Sessions, row: SessionRow, wanted: CheckpointRow, by: str
 ) -> SessionRow:
-    """Note what is to come back once the running session is saved."""
+    """Note what is to come back once the running session is suspended."""
     line = sessions.audit_line(row.key, by, "ask to bring back", wanted.id)
     rows = expiry.kept(sessions, wanted.id, Keeping.WANTED)
     if row.bring_back and row.bring_back != wanted.id:
@@ -81,7 +81,7 @@ def wish(
 
 
 def call_off(sessions: Sessions, row: SessionRow, settings: Settings) -> SessionRow:
-    """The session runs on: what was wanted is kept as long as before."""
+    """The session runs on: the wanted checkpoint is kept as long as before."""
     rows = off(sessions, row, settings)
     return sessions.update(row.key, checkpoints=rows, bring_back="")
 

@@ -1,12 +1,12 @@
-"""Servers that were deleted for ever: ordered once, repeated until nothing is left.
+"""Deleted servers: ordered once, repeated until nothing is left.
 
-The order is written in the same transaction that removes the session's row, and stays
-until agent and store have been seen to hold nothing of it any more. Until then what is
-left of the old session is hidden from everybody: it is neither found again, nor brought
-back, nor taken for a new session of the same name.
+The order is written in the transaction that removes the session's row, and stays until
+agent and store have been seen to hold nothing of the session. Until then, what is left
+is hidden: it is neither adopted, nor brought back, nor taken for a new session of the
+same name.
 
-What is new is told from what is old by incarnations: each start of a session has its
-own, and those that begin after the order are noted in it.
+Old and new are told apart by incarnation: every start has its own, and starts after the
+order are noted in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deletions:
-    """The orders, and carrying them out.
+    """Keeps the orders and carries them out.
 
     Args:
         sessions: the rows.
@@ -68,7 +68,7 @@ class Deletions:
 
     # --- orders
     def take_up(self) -> list[SessionKey]:
-        """Take over what the spawner has left for us; the sessions concerned.
+        """Take over the spawner's order files; returns the sessions concerned.
 
         Raises:
             StoreError: the journal cannot be written; the rest is taken up later.
@@ -85,7 +85,7 @@ class Deletions:
         return taken
 
     def _take(self, path: Path, key: SessionKey) -> bool:
-        """Take one file over; whether it was new.
+        """Take one file over; returns whether it was new.
 
         A file that cannot be removed, or outlived a crash, is not taken twice: there
         may be a new session of that name by then.
@@ -102,9 +102,9 @@ class Deletions:
     def order(
         self, key: SessionKey, what: str = "forget", message: str = _DELETED
     ) -> None:
-        """Write down that nothing of a session is to be left; idempotent.
+        """Order that nothing of a session is left; idempotent.
 
-        What is kept for a former account of its user's name is left to its own time.
+        Checkpoints that are kept for a former account of that name keep their own time.
 
         Raises:
             StoreError: it could not be written; nothing is changed.
@@ -144,15 +144,15 @@ class Deletions:
         sessions.forget(key)
 
     def pending(self, key: SessionKey) -> Order | None:
-        """The order that stands for a session."""
+        """The pending order for a session."""
         return self._all().get(key)
 
     def pending_keys(self) -> set[SessionKey]:
-        """Sessions for which one stands."""
+        """Sessions with a pending order."""
         return set(self._all())
 
     def spare(self, key: SessionKey, incarnation: str) -> None:
-        """A new session of that name is about to start: the order is not about it.
+        """Except a new session of that name, which is about to start, from the order.
 
         Raises:
             StoreError: it could not be written; the start must wait.
@@ -171,9 +171,9 @@ class Deletions:
             self._orders = {order.key: order for order in orders}
         return self._orders
 
-    # --- what is old
+    # --- old or new
     def living(self, key: SessionKey, facts: Facts) -> Facts:
-        """The facts without what is to be deleted."""
+        """The observed state without what is to be deleted."""
         order = self.pending(key)
         if order is None:
             return facts
@@ -188,10 +188,11 @@ class Deletions:
         return order.spared | {self._sessions.row(order.key).incarnation}
 
     def _is_old(self, order: Order, tree: Tree) -> bool:
-        """Whether a tree is of the deleted session.
+        """Whether a tree belongs to the deleted session.
 
-        One that nobody knows and that runs, or is about to, may have been started
-        while no service was there; and of one whose node is silent nothing is known.
+        An unknown tree that runs, or is about to, may have been started while no
+        service
+        was there; of a tree on a silent node nothing is known.
         """
         if tree.incarnation in self._new(order):
             return False
@@ -199,7 +200,7 @@ class Deletions:
         return tree.incarnation in order.incarnations or tree.state not in new
 
     def _is_saved(self, order: Order, info: CheckpointInfo) -> bool:
-        """Whether a checkpoint is of the deleted session."""
+        """Whether a checkpoint belongs to the deleted session."""
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.DOOMED
@@ -208,7 +209,7 @@ class Deletions:
 
     # --- carrying out
     async def carry_out(self, key: SessionKey) -> bool:
-        """End and delete what is left; whether an order still stands.
+        """End and delete what is left; returns whether an order is still pending.
 
         Raises:
             ReclaimError: something does not answer or cannot be deleted now; what was
@@ -267,7 +268,7 @@ def _removed(key: SessionKey) -> Any:
 
 
 def _written(order: Order) -> list[Any]:
-    """Statements that write an order, in the place of an earlier one."""
+    """Statements that write an order in place of an earlier one."""
     values = {
         "user": order.key.user,
         "server": order.key.server,

@@ -1,7 +1,7 @@
-"""How long each checkpoint is kept, and deleting those whose time is over.
+"""How long each checkpoint is kept, and deleting expired ones.
 
-The rows are made here for whoever moves a session; the controller's tick calls
-:func:`collect`. Nothing is deleted that a session still stands on.
+The functions above :func:`collect` make checkpoint rows, to be written in the same
+transaction as the session's. A checkpoint that a session still needs is not deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIVE = {Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING}
 
 
 def current(info: CheckpointInfo, now: float) -> CheckpointRow:
-    """A checkpoint that its session is suspended in; kept without limit."""
+    """The checkpoint that its session is suspended in; kept without limit."""
     return CheckpointRow(
         id=info.id,
         key=info.key,
@@ -37,7 +37,7 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
 
 
 def aside(info: CheckpointInfo, now: float, seconds: float | None) -> CheckpointRow:
-    """A checkpoint that is put aside; None: not deleted by itself."""
+    """A checkpoint that is set aside; None: not deleted by itself."""
     expires = None if seconds is None else now + seconds
     row = current(info, now)
     return msgspec.structs.replace(row, keeping=Keeping.ASIDE, expires=expires)
@@ -46,7 +46,7 @@ def aside(info: CheckpointInfo, now: float, seconds: float | None) -> Checkpoint
 def kept(
     sessions: Sessions, checkpoint: str, keeping: Keeping, seconds: float | None = None
 ) -> list[CheckpointRow]:
-    """The row of a known checkpoint, changed; empty when there is none.
+    """The changed row of a known checkpoint; empty if there is none.
 
     Args:
         sessions: where the journal and the clock are.
@@ -63,7 +63,7 @@ def kept(
 
 
 def settled(sessions: Sessions, key: SessionKey, seconds: float) -> list[CheckpointRow]:
-    """Those put aside without limit, now that it is settled that others were chosen."""
+    """Those set aside without limit, now that another one was chosen."""
     expires = sessions.clock.now() + seconds
     return [
         msgspec.structs.replace(row, expires=expires)
@@ -80,11 +80,12 @@ def former(sessions: Sessions, key: SessionKey) -> str:
 
 
 async def collect(sessions: Sessions, agent: Agent) -> None:
-    """Delete the checkpoints whose time is over; what fails is tried again.
+    """Delete expired checkpoints; a failed deletion is tried again.
 
-    Only somebody's word is enough for a session that was not found to be as the
-    journal says: with a journal that is older than the world, what looks superseded
-    may be all there is.
+    For a session that was not found to be as the journal says, only a person's order is
+    enough: if the journal is older than the store, what looks superseded may be all
+    there
+    is.
     """
     for due in sessions.journal.due(sessions.clock.now()):
         if due.keeping is not Keeping.DOOMED and due.key not in sessions.compared:

@@ -1,8 +1,8 @@
-"""Says, once and in time, that something which is saved will be deleted.
+"""Expiry notice: says, once and in time, that a checkpoint will be deleted.
 
-Called by the loops' tick now and then. It writes a line into the audit, from which the
-notices and the history of a user are made, and deletes nothing. What goes because a
-quota is used up goes at once, and nobody can say so before.
+It writes a line into the audit log, from which notices and a user's history are made,
+and deletes nothing. A checkpoint that goes because of a quota goes at once, without a
+notice.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MARK = "deletion:"
 
 
 def forewarn(sessions: Sessions, retention: Retention, ahead: float) -> None:
-    """Tell of every checkpoint that goes within so many seconds.
+    """Announce every checkpoint that expires within so many seconds.
 
     Args:
         sessions: where journal and clock are.
         retention: the administrator's limits.
-        ahead: seconds; what was kept for less than that is not told of. 0: nothing.
+        ahead: seconds; what was kept for less than that is not announced. 0: nothing.
 
     Raises:
-        StoreError: the journal does not answer; what was told is told.
+        StoreError: the journal does not answer; what was announced stays announced.
     """
     if not ahead:
         return
@@ -56,7 +56,7 @@ def forewarn(sessions: Sessions, retention: Retention, ahead: float) -> None:
 
 
 def _ends(sessions: Sessions, retention: Retention, until: float) -> dict[str, float]:
-    """Checkpoints that go until then, and when."""
+    """Checkpoints that expire until then, and when."""
     kept = kept_of(sessions)
     aged = {each.id for each in drop(kept, retention, until)}
     ends = {

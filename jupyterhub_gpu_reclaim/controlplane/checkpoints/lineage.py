@@ -1,12 +1,13 @@
-"""Which of a session's checkpoints is the newest, whatever the journal remembers.
+"""Orders a session's checkpoints, independently of the journal.
 
-A journal may be older than the world: restored from a backup, rolled back with its
-machine, or lost. The manifests in the store then know better. They are ordered by what
-cannot be wrong: a checkpoint is newer than the one that its incarnation was restored
-from (``CheckpointInfo.parent``), and else than those of a lower generation. Wall clocks
-order nothing. Two that neither rule orders are rivals, and only a person can choose.
+A journal may be too old: restored from a backup, rolled back with its machine, or lost.
+Then the manifests in the store know better. A checkpoint is newer than the one its
+incarnation was restored from (``CheckpointInfo.parent``), and otherwise newer than
+those
+of a lower generation. Wall clocks order nothing. Two that neither rule orders are
+rivals, and only a person can choose.
 
-Pure: the reconciler and the start planner act on the answers.
+Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def ancestors(info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> set[str]:
-    """Ids of the checkpoints that it goes back to, as far as that is known."""
+    """Ids of the checkpoints that it goes back to, as far as known."""
     parents = {each.id: each.parent for each in infos}
     found: set[str] = set()
     parent = info.parent
@@ -33,7 +34,7 @@ def ancestors(info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> set[str]
 
 
 def newest(infos: Iterable[CheckpointInfo], pointer: str = "") -> list[CheckpointInfo]:
-    """The newest one, and behind it its rivals.
+    """The newest one, followed by its rivals.
 
     Args:
         infos: of one session.
@@ -42,20 +43,20 @@ def newest(infos: Iterable[CheckpointInfo], pointer: str = "") -> list[Checkpoin
     known = list(infos)
     older = {each for info in known for each in ancestors(info, known)}
     tips = [info for info in known if info.id not in older] or known
-    # A generation counter that began anew is put right by the chain alone.
+    # Only the chain of parents corrects a generation counter that was reset.
     highest = max((info.generation for info in tips), default=0)
     rivals = [info for info in tips if info.generation == highest]
     return sorted(rivals, key=lambda info: (info.id != pointer, info.id))
 
 
 def found(row: SessionRow, facts: Facts, pointer: str = "") -> list[CheckpointInfo]:
-    """The newest checkpoint that the journal missed, and behind it its rivals.
+    """The newest checkpoint that the journal missed, followed by its rivals.
 
-    Empty where what the journal knows is as new as what is in the store.
+    Empty if the journal knows one that is as new as those in the store.
 
     Args:
-        row: the journal's word.
-        facts: the store's.
+        row: the journal's row.
+        facts: agent's and store's answers.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
     saved = facts.saved or ()
@@ -72,7 +73,7 @@ def found(row: SessionRow, facts: Facts, pointer: str = "") -> list[CheckpointIn
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:
     """Whether the Hub remembers that very checkpoint, or one that it goes back to.
 
-    The latter is a Hub whose database is as old as the journal.
+    In the latter case the Hub's database is as old as the journal.
     """
     return bool(pointer) and (
         pointer == info.id or pointer in ancestors(info, list(infos))

@@ -1,7 +1,9 @@
-"""Does what the retention policy decides: marks what is kept no longer.
+"""Carries out the retention policy: marks what is no longer kept.
 
-Called by the controller's tick, before ``checkpoints.collect`` deletes what is marked.
-A session whose only checkpoint goes, where the administrator allows that, is told so.
+``expiry.collect`` then deletes what is marked. If a session's only checkpoint goes,
+where
+the administrator allows that, the session's row says so. The limits themselves are in
+``policy/retention.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def retain(sessions: Sessions, retention: Retention) -> None:
-    """Mark what the administrator's limits do not keep.
+    """Mark what is beyond the administrator's limits.
 
     Raises:
         StoreError: the journal could not be written; what was marked is marked.
@@ -63,7 +65,7 @@ def kept_of(sessions: Sessions) -> list[Kept]:
 
 
 def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
-    """A checkpoint and whoever stands on it, as the policy sees them."""
+    """A checkpoint and its use, as the policy sees them."""
     size, suspended = 0, row.changed
     if row.info is not None:
         size, suspended = row.info.stored_bytes, row.info.created

@@ -1,4 +1,4 @@
-"""From samples to decisions: windows of samples, warnings, preemption, keep quotas.
+"""From samples to decisions: the sampler, warnings, preemption, per-session policy.
 
-The policies themselves are in ``policy`` and know nothing of this room.
+The policies themselves are in ``policy``, which does not import this room.
 """

@@ -1,8 +1,10 @@
-"""Who is wanted to go, looked at anew in each tick from who waits and what is freed.
+"""Selects sessions to preempt, on every tick.
 
-Called by the loops before they judge: whom the policy chooses here is judged with the
-fact ``wanted``, warned and looked at once more like anybody else. What was done for
-whom is remembered in memory only: after a restart of the service it is counted anew.
+Recomputed from the GPU queue and the GPUs that are already being released. A selected
+session gets the fact ``wanted``; it is then judged, warned and confirmed like any
+other.
+What was freed for whom is only in memory: after a restart of the service the count
+begins again.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: Seconds that a GPU which has come free has to reach somebody who waits. Who waits on
-#: although enough has been freed for it is left alone for that long, and for twice as
-#: long each time: it lacks something else, or others are quicker.
+#: Seconds for a freed GPU to reach a waiting session. If a session still waits although
+#: enough was freed for it, nothing more is freed for that long, doubled each time: it
+#: lacks something else, or others are quicker.
 SETTLE = 60.0
 _GOING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
 class Pressing:
-    """Asks the policy.
+    """Applies the preemption policy on every tick.
 
     Args:
-        sessions: the rows, and where is noted who is wanted.
+        sessions: the rows, and the note of who is selected.
         choose: the policy.
     """
 
@@ -41,7 +43,7 @@ class Pressing:
         self._freed: dict[SessionKey, tuple[int, float]] = {}
 
     def look(self, waiting: list[Waiting]) -> None:
-        """Choose for those who wait, and let go whom nobody needs any more."""
+        """Select sessions for the queue, and deselect those no longer needed."""
         now = self._sessions.clock.now()
         self._count(now)
         here = {each.key for each in waiting}
@@ -61,7 +63,7 @@ class Pressing:
         ]
 
     def _count(self, now: float) -> None:
-        """Note for whom a session has gone."""
+        """Count what was freed for whom."""
         for key, whom in list(self._going.items()):
             row = self._sessions.row(key)
             if row.phase is Phase.SUSPENDED:
@@ -73,7 +75,7 @@ class Pressing:
         return self._sessions.row(key).phase in _GOING
 
     def _wants(self, waiting: list[Waiting], now: float) -> list[Want]:
-        """What is lacking when all that is on its way has come free."""
+        """What is still lacking when everything under way has come free."""
         rows = self._sessions.journal.sessions()
         coming = sum(row.gpus for row in rows if self._comes_free(row, now))
         coming += sum(self._idle_anyway(row) for row in rows)
@@ -98,7 +100,7 @@ class Pressing:
         return wants
 
     def _has_had(self, key: SessionKey, needed: int, now: float) -> bool:
-        """Whether enough was freed for it, and it has to be seen what that helps."""
+        """Whether enough was freed for it, and the effect has to be awaited."""
         freed, at = self._freed.get(key, (0, 0.0))
         rounds = min(freed // needed, 16)
         return rounds > 0 and now - at < SETTLE * 2.0 ** (rounds - 1)
@@ -109,7 +111,7 @@ class Pressing:
         return row.phase in _GOING or just_now
 
     def _idle_anyway(self, row: SessionRow) -> int:
-        """GPUs of a session that goes for its own idleness."""
+        """GPUs of a session that goes because of its own idleness."""
         if row.phase is not Phase.WARNED or row.key in self._sessions.wanted:
             return 0
         return len(self._sessions.history.cards(row.key, row.incarnation))

@@ -1,8 +1,8 @@
-"""What the sessions do: the agent's samples, kept in a window per incarnation.
+"""Sampler: keeps the agent's samples in one window per incarnation.
 
-Filled by the loops at every beat, and by the worker right before it acts on a policy's
-word: the sample that a judgement rests on may be as old as the interval between two of
-them, and a person may have come back in that time. It judges nothing.
+Sampled at every interval, and again right before a policy's decision is acted on: a
+sample may be as old as the interval, and a person may have returned in that time. It
+judges nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: Samples of that age, in seconds, still are a look at the session as it is now; so
-#: that many sessions that fall idle together are looked at together.
+#: Samples younger than that, in seconds, count as fresh, so that sessions which fall
+#: idle together are sampled together.
 FRESH_SECONDS = 1.0
 
 
@@ -43,11 +43,11 @@ class Watch:
 
     @property
     def watched(self) -> int:
-        """How many sessions have a window."""
+        """Number of sessions with a window."""
         return len(self._windows)
 
     async def sample(self) -> None:
-        """Ask the agent what the sessions do, and sum that up.
+        """Ask the agent for samples, and add them to the windows.
 
         Raises:
             Unreachable: nothing is known, and nothing is made up.
@@ -56,11 +56,12 @@ class Watch:
             await self._sample()
 
     async def refresh(self, row: SessionRow) -> bool:
-        """The same for one session; an answer of a moment ago will do.
+        """The same for one session; an answer of a moment ago is enough.
 
         Returns:
-            Whether its incarnation was in the answer; one whose node keeps silent
-            is not, and what is known of it is old.
+            Whether its incarnation was in the answer; if its node is silent it is not,
+            and
+            what is known of it is old.
 
         Raises:
             Unreachable: nothing is known, and nothing is made up.

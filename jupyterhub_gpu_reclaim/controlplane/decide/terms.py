@@ -1,8 +1,7 @@
-"""Which rules hold for a session now, from what the Hub and the cluster have told.
+"""Per-session policy: which rules hold for a session now.
 
-Made by ``service/app.py`` where rules are configured; asked for the view of each
-session that runs. It asks nobody anything: groups and options come with the answers
-that the Hub gives anyway, labels with the pods that are watched.
+It makes no requests: groups and options come with the Hub's other answers, labels with
+the pods that are watched.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class TermsNow:
-    """Asks the rules.
+    """Applies the rules.
 
     Args:
         rules: the administrator's.
-        hub: what it has told of users and servers.
+        hub: what it has said of users and servers.
         agent: knows the labels of pods; outside of Kubernetes there are none.
     """
 

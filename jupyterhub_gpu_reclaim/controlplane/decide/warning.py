@@ -1,8 +1,7 @@
-"""What the policy says of a session now, and the warning that goes before a suspend.
+"""Judges a session, and warns before a suspend.
 
-Asked by the worker for each session that runs as it should, by the loops for who was
-warned, and by people who ask why. It suspends nothing, and forgets a warning's end with
-the service: who was warned is warned anew, and as long.
+It suspends nothing. The end of a warning is only in memory: after a restart of the
+service a session is warned again, for the full time.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Courtesy:
-    """Judges, warns, and looks again before the end.
+    """Judges, warns, and confirms before the suspend.
 
     Args:
-        sessions: the rows and what is known of them.
-        watch: for the last look.
+        sessions: the rows and the runtime state.
+        watch: for the last sample.
         decide: the policy.
-        warn_for: seconds between the warning and the suspend, where no rule says how
-            many; 0: no warning.
+        warn_for: seconds between the warning and the suspend, unless a rule sets them;
+            0: no warning.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Courtesy:
         self._warn_for = warn_for
 
     def judge(self, row: SessionRow) -> bool:
-        """Ask the policy; whether it says that the session is to be suspended."""
+        """Ask the policy; returns whether the session is to be suspended."""
         view = self._sessions.view(row.key)
         verdicts = list(self._decide(view, self._sessions.clock.now()))
         self._sessions.judged(row.key, verdicts)
@@ -68,7 +67,7 @@ class Courtesy:
             self._note(row, Happened.STAYS)
 
     def warn(self, row: SessionRow) -> float:
-        """Warn whom the policy wants to suspend.
+        """Warn a session that the policy wants to suspend.
 
         Returns:
             Seconds for which the warning still stands; 0: it is over.
@@ -98,10 +97,10 @@ class Courtesy:
         return self._warn_for if ruled is None else ruled
 
     async def confirm(self, row: SessionRow) -> bool:
-        """Look once more, since what was judged may be old, and judge anew.
+        """Sample once more, since the last judgement may be old, and judge again.
 
         Raises:
-            Unreachable: nobody can look.
+            Unreachable: no fresh sample can be had.
         """
         seen = await self._watch.refresh(row)
         # A session whose node is silent was not looked at: it may be at work.

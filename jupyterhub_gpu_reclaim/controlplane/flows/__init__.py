@@ -1,5 +1,5 @@
-"""The long ways of a session: suspend, resume, adoption, and the queue for a GPU.
+"""The long ways of a session: suspend, resume, adoption, and the GPU queue.
 
-Each step is in the journal before it is taken, so that a restarted service goes on from
-where the last one was.
+Each step is in the journal before it is taken, so that a restarted service continues
+from the last one.
 """

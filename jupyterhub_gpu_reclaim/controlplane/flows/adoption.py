@@ -1,7 +1,6 @@
-"""What the journal takes over from the world when it did not hear of it in time.
+"""Adoption: takes over trees and checkpoints that the journal did not know.
 
-Called by the worker and by a start that finds things different from the journal. Each
-is one transaction; nothing is asked of anybody here.
+Each function is one transaction and makes no requests.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def running(
 ) -> SessionRow:
     """A tree runs that the journal did not know as running.
 
-    The checkpoint that it came from is kept for the time of grace; any other one is
-    put aside, because it is not what runs.
+    Its parent checkpoint is kept for the time of grace; any other one is set aside,
+    because it is not what runs.
     """
     came_from = bool(row.checkpoint) and tree.checkpoint == row.checkpoint
     if came_from:
@@ -60,7 +59,7 @@ def running(
 
 
 def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
-    """A session ended by itself soon after its return: back to what was saved."""
+    """A session ended by itself soon after its return: back to its checkpoint."""
     return sessions.apply(
         row.key,
         Happened.LOST,
@@ -74,9 +73,9 @@ def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionR
 def captured(
     sessions: Sessions, row: SessionRow, saved: CheckpointInfo, settings: Settings
 ) -> SessionRow:
-    """A tree stands captured that the journal did not know of.
+    """A captured tree that the journal did not know.
 
-    What the journal took for saved is older than that, and is put aside.
+    The checkpoint in the journal is older than that, and is set aside.
     """
     now = sessions.clock.now()
     rows = [expiry.current(saved, now)]
@@ -102,14 +101,16 @@ def saved(
 ) -> None:
     """Checkpoints that the journal does not know: the newest may be the session.
 
-    Where nothing of the session runs, the newest of those that the journal has missed
-    is what it is suspended in from now on. Unless the Hub remembers that one, too, its
-    user is asked before it comes back. All others are put aside.
+    If nothing of the session runs, it is suspended from now on in the newest of those
+    that
+    the journal has missed. Unless the Hub remembers that one, too, its user is asked
+    before
+    it comes back. All others are set aside.
 
     Args:
         sessions: where the journal is.
-        row: the session; a fresh row where the journal was lost.
-        facts: agent's and store's word.
+        row: the session; a fresh row if the journal was lost.
+        facts: agent's and store's answers.
         settings: for how long things are kept.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
@@ -140,16 +141,16 @@ def saved(
 
 
 def found_failure(info: CheckpointInfo) -> Failure:
-    """The question to the session's user, as it stands in the row."""
+    """The question to the session's user, as stored in the row."""
     return failure_of(Reason.SAVED_FOUND, when=moment(info.created))
 
 
 def _beside(
     sessions: Sessions, row: SessionRow, facts: Facts, settings: Settings
 ) -> None:
-    """Note unknown checkpoints beside what the session is in.
+    """Note unknown checkpoints beside the one the session is in.
 
-    While what a session is suspended in is not in the store, an older one may be all
+    While the session's own checkpoint is missing in the store, an older one may be all
     there is, and is kept without limit.
     """
     missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
@@ -178,7 +179,7 @@ def _beside(
 def _asides(
     sessions: Sessions, facts: Facts, seconds: float | None, besides: str = ""
 ) -> list[CheckpointRow]:
-    """Rows of the unknown ones; None: nobody has said yet which of them are needed."""
+    """Rows of the unknown ones; None: not decided yet which of them are needed."""
     now = sessions.clock.now()
     unknown = [info for info in facts.unknown() if info.id != besides]
     return [expiry.aside(info, now, seconds) for info in unknown]

@@ -1,9 +1,8 @@
-"""Who waits for a GPU, in which place, and whose turn it is.
+"""The GPU queue: which sessions wait for a GPU, and whose turn it is.
 
-Asked by the resumer before and after each try, by the loops' tick, and by views. Two
-kinds of waiting: on one machine a resume has its place and lacks memory of a GPU; who
-that is, stands in the journal, and here is decided whose turn it is. On Kubernetes a
-pod waits for a node; the scheduler decides who gets it, and here it is only told.
+There are two kinds of waiting. On one machine a resume has its place and lacks GPU
+memory: the journal says which sessions wait, and the order is decided here. On
+Kubernetes a pod waits for a node: its scheduler decides, and this module only reports.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class WaitingLine:
 
     Args:
         sessions: the rows, and where places are noted for views.
-        agent: knows who waits for a node.
-        limit: seconds that a resume waits for memory of a GPU; 0: it fails at once.
+        agent: knows which sessions wait for a node.
+        limit: seconds that a resume waits for GPU memory; 0: it fails at once.
     """
 
     def __init__(self, sessions: Sessions, agent: Agent, limit: float) -> None:
@@ -46,7 +45,7 @@ class WaitingLine:
         self._told: dict[SessionKey, str] = {}
 
     def look(self) -> list[Waiting]:
-        """All who wait, in their order; whoever's place has changed is told."""
+        """The queue in its order; readers are told of changed places."""
         rows = {row.key: row for row in self._rows()}
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
         order = fair(since, self._held() if rows else {})
@@ -61,10 +60,12 @@ class WaitingLine:
         return found
 
     def may_try(self, row: SessionRow) -> bool:
-        """Whether a resume that has its place may look for memory now.
+        """Whether a placed resume may look for memory now.
 
-        Who comes while others wait joins the queue, unless it never had a GPU. Who
-        waits tries when it is the first; so one that needs much is not passed for ever.
+        While others wait, a newcomer joins the queue, unless it never had a GPU. Only
+        the
+        first in the queue tries, so that one with large needs is not overtaken for
+        ever.
         """
         if not self._limit:
             return True
@@ -77,7 +78,7 @@ class WaitingLine:
         return first.key == row.key
 
     def waits(self, row: SessionRow, failure: Failure) -> bool:
-        """Whether a try that ended so is made again: then it waits from now on."""
+        """Whether a failed try is repeated; if so, the session waits from now on."""
         if not no_room(failure) or not self._limit or self.over(row) is not None:
             return False
         if row.waiting_since is None:
@@ -92,11 +93,11 @@ class WaitingLine:
         return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self._limit))
 
     def told(self, row: SessionRow, failure: Failure) -> Failure:
-        """How a try that is not made again is told to who has waited for it."""
+        """The failure of a last try, in words for a user who has waited."""
         return (no_room(failure) and self.over(row)) or failure
 
     def served(self, row: SessionRow) -> Event:
-        """The end of the waiting, for who reads the steps."""
+        """The event that ends the waiting, for readers of the steps."""
         waited = self._sessions.clock.now() - (row.waiting_since or 0.0)
         step = Step(step=STEP, title="A GPU is free", state="done", seconds=waited)
         return Event(step=step)
@@ -115,7 +116,7 @@ class WaitingLine:
         ]
 
     def _held(self) -> Counter[str]:
-        """How many sessions of each user have a GPU, as far as is known."""
+        """Number of sessions of each user that have a GPU, as far as known."""
         cards = self._sessions.history.cards
         return Counter(
             row.key.user
@@ -135,7 +136,7 @@ class WaitingLine:
 
 
 def no_room(failure: Failure | None) -> bool:
-    """Whether a resume failed for want of a GPU's memory, which others may give up."""
+    """Whether a resume failed for lack of GPU memory, which others may release."""
     return failure is not None and failure.code == Reason.GPU_MEMORY.value
 
 

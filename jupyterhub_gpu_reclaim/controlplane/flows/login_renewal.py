@@ -1,9 +1,10 @@
-"""An administrator's word that a session's login may be made valid again.
+"""An administrator's order to make a session's login valid again.
 
-The token of a saved session is in its memory. Where the Hub does not know it any more,
-it was revoked by somebody, or the Hub's database is another one; nobody can tell which,
-so the spawner refuses, until a person who manages has ordered otherwise. An order is
-for one session and one return, and only for a day; it stands in the journal.
+The token of a suspended session is in its memory. If the Hub no longer knows it, it was
+revoked, or the Hub's database is another one; the two cannot be told apart, so the
+spawner refuses until a manager has ordered otherwise. An order is journalled, is for
+one
+session and one return, and holds for a day.
 """
 
 from __future__ import annotations
@@ -35,6 +36,6 @@ def ordered(sessions: Sessions, key: SessionKey) -> bool:
 
 
 def done(sessions: Sessions, key: SessionKey) -> None:
-    """The login is valid again: the next time takes another order."""
+    """The login is valid again: the order is used up."""
     if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
         sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))

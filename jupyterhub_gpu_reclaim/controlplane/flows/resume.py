@@ -1,7 +1,7 @@
-"""From a place that is held to a session that answers, or back to the checkpoint.
+"""Resume: from a placed init to a session that answers, or back to the checkpoint.
 
-Driven by ``worker.py`` after the spawner has said where. Nothing here starts a session
-cold, and a checkpoint is never given up by a failure.
+Begins after the spawner has reported the place. Nothing here starts a session cold, and
+a failure never gives up a checkpoint.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ class Resumer:
         self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self, row: SessionRow) -> None:
-        """Ask the Hub for the start that somebody wished by button; may be repeated.
+        """Ask the Hub for the start that a person asked for; may be repeated.
 
-        The Hub's spawner then asks ``plan_start``, which takes the wish as fulfilled:
-        this returns as soon as it has. The Hub answers only when the session runs, or
-        after ten seconds (its ``slow_spawn_timeout``), and there is work to be done
-        for that.
+        The Hub's spawner then asks ``plan_start``, which fulfils the intent: this
+        returns as
+        soon as it has. The Hub answers only when the session runs, or after ten seconds
+        (its
+        ``slow_spawn_timeout``), and the worker is needed meanwhile.
         """
         asking = asyncio.create_task(self._ask(row))
         self._asking.add(asking)
@@ -90,7 +91,7 @@ class Resumer:
             await self._hub.start(row.key)
         except Refused as error:
             if self._sessions.row(row.key).intent is not Intent.RESUME:
-                return  # it was begun; how that went, the agent has told
+                return  # it was begun; the agent has reported its end
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
@@ -105,7 +106,8 @@ class Resumer:
         """Start or attach to the restore of a RESUMING session, up to its end.
 
         Yields nothing when it ended well: it is RUNNING once the Hub has its answer;
-        and nothing while it waits for memory of a GPU: then this is called again.
+        and
+        nothing while it waits for GPU memory: then this is called again.
 
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.
@@ -132,7 +134,7 @@ class Resumer:
             yield self.failed(row, self._line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow) -> Event:
-        """The last event of the restore; a failure is told by who takes it up."""
+        """The last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
         async for event in self._agent.restore(row.incarnation, row.checkpoint):
             if not self._still(row):
@@ -140,7 +142,7 @@ class Resumer:
             if event.failure is not None:
                 return event
             if unserved and event.step is not None and event.step.step == "check":
-                continue  # most tries of who waits end here
+                continue  # most tries of waiting sessions end here
             if unserved:
                 unserved = False
                 self._sessions.step(row.key, "resume", self._line.served(row))
@@ -190,7 +192,7 @@ class Resumer:
         )
 
     async def give_up(self, row: SessionRow, failure: Failure | None) -> None:
-        """End what was placed for a resume that nobody waits for any more."""
+        """End what was placed for a resume that is no longer wanted."""
         await self.kill(row.incarnation)
         if row.phase is Phase.RESUMING:
             self.failed(row, failure)

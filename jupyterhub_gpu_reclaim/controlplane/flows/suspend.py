@@ -1,8 +1,8 @@
-"""From a decision to a committed checkpoint, and from there to a session that is gone.
+"""Suspend: from a decision to a committed checkpoint, and on to a released tree.
 
-Driven by ``worker.py``. Each ``yield`` of the generators is a state that the journal
-holds before the next thing is done outside, so that a crash anywhere is settled by the
-reconciler. Nothing is ended here before the commit, and no decision is taken here.
+Each ``yield`` of the generators is a state that is in the journal before the next step
+outside, so that the reconciler can settle a crash at any point. Nothing is ended before
+the commit. Decisions are taken in ``decide`` and by people, not here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:
-    """A reason as it stands in a row."""
+    """A reason as stored in a row."""
     return codec.failure_of(Refused(reason, **facts))
 
 
@@ -68,12 +68,12 @@ class Suspender:
     async def run(
         self, key: SessionKey, by: str, why: Verdict | None = None
     ) -> AsyncIterator[SessionRow]:
-        """Save a running session; the last row is RELEASING or RUNNING again.
+        """Suspend a running session; the last row is RELEASING or RUNNING again.
 
         Args:
             key: the session.
             by: who wants it.
-            why: the policy's reason, for the audit; None where a person wants it.
+            why: the policy's reason, for the audit; None if a person wants it.
 
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
@@ -178,7 +178,7 @@ class Suspender:
         )
 
     def rolled_back(self, row: SessionRow, tree: Tree) -> None:
-        """The tree runs, though it was being saved, or was saved already."""
+        """The tree runs, although a capture was under way or committed."""
         failure = failure_of(Reason.AGENT_RESTARTED)
         mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
         if tree.failure is not None and mine:
@@ -189,7 +189,7 @@ class Suspender:
             self.thawed(row, failure)
 
     async def stop_at_hub(self, row: SessionRow) -> None:
-        """Ask the Hub to stop a server whose session is saved; may be repeated."""
+        """Ask the Hub to stop the server of a captured session; may be repeated."""
         if row.stop_asked is None:
             self._sessions.update(row.key, stop_asked=self._sessions.clock.now())
         try:
@@ -200,7 +200,7 @@ class Suspender:
             _log.info("%s: the Hub is not ready for a stop: %s", row.key, error)
 
     async def release(self, row: SessionRow) -> None:
-        """End the saved tree; idempotent. One that somebody let go on is RUNNING."""
+        """End the captured tree; idempotent. If thawed meanwhile, it is RUNNING."""
         try:
             await self._agent.release(row.incarnation, row.checkpoint)
         except NotFound as error:
@@ -212,7 +212,7 @@ class Suspender:
                 self.thawed(row, codec.failure_of(error))
 
     def released(self, row: SessionRow) -> SessionRow:
-        """RELEASING -> SUSPENDED, unless somebody else has noted it already."""
+        """RELEASING -> SUSPENDED, unless that was noted already."""
         if self._sessions.row(row.key).phase is not Phase.RELEASING:
             return self._sessions.row(row.key)
         self._count("ok")
@@ -221,13 +221,13 @@ class Suspender:
         )
 
     async def thaw(self, row: SessionRow) -> None:
-        """Let a captured tree go on; a RELEASING session is RUNNING again then."""
+        """Thaw a captured tree; a RELEASING session is then RUNNING again."""
         await self._agent.thaw(row.incarnation)
         if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
             self.thawed(row, failure_of(Reason.HUB_UNREACHABLE))
 
     def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
-        """Saved -> RUNNING: the checkpoint is older than what runs, so it goes."""
+        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted."""
         self._count("failed", failure.code)
         now = self._sessions.clock.now()
         doomed = expiry.kept(self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0)

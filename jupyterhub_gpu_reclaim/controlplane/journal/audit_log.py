@@ -1,8 +1,7 @@
-"""The audit's lines with their numbers: forward for programs, backward for people.
+"""Audit reader: forward for programs, backward for people.
 
-Read by whoever tells others what happened (notices, the event log) and by the history
-of a user. A reader's mark is in the journal, so that nothing is lost and little is told
-twice when the service is restarted. Nothing is decided here.
+A reader's mark is in the journal, so that a restart of the service loses nothing and
+repeats little. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class Numbered(NamedTuple):
 
 
 class Trail:
-    """One reader, forward.
+    """One forward reader.
 
     Args:
         journal: where lines and marks are.
-        name: of the reader; a new one begins with what happens from now on.
+        name: of the reader; a new one begins with the next line.
 
     Raises:
         StoreError: the journal does not answer.
@@ -53,7 +52,7 @@ class Trail:
         return _numbered(self._journal, query.order_by(table.c.id).limit(limit))
 
     def done(self, number: int) -> None:
-        """Everything up to that line is told."""
+        """Move the mark: everything up to that line has been handled."""
         self._journal.write(*set_mark(self._name, number))
         self._at = number
 

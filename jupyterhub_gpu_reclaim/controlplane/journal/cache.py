@@ -1,9 +1,9 @@
-"""The journal's sessions and checkpoints in memory: what is read at every beat.
+"""The journal's sessions and checkpoints in memory, for the reads of every tick.
 
-Kept by ``journal.py`` alone, which changes it only after the database has taken the
-same change, and reads it anew where a write's outcome is not known. The service is the
-only writer of its journal. With ten thousand sessions, asking the database for each of
-them at each beat took most of the service's time.
+It is changed only after the database has taken the same change, and read again if a
+write's outcome is not known; so it needs the service to be the journal's only writer.
+Why: with ten thousand sessions, a query per session and tick took most of the service's
+time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Standing:
-    """Rows by what they are asked for.
+    """Rows, indexed by what they are looked up by.
 
     Args:
         sessions: all of them.
@@ -60,20 +60,20 @@ class Standing:
         return list(self._by_key.get(key, ()))
 
     def counted(self, more: Mapping[str, float]) -> dict[str, float]:
-        """The counters that change by that much, as they are then."""
+        """The counters that change by that much, with their new values."""
         return {name: self.amounts.get(name, 0.0) + x for name, x in more.items()}
 
     def put(self, row: SessionRow) -> None:
-        """A session is now so."""
+        """Replace a session's row."""
         self._sessions[row.key] = row
 
     def remove(self, key: SessionKey) -> None:
-        """A session is no more; its checkpoints stay."""
+        """Remove a session's row; its checkpoints stay."""
         self._sessions.pop(key, None)
         self._sorted = []
 
     def keep(self, rows: Iterable[CheckpointRow]) -> None:
-        """Checkpoints are now so."""
+        """Replace checkpoints' rows."""
         for row in rows:
             self.drop(row.id)
             self._checkpoints[row.id] = row
@@ -82,7 +82,7 @@ class Standing:
             mine.sort(key=_age)
 
     def drop(self, checkpoint: str) -> None:
-        """A checkpoint is no more."""
+        """Remove a checkpoint's row."""
         row = self._checkpoints.pop(checkpoint, None)
         if row is None:
             return

@@ -1,6 +1,6 @@
 """The journal's rows as columns of its tables, and back.
 
-Used by ``journal.py`` alone; the tables are those of ``schema.py``. Pure.
+Pure. The tables are those of ``schema.py``.
 """
 
 from __future__ import annotations

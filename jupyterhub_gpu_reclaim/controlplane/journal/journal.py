@@ -1,12 +1,13 @@
 """What must survive a crash of the service: sessions, checkpoints, and who did what.
 
-Written by ``sessions.py`` before anything is done outside; read by the whole
-orchestrator. SQLAlchemy on SQLite by default (WAL, ``synchronous=FULL``). It decides
-nothing and knows no phase's meaning.
+SQLAlchemy, on SQLite by default (WAL, ``synchronous=FULL``). It decides nothing and
+does
+not know what a phase means; rows change their phase through ``sessions/registry.py``.
+Modules with tables of their own use :meth:`Journal.read` and :meth:`Journal.write`.
 
 Every call is synchronous. A change is one transaction, and short (a few rows by primary
 key, about a millisecond with an fsync); sessions and checkpoints are read from memory
-(``standing.py``). All of it is done on the event loop on purpose, so that what is read,
+(``cache.py``). All of it is done on the event loop on purpose, so that what is read,
 decided and written between two ``await``s is one step that nothing can split.
 """
 
@@ -70,7 +71,7 @@ class Journal:
             raise
 
     def close(self) -> None:
-        """Let the database go; nothing is unwritten at any time."""
+        """Close the database; nothing is ever buffered."""
         self._engine.dispose()
 
     # --- sessions
@@ -90,14 +91,14 @@ class Journal:
         amounts: Mapping[str, float] | None = None,
         also: Iterable[Any] = (),
     ) -> None:
-        """Write a session's new state with all that belongs to it at once.
+        """Write a session's new row with everything that belongs to it, at once.
 
         Args:
             row: the session.
             audit: a line of its history.
             checkpoints: its checkpoints that change, too.
             amounts: what is added to counters that last.
-            also: statements about tables that others keep.
+            also: statements about tables of other modules.
         """
         kept = list(checkpoints)
         statements = columns.replace_session(row)
@@ -134,7 +135,7 @@ class Journal:
             standing.amounts.update(counted)
 
     def amount(self, name: str) -> float:
-        """A counter that lasts; 0 where nothing was ever added."""
+        """A counter that lasts; 0 if nothing was ever added."""
         return self._standing().amounts.get(name, 0.0)
 
     # --- checkpoints
@@ -147,7 +148,7 @@ class Journal:
         return self._standing().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:
-        """Checkpoints whose time is over."""
+        """Expired checkpoints."""
         rows = self._standing().checkpoints()
         return [row for row in rows if row.expires is not None and row.expires <= now]
 
@@ -165,7 +166,7 @@ class Journal:
             standing.drop(checkpoint)
 
     def _standing(self) -> Standing:
-        """What stands in the database, read once."""
+        """The cache, read from the database once."""
         if self._held is None:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
@@ -178,7 +179,7 @@ class Journal:
 
     @contextmanager
     def _changing(self, *statements: Any) -> Iterator[Standing]:
-        """Write, then do the same in memory; what is not known is read anew."""
+        """Write, then change the cache; if the outcome is not known, drop the cache."""
         held, self._held = self._standing(), None
         self.write(*statements)
         yield held
@@ -194,10 +195,11 @@ class Journal:
         return [columns.audit_row(row) for row in self.read(query)]
 
     def prune_audit(self, before: float) -> bool:
-        """Delete lines that are older, oldest first; whether there may be more of them.
+        """Delete older lines, oldest first; returns whether there may be more of them.
 
-        So many at a time as to stay short. The newest line stays, however old: without
-        it SQLite would number the next one like the first, and readers who go by the
+        At most so many at a time as to stay short. The newest line stays, however old:
+        without it SQLite would number the next one like the first, and readers that go
+        by the
         numbers would miss it.
         """
         table = schema.audit
@@ -214,7 +216,7 @@ class Journal:
 
         Raises:
             Unreachable: ``journal_held``: another service has taken the journal over.
-            StoreError: the database does not answer, so nobody may act.
+            StoreError: the database does not answer, so nothing may be ordered.
         """
         if self.lease is not None:
             self.lease.renew()
@@ -270,7 +272,7 @@ class Journal:
 
 
 def _broken(error: Exception) -> StoreError:
-    """What the journal's own failure is to everybody else."""
+    """The journal's failure as an error for other rooms."""
     return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
 
 

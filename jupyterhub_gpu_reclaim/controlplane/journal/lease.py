@@ -3,11 +3,11 @@
 Two services on one journal, after a rolling update for example, would each undo what
 the other has done. The right is a row of the database. Its holder renews it, every
 write of the journal checks it in the same transaction, and every order to an agent or
-to the Hub renews it first, so that a service that was paused (SIGSTOP, a virtual
-machine that stood still) notices before it acts. A waiting service takes it when the
-holder has given it back, has provably ended, or has not renewed it for as long as it
-said it would. That is measured on the waiting service's own monotonic clock; no two
-machines' clocks are compared.
+to the Hub renews it first, so that a service that was paused (SIGSTOP, a suspended
+virtual machine) notices before it acts. A waiting service takes it when the holder has
+given it back, has provably ended, or has not renewed it for the time that it promised.
+That is measured on the waiting service's own monotonic clock; no two machines' clocks
+are compared.
 
 The term grows by one with each holder: it is a fencing number.
 """
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Renewals in the time that a lease lasts, and looks of who waits for it.
+#: Renewals in the time that a lease lasts, and polls of a service that waits for it.
 RENEWALS = 5
-#: Seconds between two looks of who waits, at most: how long a clean restart takes.
+#: Seconds between two of those polls, at most: how long a clean restart takes.
 LOOK_SECONDS = 0.5
 
 
 class Place(Value, frozen=True, kw_only=True):
-    """Which program holds it, for the log and to see whether it has ended."""
+    """The program that holds the lease, for the log and to see whether it has ended."""
 
     host: str = ""
     boot: str = ""  #: of the kernel that it runs on
@@ -67,9 +67,9 @@ class Place(Value, frozen=True, kw_only=True):
         )
 
     def has_ended(self) -> bool:
-        """Whether it is certain that this program runs no more.
+        """Whether this program has certainly ended.
 
-        Only a program that would be seen from here can be seen to be gone.
+        Only a program in the same pid namespace can be seen to be gone.
         """
         here = Place.here()
         if not self.pid or (self.boot, self.pids) != (here.boot, here.pids):
@@ -78,7 +78,7 @@ class Place(Value, frozen=True, kw_only=True):
 
 
 class _Seen(NamedTuple):
-    """The row as somebody who waits has read it."""
+    """The row as a waiting service has read it."""
 
     holder: str
     term: int
@@ -119,7 +119,7 @@ class Lease:
 
     # --- getting it
     def take(self) -> bool:
-        """Take it if nobody holds it; whether it is held now. Idempotent.
+        """Take it if it is free; returns whether it is held now. Idempotent.
 
         Raises:
             StoreError: the database does not answer.
@@ -155,7 +155,7 @@ class Lease:
         """Wait until it is held.
 
         Args:
-            waits: called when somebody else turns out to hold it.
+            waits: called when another service turns out to hold it.
         """
         told = ""
         while not self._try():
@@ -179,13 +179,13 @@ class Lease:
 
     @property
     def holder(self) -> str:
-        """Who was last seen to hold it, for the log."""
+        """The last holder that was seen, for the log."""
         seen = self._still[0] if self._still is not None else None
         place = _place(seen.place) if seen is not None else Place()
         return f"process {place.pid} on {place.host}" if place.pid else "not known"
 
     def _look(self) -> _Seen:
-        """What stands there; and since when it has stood there unchanged."""
+        """The row, and since when it has not changed."""
         row = self._journal.read(schema.lease.select())[0]
         seen = _Seen(**{name: row[name] for name in _Seen._fields})
         if self._still is None or self._still[0] != seen:
@@ -200,7 +200,7 @@ class Lease:
 
     # --- having it
     def hold(self, connection: Connection) -> None:
-        """Make sure of it in a transaction: nobody else takes it before its end.
+        """Lock it in this transaction: no other service can take it before its end.
 
         Raises:
             Unreachable: ``journal_held``; the transaction must not go on.
@@ -212,17 +212,17 @@ class Lease:
             raise Unreachable(Reason.JOURNAL_HELD, detail=f"term {self._term} is over")
 
     def renew(self) -> None:
-        """Make sure of it, and that it lasts as long again from now.
+        """Lock it, and extend it to its full time from now.
 
         Raises:
-            Unreachable: ``journal_held``: somebody else has it.
+            Unreachable: ``journal_held``: another service has it.
             StoreError: the database does not answer.
         """
         with self._journal.transaction() as connection:
             self.hold(connection)
 
     async def keep(self) -> None:
-        """Renew it again and again; returns when somebody else has it."""
+        """Renew it again and again; returns when another service has it."""
         while True:
             await self._clock.sleep(self._seconds / RENEWALS)
             try:
@@ -233,7 +233,7 @@ class Lease:
                 _log.warning("service: the lease is not renewed: %s", error)
 
     def give_back(self) -> None:
-        """Let others have it at once; nothing to do where it is lost or never was."""
+        """Release it at once; nothing to do if it was lost or never held."""
         table = schema.lease
         mine = (table.c.holder == self._name) & (table.c.term == self._term)
         try:

@@ -1,8 +1,8 @@
-"""The journal's tables and the migrations that lead to them, in order.
+"""The journal's tables and migrations, in order.
 
-Used by ``journal.py`` alone, when it opens a database. A migration, once released, is
-never changed; a new one is added at the end and only ever adds to what is there, so
-that a frozen sample of each version (``tests/controlplane/samples``) can be opened.
+A released migration is never changed; a new one is added at the end and only ever adds
+to what is there, so that a frozen sample of each version
+(``tests/controlplane/samples``) can be opened.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ amounts = Table(
     Column("value", Float, nullable=False),
 )
 
-#: Of "keep": who has had how much of it. Lines are of use for a day after their end.
+#: Who has used how much of the keep quota. Lines are needed for a day after their end.
 keeps = Table(
     "keeps",
     metadata,
@@ -131,7 +131,7 @@ keeps = Table(
     Index("keeps_by_user", "user", "until"),
 )
 
-#: How far readers of the audit are, and what has been told once.
+#: How far readers of the audit are, and what was announced once.
 marks = Table(
     "marks",
     metadata,
@@ -163,7 +163,7 @@ owners = Table(
     Column("claimed", Text, nullable=False),  # another account of that name
 )
 
-#: Servers that were deleted for ever, until nothing of them is left anywhere.
+#: Deleted servers, until nothing of them is left anywhere.
 deletions = Table(
     "deletions",
     metadata,
@@ -191,14 +191,14 @@ def _totals(connection: Connection) -> None:
 
 
 def _waiting(connection: Connection) -> None:
-    """Version 3: who waits for which GPU, and counters that last."""
+    """Version 3: the GPU queue, and counters that last."""
     amounts.create(connection, checkfirst=True)
     _add_column(connection, sessions.c.gpu_name)
     _add_column(connection, sessions.c.waiting_since)
 
 
 def _courtesy(connection: Connection) -> None:
-    """Version 4: how much "keep" users have had, and who was told how much."""
+    """Version 4: how much "keep" users have had, and marks of audit readers."""
     keeps.create(connection, checkfirst=True)
     marks.create(connection, checkfirst=True)
     audit_by_user.create(connection, checkfirst=True)
@@ -239,7 +239,7 @@ def _add_column(connection: Connection, column: Column[Any]) -> None:
 
 
 def _alone(connection: Connection) -> None:
-    """Let no other service migrate the same database until this one has."""
+    """Keep other services from migrating the same database at the same time."""
     if connection.dialect.name == "sqlite":
         # Its driver begins a transaction only before rows change, not before tables do.
         connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,8 +1,8 @@
-"""Agent and Hub as a service may use them: no order without the journal's lease.
+"""Wraps agent and Hub so that every order needs the journal's lease.
 
-What only asks goes through as it is. What changes something outside is first checked
-against the database, so that a service that was paused, and whose journal another one
-has taken over meanwhile, gives no order any more.
+Questions pass through unchanged. Orders are first checked against the database, so that
+a paused service, whose journal another one has taken over meanwhile, gives no more
+orders.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Agents:
         return self._agent.restore(incarnation, checkpoint)
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on."""
+        """Thaw a captured tree."""
         self._check()
         return await self._agent.thaw(incarnation)
 
@@ -56,7 +56,7 @@ class Agents:
         return await self._agent.kill(incarnation)
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a capture off."""
+        """Cancel a capture."""
         self._check()
         await self._agent.cancel(incarnation)
 

@@ -1,7 +1,6 @@
-"""What agent and Hub say, with "nobody answered" kept apart from "nothing there".
+"""Collects what agent and Hub say, and keeps "no answer" apart from "nothing there".
 
-Used by the worker (one session, fresh) and by the controller's tick (all at once). It
-changes nothing, and raises nothing for a part that is down.
+It changes nothing, and raises nothing for a part that is down.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Picture:
 
     @property
     def silent(self) -> str:
-        """Who did not answer; empty: everybody did."""
+        """Which part did not answer; empty: all did."""
         parts = {"agent": self._trees, "store": self._saved, "Hub": self._servers}
         return ", ".join(name for name, answer in parts.items() if answer is None)
 
@@ -63,7 +62,7 @@ class Picture:
 
 
 class Observer:
-    """Asks, and notes who did not answer."""
+    """Asks the parts, and notes which did not answer."""
 
     def __init__(self, sessions: Sessions, agent: Agent, hub: Hub) -> None:
         self._sessions = sessions
@@ -74,11 +73,12 @@ class Observer:
         self._listed = 0.0
 
     async def all(self, store_every: float) -> Picture:
-        """Everything, with one question to the Hub and one or two to the agent.
+        """Everything, with one request to the Hub and one or two to the agent.
 
         Args:
-            store_every: seconds for which an answer about the store will do, since
-                reading all manifests takes time. Who acts on it asks again (``one``).
+            store_every: seconds for which an answer about the store may be reused,
+            since
+                reading all manifests takes time. ``one`` asks again before an action.
         """
         trees, saved, servers = await asyncio.gather(
             self._ask("agent", self._agent.trees),
@@ -89,10 +89,10 @@ class Observer:
 
     @staticmethod
     def refuse_silence(picture: Picture) -> None:
-        """For who must not act on half of it.
+        """Raise unless everything answered, for callers that need the whole picture.
 
         Raises:
-            Unreachable: somebody did not answer.
+            Unreachable: a part did not answer.
         """
         if picture.silent:
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail=picture.silent)
@@ -125,12 +125,12 @@ class Observer:
         return known | deleted if deleted else known
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer, or None; the log hears of it once per silence."""
+        """The answer, or None; logged once per silence."""
         try:
             value = await ask()
         except ReclaimError as error:
             if error.reason is Reason.NODE_SILENT:
-                return None  # one of many: who asks them has told the log
+                return None  # one of many: the caller has logged it
             if whom not in self._silent:
                 self._silent.add(whom)
                 _log.warning("the %s does not answer: %s", whom, error)

@@ -1,11 +1,11 @@
-"""What is to be done for a session, from journal, agent and Hub alone.
+"""Reconciler: compares journal, agent and Hub of a session, and returns one action.
 
-Asked by ``worker.py`` for a key, again and again, until it answers "nothing". It is
-pure: the same three views always give the same act, so it does not matter which part
-was restarted when, nor what was heard before. A view that is missing settles nothing.
+It is called again after each action, until it answers "nothing". It is pure: the same
+three views always give the same action, so neither restarts nor earlier events matter.
+If a view is missing, nothing is done.
 
 ===========  ==========================  ===========  ================================
-journal      tree (agent)                Hub          act
+journal      tree (agent)                Hub          action
 ===========  ==========================  ===========  ================================
 RUNNING      running                     any          ready: policy and intents
 (WARNED)     running, and a second one   running      kill³ the second if what it came
@@ -92,10 +92,10 @@ _ENDED = (HubState.STOPPED, HubState.SPAWNING)
 
 
 def settle(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
-    """The one act that brings the three views of a session closer together.
+    """The one action that brings the three views of a session closer together.
 
     Args:
-        row: what the journal says; a fresh row where it says nothing.
+        row: what the journal says; a fresh row if it says nothing.
         facts: what agent and Hub say.
         now: seconds since the epoch.
         settings: the limits.
@@ -136,7 +136,7 @@ def _without_tree(row: SessionRow, facts: Facts) -> Act:
 
 
 def _ended(row: SessionRow, facts: Facts) -> Act:
-    """The session's programs have ended, and nobody has told why."""
+    """The session's programs have ended without a known reason."""
     missed = _missed(row, facts)
     if missed is not None:
         return missed
@@ -145,11 +145,11 @@ def _ended(row: SessionRow, facts: Facts) -> Act:
 
 
 def _leftover(row: SessionRow, facts: Facts) -> Act | None:
-    """What stands beside the session's own tree, out of its user's reach.
+    """A tree beside the session's own, out of its user's reach.
 
-    An init that holds a place for nobody is ended, and so is a second tree whose
-    checkpoint is kept. Any other second tree may hold what is nowhere else: it is
-    reported, and the session is left alone until somebody ends one of them.
+    An init that holds a place for nothing is killed, and so is a second tree whose
+    checkpoint is kept. Any other second tree may hold the only copy of its state: it is
+    reported, and the session is left alone until a person ends one of them.
     """
     if facts.hub is HubState.SPAWNING:
         return None
@@ -257,17 +257,18 @@ def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> 
 
 
 def _restored(facts: Facts, tree: Tree) -> Act:
-    """The tree is back; it is a session again once the Hub is done with its start.
+    """The tree is back; it is RUNNING once the Hub has finished its start.
 
     A Hub that was killed meanwhile does not know of it: it runs all the same, the next
-    start takes it up, and if nobody comes it is idle and suspended again.
+    start
+    adopts it, and if no start comes it falls idle and is suspended again.
     """
     done = facts.hub in {HubState.RUNNING, HubState.STOPPED}
     return Act(Do.RESTORED if done else Do.WAIT, tree)
 
 
 def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
-    """STOPPED, or a session that the journal has never heard of."""
+    """STOPPED, or a session that the journal does not know."""
     del now, settings
     running = facts.running()
     if running is not None and facts.hub is HubState.RUNNING:
@@ -282,7 +283,7 @@ def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> A
         return Act(Do.REPORT, running, patient=True) if report else NOTHING
     if facts.left() or not facts.unknown() or facts.hub not in _ENDED:
         return NOTHING
-    # That the journal says "stopped" is somebody's word about what it knew then; what
+    # That the journal says "stopped" was true of what it knew then; what
     # was saved since is newer than that word.
     return _missed(row, facts) or Act(Do.SET_ASIDE)
 

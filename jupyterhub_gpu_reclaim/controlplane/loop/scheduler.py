@@ -1,7 +1,7 @@
-"""The orchestrator's heartbeat: sampling, and comparing all sessions now and then.
+"""Control loops: sampling, and comparing all sessions on every tick.
 
-Started and stopped by the controller. A loop only looks and adds keys to the queue; a
-beat that fails, is late or is missed does no harm.
+A loop only looks and adds keys to the work queue, so a failed, late or missed run does
+no harm.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 #: Ticks for which one list of what the store holds will do.
 STORE_TICKS = 6
-#: Sessions that are compared before anybody else gets a turn.
+#: Sessions that are compared before the event loop gets a turn.
 BREATH = 100
-#: How often audit lines that are too old are looked for, and what will be deleted.
+#: How often old audit lines are deleted, and expiry notices are made.
 PRUNE_SECONDS = 600.0
 
 
@@ -80,7 +80,7 @@ class Loops:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin; once."""
+        """Start both loops; called once."""
         settings = self._settings
         self._tasks = [
             asyncio.create_task(self._every(settings.sample_interval, self._sample)),
@@ -88,13 +88,13 @@ class Loops:
         ]
 
     async def stop(self) -> None:
-        """End both at once."""
+        """Stop both at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _every(self, seconds: float, beat: Callable[[], Awaitable[None]]) -> None:
-        """Beat for ever; a beat that fails is in the log, and the next one comes."""
+        """Run for ever; a failed run is logged, and the next one comes."""
         while True:
             try:
                 await beat()
@@ -105,14 +105,14 @@ class Loops:
             await self._sessions.clock.sleep(seconds)
 
     async def _sample(self) -> None:
-        """What the sessions do; who was warned and is at work again is told at once."""
+        """Sample; take back warnings of sessions that are in use again."""
         await self._watch.sample()
         for key in self._courtesy.spared():
             self._queue.add(key)
 
     # --- ticks
     async def tick(self) -> None:
-        """Compare everything, and have a look at what is not as it should be."""
+        """Compare everything, and queue every session that needs an action."""
         settings = self._settings
         self._take_up_deletions()
         picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
@@ -132,7 +132,7 @@ class Loops:
         self._tally.note()
 
     def _take_up_deletions(self) -> None:
-        """Orders to delete are the workers' to carry out, as often as it takes."""
+        """Queue orders to delete; the workers carry them out, as often as it takes."""
         if self._sessions.deletions is not None:
             self._sessions.deletions.take_up()
             for key in self._sessions.deletions.pending_keys():
@@ -151,7 +151,7 @@ class Loops:
             self._queue.add(key)
 
     def _note_compared(self, row: SessionRow, facts: Facts, do: Do) -> None:
-        """Note whether the world is as the journal says, so that things may expire."""
+        """Note whether the journal agrees with the rest, so that things may expire."""
         same = do in {Do.NOTHING, Do.READY, Do.REPORT}
         told = not facts.silent and facts.hub is not None
         missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
@@ -161,7 +161,7 @@ class Loops:
             self._sessions.compared.discard(row.key)
 
     def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
-        """Count who waited for a node and does not any more (see ``amounts``)."""
+        """Count the end of waiting for a node (see ``accounting``)."""
         now = self._sessions.clock.now()
         here = {each.key for each in waiting}
         for key, since in self._pods.items():

@@ -1,7 +1,7 @@
-"""One look at one session: compare the three views, do the one act, look again.
+"""Worker: compares the three views of one session, does the one action, looks again.
 
-Called by the work queue with a key. It keeps nothing between two looks but how long an
-odd state has lasted; what happened meanwhile it finds out anew.
+Between two looks it remembers only how long an odd state has lasted; everything else is
+read again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
 #: After this long, a stop that the Hub was asked for and has not done is forgotten.
 STOP_FORGOTTEN = 60.0
-#: Looks at something under way that one look at a free GPU stands for.
+#: Waiting for a GPU is looked at less often than other operations, by this factor.
 WAITING_PACES = 5
 
 Handler = Callable[[SessionRow, Act], Awaitable[float | None]]
@@ -98,10 +98,11 @@ class Worker:
         return self._settings.pace if deleting and wait is None else wait
 
     async def _delete(self, key: SessionKey) -> bool:
-        """Carry an order to delete out; whether to look again soon.
+        """Carry an order to delete out; returns whether to look again soon.
 
-        What does not answer now is asked again with the next tick; a new session of
-        the same name does not wait for it.
+        A part that does not answer now is asked again with the next tick; a new session
+        of the
+        same name does not wait for it.
         """
         deletions = self._sessions.deletions
         if deletions is None or deletions.pending(key) is None:
@@ -131,7 +132,7 @@ class Worker:
         return 0.0
 
     def _note(self, row: SessionRow, act: Act, facts: Facts) -> None:
-        """Acts that only take into the journal what has happened outside."""
+        """Actions that only record in the journal what has happened outside."""
         sessions, settings = self._sessions, self._settings
         match act.do:
             case Do.COMMITTED if act.saved is not None:
@@ -155,7 +156,7 @@ class Worker:
 
     # --- waiting
     def _patience(self, key: SessionKey, act: Act) -> float:
-        """Seconds for which an odd state must still last before its act is done."""
+        """Seconds for which an odd state must still last before its action is done."""
         if not act.patient:
             self._odd.pop(key, None)
             return 0.0
@@ -172,21 +173,21 @@ class Worker:
 
     async def _wait(self, row: SessionRow, act: Act) -> float | None:
         if act.tree is not None and not self._has_told(row.key):
-            # Whoever waits for this start has not heard its end, which came when no
+            # The spawner has not heard the end of this start, which came while no
             # service was there; the agent repeats it.
             async for _ in self._resumer.follow(row):
                 pass
-        # Of a place that is being made (a pod may wait for hours) we are told.
+        # The spawner reports a place that is being made (a pod may wait for hours).
         told = row.phase is Phase.RESUMING and not row.placed
         return None if told else self._settings.pace
 
     def _has_told(self, key: SessionKey) -> bool:
-        """Whether this service has told the end of the operation in hand."""
+        """Whether this service has reported the end of the operation under way."""
         operation = self._sessions.operation(key)
         return operation is not None and operation.ended
 
     async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
-        """Nothing is out of order: what somebody wishes, and what the policy says."""
+        """Nothing is out of order: carry out an intent, or ask the policy."""
         if act.do is Do.READY and _may_begin(row, facts.hub):
             return await self._ready(row, act)
         if row.bring_back and row.phase in bring_back.FROM:
@@ -292,7 +293,7 @@ class Worker:
         return self._settings.pace
 
     async def _report(self, row: SessionRow, act: Act) -> None:
-        """A tree out of its user's reach, of which nothing is saved: people decide."""
+        """A tree out of its user's reach, without a checkpoint: people decide."""
         if act.tree is None:
             return
         second = act.tree.incarnation

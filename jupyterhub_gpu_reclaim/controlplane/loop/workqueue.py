@@ -1,8 +1,8 @@
-"""Keys that need a look: one worker per session at a time, each with its own patience.
+"""Work queue: keys that need a look, one worker per session, backoff per key.
 
-Fed by the controller's loops and by every call that changes something; it hands keys
-to one function. It carries keys only, never what happened: the worker recomputes
-everything, so a key that is added twice, late or after a crash does no harm.
+It carries only keys, never events: the worker recomputes everything from state. So a
+key
+that is added twice, late, or again after a crash does no harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkQueue:
-    """Runs ``work(key)`` for added keys until it is content.
+    """Runs ``work(key)`` for each added key until it asks for no further look.
 
     Args:
         work: looks at one session; returns in how many seconds it wants to look
@@ -56,7 +56,7 @@ class WorkQueue:
         self._closed = False
 
     def add(self, key: SessionKey) -> None:
-        """Look at that session as soon as can be; again, if a worker is at it."""
+        """Look at that session as soon as possible; again if a worker is at it."""
         if self._closed:
             return
         self._forget_timer(key)

@@ -1,8 +1,7 @@
-"""What adds up when a session leaves a state: GPU time left to others, time waited.
+"""Accounting: GPU time left to others, and time waited, per change of phase.
 
-Asked by ``sessions.py`` at every change, and by the metrics. GPU time lasts: a
-session's part of it is written in the same transaction that ends its suspension, so
-that a crash can neither lose a part nor count it twice.
+GPU time lasts: a session's share of it is written in the transaction that ends its
+suspension, so that a crash can neither lose a share nor count it twice.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GPU_SECONDS = "gpu_seconds_reclaimed"
 def leaving(
     row: SessionRow, now: float, phase: Phase | None = None
 ) -> dict[str, float]:
-    """What is added when a session goes from its row's phase to that one, or for ever.
+    """What is added when a session goes from its row's phase to another, or is deleted.
 
     Args:
         row: the session before that.
@@ -43,7 +42,7 @@ def leaving(
 def waited(
     counters: Counters, before: SessionRow, row: SessionRow, now: float
 ) -> SessionRow:
-    """Who is not on the way back any more waits for nothing; it is counted how long."""
+    """How long a session has waited when it is no longer on its way back."""
     if before.waiting_since is None or row.phase is Phase.RESUMING:
         return row
     failure = row.failure

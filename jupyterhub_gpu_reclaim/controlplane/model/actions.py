@@ -1,7 +1,7 @@
-"""What the reconciler is given and what it answers: facts in, one act out.
+"""The reconciler's input and output: observed state in, one action out.
 
-Made by the observer (facts) and the reconciler (acts), carried out by the worker. Pure
-values.
+Plain values. ``Facts`` are one session as agent and Hub see it, with None for a part
+that did not answer.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Do(StrEnum):
 
 
 class Act(NamedTuple):
-    """One act, on one tree or checkpoint."""
+    """One action, on one tree or checkpoint."""
 
     do: Do
     tree: Tree | None = None
     saved: CheckpointInfo | None = None
-    #: only if the same act has been due for ``orphan_grace``
+    #: only if the same action has been due for ``orphan_grace``
     patient: bool = False
 
 
 class Facts(NamedTuple):
-    """One session as agent and Hub see it now; ``None`` where nobody answered."""
+    """One session as agent and Hub see it now; ``None``: no answer."""
 
     trees: tuple[Tree, ...] | None
     saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
@@ -63,7 +63,7 @@ class Facts(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Whether somebody did not answer: for its processes, or for what is saved."""
+        """Whether a part did not answer: about its processes, or its checkpoints."""
         if self.trees is None or self.saved is None:
             return True
         return any(tree.state is TreeState.UNKNOWN for tree in self.trees)

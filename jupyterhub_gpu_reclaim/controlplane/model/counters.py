@@ -1,7 +1,7 @@
-"""What has happened so far, counted for ``/metrics``.
+"""Counters for ``/metrics``.
 
-Written by the worker through ``sessions.py``; read by the service's exporter. Numbers
-of this program's life only: they begin at zero when it starts.
+They cover this program's life only: they begin at zero when it starts. What lasts is in
+``accounting.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Upper bounds of the histograms of seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
-#: How waiting for a GPU ends: with one, called off, or with its time.
+#: How waiting for a GPU ends: with one, cancelled, or timed out.
 WAITS = ("served", "left", "expired")
 #: Why a suspend is begun; ``request`` is a person's.
 CAUSES = ("idle", "pressure", "request")
@@ -48,7 +48,7 @@ class Counters:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: operation and step
     steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
-    #: how it ended for who waited for a GPU (``WAITS``), and how long that was
+    #: how waits for a GPU ended (``WAITS``), and how long they were
     waits: dict[str, Histogram] = field(default_factory=dict)
     #: why suspends were begun (``CAUSES``)
     causes: Counter[str] = field(default_factory=Counter)
@@ -57,11 +57,11 @@ class Counters:
     deduplicated_bytes: int = 0
 
     def waited(self, outcome: str, seconds: float) -> None:
-        """Count somebody who waits no longer."""
+        """Count the end of one wait."""
         self.waits.setdefault(outcome, Histogram()).observe(seconds)
 
     def step(self, operation: str, step: Step) -> None:
-        """Count a step that is done."""
+        """Count a finished step."""
         if step.state == "done":
             histogram = self.steps.setdefault((operation, step.step), Histogram())
             histogram.observe(step.seconds)
@@ -75,8 +75,8 @@ class MetricsSnapshot:
     counters: Counters
     checkpoints: int
     stored_bytes: int  #: of all checkpoints that are kept
-    #: seconds since the agent has last told what the sessions do; None: never
+    #: seconds since the agent's last samples; None: never
     sample_age: float | None
     watched: int  #: sessions with recent samples
-    gpu_seconds: float = 0.0  #: that suspended sessions have left to others, for ever
+    gpu_seconds: float = 0.0  #: that suspended sessions have left to others, in all
     waiting: int = 0  #: sessions that wait for a GPU

@@ -1,9 +1,9 @@
-"""What the orchestrator asks of the outside world, as protocols.
+"""What the control plane asks of the outside world, as protocols.
 
-Fulfilled by ``service.clients.agent.AgentClient``, ``service.clients.hub.HubClient``,
-``policy`` and ``sampling.window``; wired by ``service/app.py``. Nothing here does
-anything. A fleet of agents, one per node (``service.clients.agent_router.Fleet``), is
-one more ``Agent``: it knows where each incarnation lives.
+Implemented by ``service.clients.agent.AgentClient``, ``service.clients.hub.HubClient``,
+``policy`` and ``sampling.window``. The agents of a cluster, one per node, are one more
+``Agent`` (``service.clients.agent_router.Fleet``): it knows where each incarnation
+lives.
 """
 
 from __future__ import annotations
@@ -30,44 +30,47 @@ if TYPE_CHECKING:
 
 
 class Agent(Protocol):
-    """The hand on the node. Every call may raise ``Unreachable``: nothing is known.
+    """Carries out orders on the node. Every call may raise ``Unreachable``.
 
-    ``capture``, ``release``, ``restore``, ``thaw``, ``kill``, ``cancel`` and
-    ``discard`` are idempotent and may be repeated after any failure.
+    ``Unreachable`` means that nothing is known. ``capture``, ``release``, ``restore``,
+    ``thaw``, ``kill``, ``cancel`` and ``discard`` are idempotent and may be repeated
+    after
+    any failure.
     """
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record.
 
-        With a ``key`` at least all of that session, or ``Unreachable`` where one of
-        them cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
+        With a ``key`` at least all of that session, or ``Unreachable`` if one of them
+        cannot be
+        asked for. Without, such a one is in the list as ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:
-        """One incarnation; ``NotFound`` where there is none."""
+        """One incarnation; ``NotFound`` if there is none."""
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
         """Of a session's pod, empty where there are no pods; None: not known."""
 
     def waiting(self) -> list[Waiting]:
-        """Sessions that wait for a node with a GPU, as far as is known.
+        """Sessions that wait for a node with a GPU, as far as known.
 
         The longest first; places are not given here. Never waits, never raises.
         """
 
     async def samples(self) -> list[Sample]:
-        """What every session does now."""
+        """A sample of every session."""
 
     def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save a tree; the last event has ``checkpoint`` or ``failure``."""
+        """Capture a tree; the last event has ``checkpoint`` or ``failure``."""
 
     def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Bring a tree back; the last event has ``tree`` or ``failure``."""
+        """Restore a tree; the last event has ``tree`` or ``failure``."""
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on; its checkpoint is discarded."""
+        """Thaw a captured tree; its checkpoint is discarded."""
 
     async def release(self, incarnation: str, checkpoint: str) -> Tree:
         """End a captured tree; refused unless that checkpoint is committed."""
@@ -76,7 +79,7 @@ class Agent(Protocol):
         """End an orphan; refused while a capture runs."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a running capture off."""
+        """Cancel a running capture."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """The committed ones; with a ``key``, at least all of that session."""
@@ -105,7 +108,7 @@ class Hub(Protocol):
 
 
 class Told(Protocol):
-    """What the Hub has told of users and servers with its last answers."""
+    """The Hub's last answers about users and servers."""
 
     def groups(self, user: str) -> list[str] | None:
         """Their groups; None: not known."""
@@ -125,16 +128,16 @@ class Window(Protocol):
 
 
 class Decide(Protocol):
-    """Whether a session is to be suspended, and why (not)."""
+    """Whether a session is to be suspended, with all reasons."""
 
     def __call__(self, view: SessionView, now: float) -> Sequence[Verdict]:
         """Every reason, the deciding one first; pure."""
 
 
 class Choose(Protocol):
-    """Who goes because somebody waits for a GPU."""
+    """Selects sessions to preempt for the GPU queue."""
 
     def __call__(
         self, views: Iterable[SessionView], wants: Sequence[Want], now: float
     ) -> Mapping[SessionKey, SessionKey]:
-        """Who goes, and for whom; pure."""
+        """Which sessions go, and for whom; pure."""

@@ -1,13 +1,13 @@
-"""What of a session's row ends with its processes, and what with the session itself.
+"""Which columns of a session's row end with its processes, and which with the session.
 
-A row outlives what it tells of: processes end and others are started, under the same
-name. What was said of the old ones must not hit the new ones, an order to suspend above
-all. Pure; asked at every change of a row.
+A row outlives its processes: they end and others are started, under the same name. What
+was said of the old ones, above all an order to suspend, must not hit the new ones.
+Pure; applied at every change of a row.
 
 ============================  =========================================================
 belongs to                    columns, and why
 ============================  =========================================================
-the processes (incarnation)   ``intent``: whoever gave the order saw these processes.
+the processes (incarnation)   ``intent``: the person who asked saw these processes.
                               ``attempt``: a capture of them. ``failures``,
                               ``backoff_until``: what hindered *them*. ``stop_asked``:
                               the Hub was asked to stop them; a stop of others is a
@@ -51,7 +51,7 @@ _OF_A_SESSION: dict[str, Any] = {
 
 
 def ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
-    """The columns that are over, each with the value that says so.
+    """The columns that end, each with its empty value.
 
     Args:
         before: the row as it was.

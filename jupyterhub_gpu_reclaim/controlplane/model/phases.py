@@ -1,10 +1,10 @@
 """The life of a session as one table: phase and event to next phase and what to do.
 
-Asked by ``sessions.py`` before anything is written to the journal, and by nobody else.
-It is pure: it never looks at a clock, a journal or a machine, and what is not in the
-table is refused.
+Pure; a step that is not in the table is refused. ``sessions/registry.py`` asks it
+before
+it writes a phase to the journal.
 
-Law 1 (``docs/explanation/laws.md``) stands here: the phases in which a session's
+Law 1 (``docs/explanation/laws.md``) is enforced here: the phases in which a session's
 programs are ended (``RELEASING``, ``SUSPENDED``) can only be entered with a committed
 checkpoint.
 """
@@ -45,7 +45,7 @@ class Happened(StrEnum):
 
 
 class Todo(StrEnum):
-    """What the orchestrator has to do next for a session in its new phase."""
+    """What the control plane does next for a session in its new phase."""
 
     NOTHING = "nothing"
     CAPTURE = "capture"
@@ -60,9 +60,9 @@ class Next(NamedTuple):
     todo: Todo = Todo.NOTHING
 
 
-#: A session that runs and nobody works on.
+#: A session that runs, with no operation under way.
 LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
-#: A session whose programs are, or are about to be, ended: it stands on a checkpoint.
+#: A session whose programs are, or are about to be, ended: it needs its checkpoint.
 SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})

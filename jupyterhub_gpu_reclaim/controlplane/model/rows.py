@@ -1,7 +1,6 @@
-"""What the journal keeps: one row per session, one per checkpoint, one per event.
+"""What the journal keeps: one row per session, one per checkpoint, one per audit line.
 
-Plain frozen values, made and read by the orchestrator alone; ``journal.py`` writes
-them. No decisions here, and never a token.
+Plain frozen values. No decisions here, and never a token.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 
 
 class Intent(StrEnum):
-    """What somebody has asked for and the worker has not yet done."""
+    """What a person has asked for and the worker has not done yet."""
 
     NONE = ""
     SUSPEND = "suspend"
@@ -26,7 +25,7 @@ class Intent(StrEnum):
 
 
 class SessionRow(Value, frozen=True, kw_only=True):
-    """One session, as far as it must survive a crash. Times in seconds since epoch."""
+    """What of a session must survive a crash. Times are seconds since the epoch."""
 
     key: SessionKey
     phase: Phase = Phase.STOPPED
@@ -36,7 +35,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     #: committed, and what a start of this session restores; while RUNNING it is the
     #: one that the session came from, kept for the time of grace
     checkpoint: str = ""
-    attempt: str = ""  #: id of the capture in hand, not (yet) committed
+    attempt: str = ""  #: id of the capture under way, not (yet) committed
     intent: Intent = Intent.NONE
     intent_by: str = ""
     failure: Failure | None = None
@@ -45,7 +44,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     kept_until: float | None = None
     kept_by: str = ""
     opted_out_by: str = ""
-    placed: bool = False  #: an init holds the place of the resume in hand
+    placed: bool = False  #: an init holds the place of the resume under way
     node: str = ""  #: where it was placed; "" is the Hub's own machine
     started_at: float | None = None
     resumed_at: float | None = None
@@ -55,7 +54,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     gpu_name: str = ""  #: model of those, as the driver names it
     #: since when a resume that has its place waits for memory of a GPU
     waiting_since: float | None = None
-    #: checkpoint to bring back as soon as what runs now is saved and gone
+    #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
     #: last checkpoint that was put aside or given up by somebody's word; the Hub's
     #: pointer may name it still
@@ -69,11 +68,11 @@ class Keeping(StrEnum):
     SUPERSEDED = "superseded"  #: the session came back from it; kept for a while
     ASIDE = "aside"  #: the user started fresh; kept for days
     FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
-    WANTED = "wanted"  #: to be brought back as soon as what runs is saved
+    WANTED = "wanted"  #: to be brought back as soon as the session is suspended
     DOOMED = "doomed"  #: to be deleted as soon as the agent answers
 
 
-#: Of these a session's user neither hears nor can bring them back.
+#: Hidden from the session's user, who cannot bring them back.
 HIDDEN = frozenset({Keeping.FORMER, Keeping.DOOMED})
 
 

@@ -1,7 +1,6 @@
-"""The numbers that the orchestrator goes by, each with its unit and its reason.
+"""The limits of the control plane, each with its unit and its reason.
 
-Made by the service from its traits (which document them to administrators) and passed
-to the controller; never read from anywhere else.
+The service makes them from its traits, which document them to administrators.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ class Settings:
     warn_for: float = 60.0
     #: How long after an answered resume the checkpoint it came from is kept.
     grace: float = 600.0
-    #: How long "start fresh" keeps what was saved.
+    #: How long "start fresh" keeps the checkpoint.
     set_aside: float = 7 * 86400.0
     #: How long the audit lines of a session are kept.
     audit: float = 365 * 86400.0
-    #: How long before something that is saved is deleted its user is told; 0: never.
+    #: How long before its deletion a checkpoint is announced; 0: never.
     forewarn: float = 24 * 3600.0
     #: What else is not kept, and in whose favour.
     retention: Retention = field(default_factory=Retention)
     #: How long a state that makes no sense must last before anything is ended for it.
     orphan_grace: float = 120.0
-    #: How long a saved tree stays frozen while the Hub does not take the stop; then
+    #: How long a captured tree stays frozen while the Hub does not take the stop; then
     #: it is thawed.
     release_limit: float = 300.0
     #: How long a start or a stop waits for a suspend that is under way.

@@ -1,5 +1,4 @@
-"""Every session as it is now: its row, what is measured of it, and who sees it how.
+"""Every session as it is now: its row, its runtime state, and its views.
 
-``registry`` is the one place where rows change; whoever waits for a change is told by
-``streams``.
+``registry`` moves rows through the phase table; ``streams`` tells readers of changes.
 """

@@ -1,8 +1,7 @@
-"""What each session did on its GPUs in the last hour, minute by minute, in memory.
+"""GPU use of each session in the last hour, minute by minute, in memory.
 
-Filled by ``watch.py`` with every sample; read for views, for the lines on the pages and
-for the totals. It decides nothing, is bounded (an hour, one number a minute) and begins
-anew with the program: nobody needs it to be right, and what is not known stays unknown.
+It decides nothing, is bounded (an hour, one number a minute) and begins empty with the
+program: only pages and totals read it, and a minute without a sample stays unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _Track:
 
     def __init__(self, minute: int) -> None:
         self.minute = minute
-        self.looks = 0  # of this minute, that told a percentage
+        self.looks = 0  # of this minute, with a percentage
         self.percent = array("f", [_UNKNOWN] * MINUTES)
         self.memory = array("d", [_UNKNOWN] * MINUTES)
         self.incarnation = ""
@@ -50,7 +49,7 @@ class _Track:
             self.minute, self.looks = minute, 0
 
     def see(self, percent: float | None, memory: int | None) -> None:
-        """One look in the newest minute."""
+        """Take one sample into the newest minute."""
         place = self.minute % MINUTES
         if percent is not None:
             before = self.percent[place] if self.looks else 0.0
@@ -110,14 +109,14 @@ class History:
         )
 
     def prune(self, now: float) -> None:
-        """Forget whom nobody has looked at for an hour."""
+        """Forget sessions without a sample for an hour."""
         oldest = int(now // _MINUTE) - MINUTES
         old = [key for key, each in self._tracks.items() if each.minute < oldest]
         for key in old:
             del self._tracks[key]
 
     def forget(self, key: SessionKey) -> None:
-        """The session was deleted for ever."""
+        """Forget a deleted session."""
         self._tracks.pop(key, None)
 
 

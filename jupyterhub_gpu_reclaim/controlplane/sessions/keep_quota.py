@@ -1,8 +1,8 @@
-"""How long each user may keep sessions in any 24 hours; what they had is journalled.
+"""Keep quota: how long each user may keep sessions in any 24 hours.
 
-Used by ``people.py`` when somebody asks for "keep". Managers are not bound, and what
-they keep is nobody's. It decides by ``policy/keep_quota.py`` and writes nothing itself:
-the statements are written in one transaction with the session.
+What was used is journalled; managers are not bound, and their keeps count for nobody.
+The rule is in ``policy/keep_quota.py``. Nothing is written here: the statements go into
+one transaction with the session's row.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
-#: Longest "keep" that anybody can ask for: a year, in seconds.
+#: Longest "keep" that can be asked for: a year, in seconds.
 LONGEST_KEEP = 366 * 86400.0
-#: Seconds by which a wish may pass the limit: what people read is rounded.
+#: Seconds by which a keep may pass the limit: what people read is rounded.
 _SLACK = 1.0
 
 
 class Keeps:
-    """What everybody has had.
+    """What each user has used.
 
     Args:
         journal: where it is.
@@ -40,14 +40,15 @@ class Keeps:
     def wish(
         self, key: SessionKey, seconds: float, now: float, *, bound: bool
     ) -> list[Any]:
-        """Statements that note a wish; the session's former one ends with it.
+        """Statements that note a keep; the session's former one ends with it.
 
         Args:
             key: the session.
-            seconds: for how long from now; 0 takes the former wish back, and what was
-                left of it can be used again.
+            seconds: for how long from now; 0 takes the former keep back, and what was
+            left
+                of it can be used again.
             now: seconds since the epoch.
-            bound: whether the limit holds for who asks.
+            bound: whether the limit holds for the caller.
 
         Raises:
             Refused: ``keep_spent``, with what is left and when there is more.
@@ -62,7 +63,7 @@ class Keeps:
         return statements
 
     def _had(self, key: SessionKey, now: float) -> list[Span]:
-        """What the user has had, if this session's former wish ended now."""
+        """What the user has used, if this session's former keep ended now."""
         table = schema.keeps
         query = table.select().where(table.c.user == key.user)
         return [
@@ -89,7 +90,7 @@ class Keeps:
 
 
 def end(key: SessionKey, now: float) -> list[Any]:
-    """Statements that end a session's wish; what was left of it can be used again."""
+    """Statements that end a session's keep; what was left of it can be used again."""
     table = schema.keeps
     mine = (table.c.user == key.user) & (table.c.server == key.server)
     return [table.update().where(mine & (table.c.until > now)).values(until=now)]

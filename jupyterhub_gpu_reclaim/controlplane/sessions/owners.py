@@ -1,12 +1,13 @@
 """Which account of the Hub a session belongs to, so that names inherit nothing.
 
 The Hub knows accounts, everything here knows names. The spawner tells the account with
-each start. A name that comes with another account belongs to somebody else now, or the
-Hub has lost its database and it is the same person; this cannot be told from here. So
-what the former account has saved is neither brought back nor deleted until a person
-says which it is. The user who starts may choose "start fresh": then it is kept, out of
-their sight, for as long as anything that is put aside. Or an administrator, who knows,
-resumes it: then it is the new account's.
+each start. If a name comes with another account, it belongs to another person now, or
+the Hub has lost its database and it is the same person; the two cannot be told apart
+here. So the former account's checkpoints are neither brought back nor deleted until a
+person decides. If the user chooses "start fresh", they are kept, hidden from that user,
+as long as others that are set aside. If an administrator resumes the session, it
+belongs
+to the new account.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _NEW = "The user's name belongs to another account of the Hub now."
 
 
 class Owners:
-    """Names and accounts.
+    """Which account owns which name.
 
     Args:
         sessions: the rows.
-        aside: seconds for which a former account's saved sessions are kept.
+        aside: seconds for which a former account's checkpoints are kept.
     """
 
     def __init__(self, sessions: Sessions, aside: float) -> None:
@@ -43,15 +44,15 @@ class Owners:
         self._aside = aside
 
     def check(self, placement: Placement) -> None:
-        """Before a start: whose session is it?
+        """Check, before a start, whose session it is.
 
         Raises:
-            Refused: ``former_account``: somebody has to choose first.
+            Refused: ``former_account``: a person has to choose first.
             StoreError: the journal does not answer.
         """
         key, owner = placement.key, placement.owner
         if not owner:
-            return  # a spawner that does not tell
+            return  # a spawner that does not report it
         known = self._known(key)
         if known is None:
             self._sessions.journal.write(*self._belongs(key, owner))
@@ -64,18 +65,19 @@ class Owners:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
 
     def claimed(self, key: SessionKey) -> str:
-        """Another account of that name that wants to start it; empty: none does."""
+        """Another account of that name that wants to start it; empty: none."""
         known = self._known(key)
         return "" if known is None else str(known["claimed"])
 
     def hand_over(self, key: SessionKey, owner: str, *, fresh: bool) -> None:
-        """The server is that account's from now on, with what is saved or with nothing.
+        """Give the server to that account, with its checkpoints or without.
 
         Args:
             key: the server.
             owner: the account.
-            fresh: nothing of the former one's is theirs; what is saved is kept for a
-                while, out of their sight, and what still runs is ended.
+            fresh: the new account gets nothing of the former one's; its checkpoints are
+            kept
+                for a while, hidden, and what still runs is ended.
 
         Raises:
             StoreError: it could not be written; nothing is handed over.

@@ -1,8 +1,9 @@
-"""Every session's present: the one place that changes rows, and what pages see of it.
+"""Every session's row, its changes, and its views.
 
-Used by all of the orchestrator. A change goes through the phase table, is written to
-the journal together with its audit line, and is then told to readers. It never talks
-to the agent or the Hub.
+A change of phase goes through the phase table, is written to the journal together with
+its audit line, and is then told to readers. It never talks to the agent or the Hub.
+Other modules write tables of their own, and checkpoint rows, straight to the journal
+(``sessions/owners.py``, ``checkpoints``, ``flows/adoption.py``, ``api/users.py``).
 """
 
 from __future__ import annotations
@@ -55,24 +56,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Who acts when nobody asked.
+#: The actor in the audit when no person asked.
 SERVICE = OURSELVES
 
 
 class Sessions(Known):
-    """Rows, views, and everybody who waits for a change of them."""
+    """Rows, views, and the readers that wait for their changes."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         super().__init__(clock)
         self.journal = journal
         self.counters = Counters()
         self.history = History()
-        #: who waits for a GPU, and who was chosen to go for how many of them
+        #: which sessions wait for a GPU, and which were selected to go for how many
         self.waiting: dict[SessionKey, Waiting] = {}
         self.wanted: dict[SessionKey, int] = {}
-        #: what was deleted for ever, and is not quite gone yet
+        #: deleted servers that are not quite gone yet
         self.deletions: Deletions | None = None
-        #: whose the users' names are
+        #: which account has which user's name
         self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.terms: Callable[[SessionKey], Terms] | None = None
@@ -82,7 +83,7 @@ class Sessions(Known):
 
     # --- rows
     def row(self, key: SessionKey) -> SessionRow:
-        """The journal's row, or a fresh one (``since`` is 0 then)."""
+        """The journal's row, or a fresh one (whose ``since`` is 0)."""
         return self.journal.session(key) or SessionRow(key=key)
 
     def apply(
@@ -97,15 +98,15 @@ class Sessions(Known):
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
-        """Let something happen to a session: table, journal, audit, readers.
+        """Apply an event to a session: phase table, journal, audit, readers.
 
         Args:
             key: the session.
-            happened: what.
+            happened: the event.
             by: who is behind it.
             failure: why, for the page and the audit; None clears the last one.
-            why: the policy's reason, for the audit; the row keeps no note of it.
-            note: its numbers, for the audit, where there is no reason to be told.
+            why: the policy's reason, for the audit; the row does not keep it.
+            note: its numbers, for the audit, if there is no reason.
             checkpoints: rows to be written in the same transaction.
             **changes: other columns.
 
@@ -164,7 +165,7 @@ class Sessions(Known):
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
-        """Change columns that are no phase: an intent, a wish, a note."""
+        """Change columns other than the phase: an intent, a note."""
         row = msgspec.structs.replace(self.row(key), **changes)
         self.journal.save(row, audit, checkpoints, also=also)
         self.touch(key)
@@ -185,12 +186,12 @@ class Sessions(Known):
         return await self._watch.until(lambda: condition(self.row(key)), limit)
 
     def living(self, key: SessionKey, facts: Facts) -> Facts:
-        """What agent and Hub say, without what was deleted for ever."""
+        """What agent and Hub say, without deleted sessions."""
         return self.deletions.living(key, facts) if self.deletions else facts
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> Operation:
-        """A new ``suspend`` or ``resume``; its predecessor's readers are let go."""
+        """A new ``suspend`` or ``resume``; readers of its predecessor are released."""
         self.end(key, Reason.CANCELLED)
         operation = self._operations[key] = Operation(kind)
         return operation
@@ -200,17 +201,17 @@ class Sessions(Known):
         return self._operations.get(key)
 
     def end(self, key: SessionKey, reason: Reason) -> None:
-        """End an operation that nobody goes on with."""
+        """End an operation that is not continued."""
         self.end_with(key, codec.failure_of(Refused(reason)))
 
     def end_with(self, key: SessionKey, failure: Failure) -> None:
-        """End an operation whose own end was never heard."""
+        """End an operation whose own end was never received."""
         operation = self._operations.get(key)
         if operation is not None and not operation.ended:
             operation.add(Event(failure=failure))
 
     def step(self, key: SessionKey, kind: str, event: Event) -> None:
-        """One event of the operation in hand."""
+        """One event of the operation under way."""
         operation = self._operations.get(key)
         if operation is None or operation.ended or operation.kind != kind:
             operation = self.begin(key, kind)
@@ -218,7 +219,7 @@ class Sessions(Known):
         self.touch(key)
 
     def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
-        """The newest verdicts; readers hear of it when the deciding one changes."""
+        """Keep the newest verdicts; tell readers when the deciding one changes."""
         if self.decided(key, verdicts):
             self.touch(key)
 
@@ -227,7 +228,7 @@ class Sessions(Known):
         """A session as pages show it.
 
         Raises:
-            NotFound: nobody has heard of it.
+            NotFound: no such session.
         """
         row = self.journal.session(key)
         if row is None:
@@ -235,7 +236,7 @@ class Sessions(Known):
         return self.view_of(row, self.journal.checkpoints(key))
 
     def views(self) -> list[SessionView]:
-        """All that run, are saved, or have something set aside."""
+        """All that run, are suspended, or have a checkpoint set aside."""
         kept: dict[SessionKey, list[CheckpointRow]] = {}
         for checkpoint in self.journal.checkpoints():
             kept.setdefault(checkpoint.key, []).append(checkpoint)
@@ -276,7 +277,7 @@ class Sessions(Known):
             yield view
 
     def close(self) -> None:
-        """Let all readers go."""
+        """End all readers."""
         self._views.close()
         for operation in self._operations.values():
             operation.abandon()

@@ -1,7 +1,6 @@
-"""What is known of sessions in this program's life only: measured, judged, warned.
+"""Runtime state of sessions, in memory only: measured, judged, warned.
 
-The base of ``sessions.py``, and of nothing else. All of it is found out anew after a
-restart; nothing here is told to anybody.
+All of it is found out again after a restart.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Known:
         return self._usage.get(key)
 
     def decided(self, key: SessionKey, verdicts: list[Verdict]) -> bool:
-        """The newest verdicts; whether the deciding one is another."""
+        """Keep the newest verdicts; returns whether the deciding one has changed."""
         before = self._verdicts.get(key)
         self._verdicts[key] = verdicts
         return _code(before) != _code(verdicts)

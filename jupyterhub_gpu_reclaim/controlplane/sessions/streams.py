@@ -1,8 +1,7 @@
-"""Live news: changes of sessions to many readers, and the steps of one operation.
+"""Live updates: changes of sessions to many readers, and the steps of one operation.
 
-Fed by ``sessions.py``; read by the service's server-sent events and by the spawner's
-progress. Everything is bounded: a reader who is too slow is dropped, and what was
-published is never needed for a decision.
+Everything is bounded: a reader that is too slow is dropped. No decision depends on what
+is published here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Broadcast(Generic[T]):
         self._readers: set[asyncio.Queue[T | None]] = set()
 
     def publish(self, value: T) -> None:
-        """Hand it to everybody; never waits."""
+        """Pass it to all readers; never waits."""
         for queue in list(self._readers):
             if queue.full():
                 self._drop(queue)
@@ -62,7 +61,7 @@ class Broadcast(Generic[T]):
 
 
 class Operation:
-    """The events of one capture or restore, for readers who come late or again.
+    """The events of one capture or restore, for readers that come late or again.
 
     Args:
         kind: ``suspend`` or ``resume``.
@@ -76,7 +75,7 @@ class Operation:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """Let readers go without an end: this program stops, the operation does not."""
+        """Release readers without an end: this program stops, the operation goes on."""
         self._abandoned = True
         self._news.set()
 
@@ -104,7 +103,7 @@ class Operation:
         return list(latest.values())
 
     async def read(self, after: int) -> AsyncIterator[Event]:
-        """Events from number ``after`` on, until the end; everybody hears the end."""
+        """Events from number ``after`` on, until the end, which every reader gets."""
         at = min(max(after, 0), len(self._events))
         if self.ended:
             at = min(at, len(self._events) - 1)

@@ -1,8 +1,8 @@
-"""All sessions together: GPUs in use, idle and freed, now and over the last weeks.
+"""Totals of all sessions: GPUs in use, idle and freed, now and over the last weeks.
 
-Noted by the loops' tick, one line in the journal every few minutes; read by the routes
-for managers. The numbers are for looking at: nothing is ever decided by them. A crash
-loses the line of the minutes in which it happened, and no other.
+A line is written to the journal every few minutes. The numbers are for people: nothing
+is decided by them. A crash loses the line of the minutes in which it happened, and no
+other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Sizes(Value, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Counts, and writes down.
+    """Counts, and writes lines.
 
     Args:
         sessions: where journal, clock and history are.
@@ -159,7 +159,7 @@ class Tally:
         )
 
     def store_use(self) -> list[StoreUse]:
-        """What everybody's checkpoints take, the largest first."""
+        """What each user's checkpoints take, the largest first."""
         table = schema.checkpoints
         sums: dict[str, list[int]] = {}
         for row in self._sessions.journal.read(select(table.c.user, table.c.info)):

@@ -1,6 +1,6 @@
-"""A session as pages and policies see it, from its row and what is known besides.
+"""Makes the view of a session for pages and policies, from its row and runtime state.
 
-Called by ``sessions.py`` for every view. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def view_of(
 
 
 def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
-    """What is saved of a session and can be brought back, the newest first."""
+    """The session's checkpoints that can be brought back, the newest first."""
     return [
         KeptState(
             id=row.id,
@@ -98,13 +98,13 @@ def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
 
 
 def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
-    """The newest checkpoint that the session itself stands on."""
+    """The newest checkpoint that the session itself needs."""
     mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
     return mine[-1] if mine else None
 
 
 def _facts(row: SessionRow) -> dict[str, Any]:
-    """What guards and pages may want to know besides."""
+    """Further facts for guards and pages."""
     return {
         "started_at": row.started_at,
         "resumed_at": row.resumed_at,
@@ -127,7 +127,7 @@ def _terms(terms: Terms | None) -> dict[str, Any]:
 
 
 def _queue(waiting: Waiting | None, wanted: int) -> dict[str, Any]:
-    """Who waits for a GPU has a place; who was chosen to go has who waits."""
+    """Its place if it waits for a GPU; how many wait if it was selected to go."""
     facts: dict[str, Any] = {"wanted": wanted} if wanted else {}
     if waiting is not None:
         facts.update(place=waiting.place, waiting_since=waiting.since)

@@ -1,14 +1,14 @@
-"""What is changed in the pod of a session so that it can be saved and brought back.
+"""Changes the pod of a session so that it can be captured and restored.
 
-Called by ``kube.py`` with the pod that KubeSpawner has made, and with objects of
-whatever Kubernetes client that is: only their attributes are used. Pure: the pod that
-is given stays as it is. Nothing here asks or starts anything.
+Pure: the pod that is given stays as it is. It uses only attributes of its objects, so
+any Kubernetes client will do. Nothing here makes a request.
 
 *Start*: the session's init runs before the server's command, behind the image's own
 ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
-tree that is brought back becomes its child; the image by digest, and the node of the
-same kind. The init comes as text in the pod (``python3 -c``): images need ``python3``
-in their PATH and nothing else. An image without it does not start; its pod says so.
+restored tree becomes its child; the image by digest, and a node of the same kind. The
+init comes as text in the pod (``python3 -c``): images need ``python3`` in their PATH
+and
+nothing else. An image without it does not start; its pod says so.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ INCARNATION = f"{PREFIX}/incarnation"
 GENERATION = f"{PREFIX}/generation"
 USER = f"{PREFIX}/user"
 SERVER = f"{PREFIX}/server"
-#: What the init of a hold is told instead of a fresh token: who looks into the pod's
-#: environment sees what is true of the session.
+#: Set for the init of a hold instead of a fresh token, so that the pod's environment
+#: shows the session's own values.
 TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 
 
@@ -48,10 +48,10 @@ class Wish:
         key: user and server.
         incarnation: of this start.
         realm: tells the sessions of two Hubs on one node apart.
-        generation: of the checkpoint that is brought back; 0 for a start.
-        image: of the saved session, by digest where that is known (``hold``).
+        generation: of the checkpoint to restore; 0 for a start.
+        image: of the suspended session, by digest if known (``hold``).
         node_labels: that the node must have (``hold``).
-        token: of the saved session (``hold``).
+        token: of the suspended session (``hold``).
         python: the interpreter in the image.
     """
 
@@ -74,7 +74,7 @@ def prepared(pod: Any, wish: Wish) -> Any:
         wish: what it is for.
 
     Raises:
-        Refused: a session in such a pod could not be saved; the sentence says why.
+        Refused: a session in such a pod could not be suspended; the sentence says why.
     """
     pod = copy.copy(pod)
     pod.metadata, pod.spec = copy.copy(pod.metadata), copy.copy(pod.spec)
@@ -98,7 +98,7 @@ def prepared(pod: Any, wish: Wish) -> Any:
 
 
 def holds(pod: Any, wish: Wish) -> bool:
-    """Whether that pod would do what is wished, after everybody has changed it."""
+    """Whether that pod would still do what is wanted, after all hooks."""
     container = pod.spec.containers[_position(pod)]
     words = [*(container.command or ()), *(container.args or ())]
     prefix = _prefix(wish)
@@ -131,7 +131,7 @@ def _mark(metadata: Any, wish: Wish) -> None:
 
 
 def _start(container: Any, wish: Wish) -> None:
-    """The init before the server's command, wherever that stands."""
+    """The init before the server's command, wherever that is given."""
     prefix = [*_prefix(wish), "--"]
     if container.command:
         container.command = [*prefix, *container.command]
@@ -184,7 +184,7 @@ def _changed(thing: Any, **changes: Any) -> Any:
 
 
 def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
-    """The administrator's selector and the saved session's, if they agree.
+    """The administrator's selector and the suspended session's, if they agree.
 
     Raises:
         Refused: the session needs another kind of node than its profile asks for.
@@ -213,7 +213,7 @@ def _prefix(wish: Wish) -> list[str]:
 
 
 def _literal(word: str) -> str:
-    """A word as Kubernetes hands it on unchanged: it replaces ``$(NAME)`` otherwise."""
+    """A word as Kubernetes passes it on unchanged: it would replace ``$(NAME)``."""
     return word.replace("$", "$$")
 
 

@@ -1,8 +1,8 @@
-"""What the API server tells of pods: whether one lives, and what one waits for.
+"""What the API server says of pods: whether one lives, and what one waits for.
 
-Asked by ``kube.py`` with the pods that KubeSpawner watches anyway (JSON). Pure. The
-place in the queue counts the sessions that ask for a GPU and were there earlier; the
-scheduler may take them in another order.
+Pure; it reads the pods (JSON) that KubeSpawner watches anyway. The place in the queue
+counts the sessions that asked for a GPU earlier; the scheduler may take them in another
+order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STUCK = {
 def sentence(
     pod: Mapping[str, Any] | None, all_pods: Iterable[Mapping[str, Any]]
 ) -> str:
-    """What it waits for; empty when for nothing that is worth a word."""
+    """What it waits for; empty if for nothing worth mentioning."""
     if pod is None:
         return ""
     if _ending(pod):

@@ -2,10 +2,10 @@
 
 ``ReclaimKubeSpawner`` is what a ``jupyterhub_config.py`` names (``gpu-reclaim``). Its
 pods are those that KubeSpawner would make, with all its settings, profiles and the
-administrator's ``modify_pod_hook``; ``pod.py`` adds the init. When to start, restore or
-release is the mixin's; this module only makes pods and ends them, and never so that two
-are on one volume: a pod counts as ended when the kubelet has reported its containers
-dead, and none is ever deleted by force.
+administrator's ``modify_pod_hook``; ``pod.py`` adds the init. The mixin decides when to
+start, restore or release; this module makes pods and ends them, and never lets two use
+one volume: a pod counts as ended when the kubelet has reported its containers dead, and
+none is ever deleted by force.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
 
 class SessionPodSpawner(KubeSpawner):
-    """Makes, watches and ends one session's pod; knows nothing of suspending."""
+    """Makes, watches and ends one session's pod, without any notion of suspending."""
 
     cmd = Command(
         ["jupyterhub-singleuser"],
@@ -103,7 +103,7 @@ class SessionPodSpawner(KubeSpawner):
         )
 
     def _pod(self) -> dict[str, Any] | None:
-        """This server's pod as it was last heard of."""
+        """This server's pod as last reported."""
         reflector = self.pod_reflector
         if reflector is None:
             return None
@@ -122,7 +122,7 @@ class SessionPodSpawner(KubeSpawner):
         Raises:
             Refused: it ended at once, or was to hold a place and did not run in time.
         """
-        # The Hub's own limit would end this without a word of why.
+        # The Hub's own limit would end this without a reason.
         limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
         hold = self.reclaim_mode == "hold"
         try:
@@ -153,7 +153,7 @@ class SessionPodSpawner(KubeSpawner):
         return await super()._start()
 
     async def _make_create_pod_request(self, pod: Any, request_timeout: int) -> Any:
-        """Ask for the pod, unless somebody has taken the init out of it.
+        """Ask for the pod, unless a hook has removed the init from it.
 
         Raises:
             Refused: a place was to be held, and this pod would start a new session.
@@ -218,7 +218,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     """Sessions in pods that can be suspended and resumed."""
 
     async def stop(self, now: bool = False) -> None:
-        """Really, or because it is saved; KubeSpawner's own tidying is no stop."""
+        """A real stop, or a release; KubeSpawner's own tidying is neither."""
         if _inside.get():
             await SessionPodSpawner.stop(self, now)
         else:
@@ -231,7 +231,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return Place(pod=uid, name=self.pod_name)
 
     def reclaim_take(self, place: Place) -> None:
-        """Take up a pod that is there already, whatever its name would be now."""
+        """Take over an existing pod, under whatever name it has."""
         if place.name:
             self.pod_name = place.name
             self.dns_name = self.dns_name_template.format(
@@ -239,17 +239,18 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             )
 
     def reclaim_alive(self) -> bool:
-        """Whether its container lives; before anything was heard: whether there is one.
+        """Whether its container lives; before any report: whether there is one.
 
-        A pod that is not known yet (a Hub that was just restarted) counts as alive,
-        since nothing may be ended or replaced on the word of nobody.
+        A pod that is not known yet (after a restart of the Hub) counts as alive, since
+        nothing
+        may be ended or replaced without a report.
         """
         if self.pod_reflector is None:
             return bool(self._pointer.place.pod)
         return pod_events.lives(self._pod(), self._pointer.place.pod)
 
     async def reclaim_died(self) -> bool:
-        """Wait until the kubelet says that the container is dead."""
+        """Wait until the kubelet reports the container dead."""
         with suppress(TimeoutError):
             await exponential_backoff(
                 lambda: not self.reclaim_alive(),
@@ -299,7 +300,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """What Kubernetes does for the pod, and the place in the queue."""
         async for event in SessionPodSpawner.progress(self):
             tell(event["message"])
-        # KubeSpawner's events may be turned off; the queue is told all the same.
+        # KubeSpawner's events may be turned off; the queue is shown all the same.
         told = ""
         while True:
             words = self._waits_for()
@@ -311,7 +312,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     async def reclaim_end(self) -> None:
         """Delete the pod, whatever it holds, and wait a moment until it is gone.
 
-        Who makes the next one waits for that, too: it has the same name.
+        The next pod has the same name, so it has to wait for that, too.
         """
         try:
             async with asyncio.timeout(REPORT_SECONDS):

@@ -1,7 +1,6 @@
-"""Runs ``launcher.py`` and reads its report.
+"""Runs ``session_init/launcher.py`` and reads its report.
 
-Called by the local spawner. It waits for the launcher, which ends at once, and never
-for the session.
+It waits for the launcher, which ends at once, and never for the session.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jupyterhub_gpu_reclaim.session_init import launcher
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Root's own interpreter, which must not look at the user's or anybody's modules.
+#: Root's own interpreter, which must not import the user's modules.
 PYTHON = [sys.executable, "-I", "-S"]
 #: ``popen_kwargs`` that would break the launch.
 IGNORED = {"env", "shell", "pass_fds", "close_fds"}
@@ -36,13 +35,13 @@ async def run(
     *,
     seconds: float,
 ) -> Place:
-    """Make a session's world and its init; returns the init's place.
+    """Make a session's namespaces and its init; returns the init's place.
 
     Args:
         options: for the launcher.
         init: the init's command line.
         env: the init's whole environment.
-        popen_kwargs: the administrator's wishes for ``subprocess.Popen``.
+        popen_kwargs: the administrator's options for ``subprocess.Popen``.
         seconds: time limit.
 
     Raises:

@@ -1,7 +1,8 @@
-"""One local session's processes, named by (pid, start time, boot), seen from the Hub.
+"""One local session's processes, identified by (pid, start time, boot).
 
-Used by the local spawner. It reads ``/proc`` and signals through pidfds, so a pid that
-was given to another process is never touched. It starts nothing.
+It reads ``/proc`` and signals through pidfds, so a pid that was given to another
+process
+is never touched. It starts nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Session:
         return True
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the init is dead; False when it is not after that time."""
+        """Wait until the init is dead; False if it still lives after that time."""
         fd = self._pidfd()
         if fd is None:
             return True

@@ -2,9 +2,11 @@
 
 ``ReclaimLocalSpawner`` is what a ``jupyterhub_config.py`` names. It starts what
 JupyterHub's own ``LocalProcessSpawner`` would start, with the same home, environment,
-``cmd``, ``shell_cmd``, ``popen_kwargs`` and log lines, but through ``launcher.py``, so
-that the session can be saved and outlives a restart of the Hub. When to start, restore
-or release is the mixin's; this module only places processes and ends them.
+``cmd``, ``shell_cmd``, ``popen_kwargs`` and log lines, but through
+``session_init/launcher.py``, so that the session can be suspended and outlives a
+restart
+of the Hub. The mixin decides when to start, restore or release; this module places
+processes and ends them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 
 
 class SessionProcessSpawner(LocalProcessSpawner):
-    """Starts, watches and ends one session's processes; knows nothing of suspending."""
+    """Starts, watches and ends one session's processes, without suspending any."""
 
     run_as_hub_user = Bool(
         False,
@@ -103,7 +105,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
         """Start the session's init with its programs, or (``hold``) without any.
 
         Raises:
-            Refused: the namespaces, the cgroup or the user are not to be had.
+            Refused: the namespaces, the cgroup or the user cannot be had.
         """
         if self.port == 0:
             self.port = random_port()
@@ -245,7 +247,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return self.place
 
     def reclaim_take(self, place: Place) -> None:
-        """Take up a session that runs already."""
+        """Take over a session that runs already."""
         self.place = place
         self.pid = place.pid
 

@@ -1,1 +1,1 @@
-"""Stage 6, bring it back: what runs in the Hub's process."""
+"""The spawner mixin: starts, stops, the pointer in the Hub's database, and logins."""

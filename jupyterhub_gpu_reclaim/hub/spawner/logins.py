@@ -1,8 +1,9 @@
 """A session's login in the Hub's database: API token, OAuth client, state.
 
-Used by the mixin only. JupyterHub makes a new token at every start and forgets to
-delete it when the old one is used again or the start fails (traps T3, T5, T7); this
-module finds tokens by their database id, so that none needs to be remembered.
+JupyterHub makes a new token at every start and does not delete it if the old one is
+used
+again or the start fails (traps T3, T5, T7). This module finds tokens by their database
+id, so that no token has to be remembered.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def session_of(spawner: Any) -> Any:
 
 
 def save_state(spawner: Any) -> None:
-    """Write ``get_state()`` to the database now, not when the Hub next thinks of it."""
+    """Write ``get_state()`` to the database now, not when the Hub next does so."""
     if spawner.orm_spawner is None:
         return
     spawner.orm_spawner.state = spawner.get_state()
@@ -59,8 +60,9 @@ def renew(spawner: Any, token: str, minted: str) -> int:
     The row of the new token takes the old one's value, so that nothing is left over.
 
     Returns:
-        its database id; 0 where it is no token that a Hub has made, or somebody's: what
-        a session says its token is, is its user's word.
+        its database id; 0 if it was not made by a Hub or belongs to another user: what
+        a
+        session says its token is, is only its user's claim.
     """
     session = session_of(spawner)
     if not _GENERATED.fullmatch(token) or orm.APIToken.find(session, token) is not None:
@@ -103,7 +105,7 @@ class ClientRepair:
 
     @classmethod
     async def remember(cls, spawner: Any) -> ClientRepair:
-        """Before the start: what the OAuth client should be allowed."""
+        """Before the start: note what the OAuth client should be allowed."""
         client = spawner.orm_spawner.oauth_client
         return cls(
             await spawner._get_oauth_client_allowed_scopes(),  # noqa: SLF001 - the Hub's own; no public one

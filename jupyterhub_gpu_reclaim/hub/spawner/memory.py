@@ -1,7 +1,7 @@
-"""The spawner's memory and its line to the service; the placement hooks.
+"""Spawner state, written ahead, and the connection to the service; placement hooks.
 
-Base of the mixin's parts (``starting.py``, ``stopping.py``). It keeps the pointer in
-the Hub's database ahead of every step and asks the service; it starts and ends nothing.
+It writes the pointer into the Hub's database ahead of every step, and asks the service;
+it starts and ends nothing. ``start.py`` and ``stop.py`` build on it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_LAID_ASIDE = 16
 
 
 class PointerKeeper(Base):
-    """Remembers one server's session; the hooks at the end are the placement's."""
+    """Keeps one server's pointer; the hooks at the end are for the placement."""
 
     reclaim_service = Unicode(
         "",
@@ -99,13 +99,13 @@ class PointerKeeper(Base):
 
     @property
     def reclaim_suspended(self) -> bool:
-        """Whether a visit brings something back: a saved session, a stopped tree."""
+        """Whether a visit resumes something: a suspended session, a stopped tree."""
         kept = self._pointer.phase is PointerPhase.UNKNOWN and self.reclaim_alive()
         return (self._pointer.saved or kept) and not self._starting
 
     @property
     def reclaim_saved_ago(self) -> str:
-        """For how long it has been saved: "12 min ago"; empty where not known."""
+        """Time since its suspend: "12 min ago"; empty if not known."""
         at = self._pointer.saved_at
         past = self._clock.now() - at
         if not at or not self._pointer.saved:
@@ -114,7 +114,7 @@ class PointerKeeper(Base):
 
     @property
     def reclaim_releasing(self) -> bool:
-        """Whether it is saved and its programs are being ended right now."""
+        """Whether it is captured and its programs are being ended right now."""
         return self._stopping and self._pointer.phase is PointerPhase.RELEASING
 
     @property
@@ -140,7 +140,7 @@ class PointerKeeper(Base):
         return f"{base}services/{SERVICE_NAME}"
 
     def get_env(self) -> dict[str, str]:
-        """With the key for the passes of the session's open tabs (``tab_tokens``)."""
+        """Adds the key for the tab tokens of the session's open tabs."""
         env: dict[str, str] = super().get_env()
         if self.reclaim_service and self.reclaim_token_file:
             with suppress(OSError):
@@ -186,9 +186,9 @@ class PointerKeeper(Base):
         logins.save_state(self)
 
     def _forget(self) -> None:
-        """Nothing is saved and nothing runs: the pointer and the old login go (T5).
+        """No checkpoint and no process is left: drop pointer and old login (T5).
 
-        What was put aside may be brought back under that login, and no other one.
+        What was set aside may be brought back under that login, and no other one.
         """
         deleted = logins.hash_of(self, self._pointer.token_id)
         logins.delete_token(self, self._pointer.token_id)
@@ -225,7 +225,7 @@ class PointerKeeper(Base):
         )
 
     async def _tell_service(self, call: str, failure: Failure | None = None) -> None:
-        """Tell it what has happened; it finds out by itself if it does not hear."""
+        """Report what has happened; a lost report does no harm."""
         placement = msgspec.structs.replace(self._placement(), failure=failure)
         with suppress(Unreachable):
             service = self._service
@@ -241,11 +241,11 @@ class PointerKeeper(Base):
         raise NotImplementedError
 
     def reclaim_take(self, place: Place) -> None:
-        """Take up what runs there; the empty place is none."""
+        """Take over what runs there; the empty place is none."""
         raise NotImplementedError
 
     def reclaim_alive(self) -> bool:
-        """Whether the place taken up lives."""
+        """Whether the place taken over lives."""
         raise NotImplementedError
 
     async def reclaim_died(self) -> bool:
@@ -264,11 +264,11 @@ class PointerKeeper(Base):
         raise NotImplementedError
 
     async def reclaim_where(self, port: int) -> Any:
-        """What ``start()`` returns for the place taken up: an address of its server."""
+        """What ``start()`` returns for the place taken over: its server's address."""
         raise NotImplementedError
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
-        """Tell what a place that is being made still waits for, until cancelled."""
+        """Report what a place that is being made waits for, until cancelled."""
 
     async def reclaim_token(self) -> str:
         """The API token that the running session was started with; empty: unknown."""

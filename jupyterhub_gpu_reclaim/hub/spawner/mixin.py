@@ -1,10 +1,11 @@
-"""What makes a spawner's sessions suspendable: asks the service, keeps the login alive.
+"""Makes a spawner's sessions suspendable: asks the service, keeps the login alive.
 
-``class MySpawner(ReclaimMixin, SomeSpawner)`` with the placement hooks of ``keeper.py``
-filled in (``local.py`` shows how). It decides nothing: whether a start is cold, a
-restore or an adoption, and whether a stop is real or the release of a saved session,
-is the service's answer. It never starts a session cold while there may be a saved one,
-and never writes a token anywhere.
+``class MySpawner(ReclaimMixin, SomeSpawner)`` with the placement hooks of ``memory.py``
+filled in (``hub/local/spawner.py`` shows how). It decides nothing: the service answers
+whether a start is cold, a restore or an adoption, and whether a stop is real or a
+release. It never starts a session cold while there may be a checkpoint, and never
+writes
+a token anywhere.
 
 Every trap of JupyterHub that is handled here is listed, with its test, in
 ``docs/reference/jupyterhub-traps.md``; "T4" in a comment points there.
@@ -57,10 +58,11 @@ class ReclaimMixin(Stopping):
         self._pointer = Pointer()
 
     def _order_deletion(self) -> Path | None:
-        """Write the order down where the service finds it; None: that is impossible.
+        """Write the order down for the service; None: that is impossible.
 
-        The Hub deletes a server once: neither a service that is away nor an answer
-        that is lost may lose that.
+        The Hub deletes a server once: neither a service that is away nor a lost answer
+        may
+        lose that.
         """
         if not (self.reclaim_service and self.reclaim_token_file):
             return None

@@ -7,12 +7,12 @@ and only running ones are loaded (trap T2 in ``docs/reference/jupyterhub-traps.m
 The wrapper loads the spawners of suspended servers first; the Hub's own code does the
 rest.
 
-A service of ours that does not come up must not end the Hub. Where a managed service
-exits or does not answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our
-service's supervisor answers at once and stays; what it cannot help (its address is
-taken, say) is what the second wrapper is for: the Hub goes on without the service, and
-starts it again as it does with one that ends later. It also holds the service's address
-for as long as the Hub lives (``service/process/held_socket.py``).
+A failing service of ours must not end the Hub. If a managed service exits or does not
+answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our service's
+supervisor answers at once and stays; the second wrapper is for what it cannot prevent
+(its address is taken, say): the Hub goes on without the service, and starts it again
+like one that ends later. It also holds the service's address for as long as the Hub
+lives (``service/process/held_socket.py``).
 
 Nothing else of JupyterHub is ever changed.
 """
@@ -47,8 +47,8 @@ _PREDECESSOR = 5.0
 def apply(hub: type[Any] = JupyterHub) -> bool:
     """Wrap both methods; returns whether both are in place afterwards.
 
-    A Hub whose method is not the one we know (no such method, other arguments) is
-    left alone, with a warning that says what is not repaired then.
+    If a method of the Hub is not the one we know (missing, other arguments), it is left
+    alone, with a warning that says what is not repaired then.
     """
     kept = _wrap(
         hub,
@@ -96,7 +96,7 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
             return await original(self, service_name, service, ssl_context)
         await _hold_address(service)
         starting = original(self, service_name, service, ssl_context)
-        # Who has our address and says nothing holds the Hub up beyond its own limit.
+        # A silent program on our address holds the Hub up beyond its own limit.
         limit = getattr(service, "timeout", _TIMEOUT) + _TIMEOUT
         with contextlib.suppress(TimeoutError):
             if await asyncio.wait_for(starting, limit):
@@ -112,7 +112,7 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _hold_address(service: Any) -> None:
-    """Keep others from its address, also while it is not there itself."""
+    """Hold the service's address, also while the service itself is away."""
     with contextlib.suppress(ValueError):
         url = urlsplit(service.url)
         if service.managed and url.hostname and url.port:

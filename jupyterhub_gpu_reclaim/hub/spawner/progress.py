@@ -1,8 +1,7 @@
-"""The steps of a resume as the Hub's progress page shows them.
+"""Progress reporter: the steps of a resume for the Hub's progress page.
 
-Filled by the mixin from the service's events, read by ``Spawner.progress()`` and, for
-a page that is loaded in the middle of it, by the template. It formats; it decides
-nothing.
+It turns the service's events into lines, for ``Spawner.progress()`` and for a page that
+is loaded in the middle of a start. It decides nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Narrator:
         self._add({"progress": int(self._percent), "message": message})
 
     def step(self, step: Step) -> None:
-        """Add one step of the service's, with bytes and seconds."""
+        """Add one step from the service, with bytes and seconds."""
         left, shown = CEILING - self._percent, self._percent
         if step.state == "done":
             self._percent = shown = shown + left * STRIDE
@@ -63,7 +62,7 @@ class Narrator:
 
     @property
     def story(self) -> dict[str, Any]:
-        """All of it so far, as a page shows it that is loaded now."""
+        """Everything so far, for a page that is loaded now."""
         percent = self._told[-1]["progress"] if self._told else 0
         steps = list(self._steps.values())
         return {"percent": percent, "status": self._status, "steps": steps}
@@ -74,7 +73,7 @@ class Narrator:
         self._wake()
 
     def hand_over(self) -> None:
-        """No more lines of ours: it is a cold start."""
+        """End our lines: it is a cold start."""
         self.handed_over = True
         self.end()
 
@@ -102,7 +101,7 @@ class Narrator:
 async def interleaved(
     events: AsyncGenerator[dict[str, Any]], look: Callable[[], str], seconds: float
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Events of somebody else's, with a sentence of ours whenever that has changed.
+    """Another source's events, and our sentence whenever it has changed.
 
     Args:
         events: until their end.
@@ -129,7 +128,7 @@ async def interleaved(
 
 
 def facts(step: Step) -> str:
-    """What a step has moved and taken: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
+    """A step's bytes and seconds: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
     words = []
     if step.total_bytes:
         words.append(f"{size(step.bytes)} of {size(step.total_bytes)}")

@@ -1,8 +1,8 @@
-"""A start that is refused, as the Hub and the person at the page need it.
+"""A refused start, as the Hub and the person at the page need it.
 
-Raised by the mixin out of ``start()``. The status is below 500: the Hub counts higher
-ones as its own failures and may exit after some of them (trap T16). The page offers
-what a person can do; nothing is ever decided for them.
+``start()`` raises it. The status is below 500: the Hub counts higher ones as its own
+failures and may exit after some of them (trap T16). The page offers what a person can
+do, and decides nothing for them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 STATUS = 409
-#: Reasons to which a person has to say what is to come back.
+#: Reasons for which a person has to choose what is to come back.
 ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
 _Base: Any = SpawnException or web.HTTPError
 
 
 class StartRefused(_Base):
-    """The saved session did not come back this time; it is kept.
+    """The session was not resumed this time; its checkpoint is kept.
 
     Args:
         error: what went wrong, with its reason.
         spawn_url: the page that tries again.
-        fresh_url: the service's page that puts the saved session aside; empty: there
-            is no saved session.
+        fresh_url: the service's page that sets the checkpoint aside; empty: there is
+        none.
         kept_days: how long it is kept then.
     """
 

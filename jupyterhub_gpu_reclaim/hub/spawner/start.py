@@ -1,7 +1,8 @@
-"""How a start goes: cold, brought back, taken up, or refused with the reason.
+"""A session's start: cold, restored, adopted, or refused with the reason.
 
-Part of the mixin; the Hub calls it. Which of these it is, the service decides; without
-its answer nothing is started cold that may be saved.
+Part of the mixin. The service decides which; without its answer, a session that may
+have
+a checkpoint is not started cold.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import Place, PointerPhase
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-#: Seconds for tidying up after a start that was called off.
+#: Seconds for tidying up after a start that was cancelled.
 CALL_OFF_SECONDS = 20.0
-#: Seconds between two attempts to hear how a restore goes on.
+#: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
 
 
@@ -44,13 +45,13 @@ class Starting(PointerKeeper):
     _narrator: Narrator | None = None
     _story: dict[str, Any] | None = None  #: of the last start
     _repair: logins.ClientRepair | None = None
-    _tidying: asyncio.Task[None] | None = None  #: after a start that was called off
+    _tidying: asyncio.Task[None] | None = None  #: after a start that was cancelled
 
     async def start(self) -> Any:
-        """Start cold, bring back, or take up what still runs, as the service plans.
+        """Start cold, restore, or adopt what still runs, as the service plans.
 
         Raises:
-            StartRefused: there is a saved session that does not come back now.
+            StartRefused: there is a checkpoint that cannot come back now.
         """
         await self._called_off()
         minted = self.api_token
@@ -116,7 +117,7 @@ class Starting(PointerKeeper):
         return where
 
     async def _restore(self, plan: StartPlan, minted: str) -> Any:
-        """Hold a place, have the session brought back there, keep its login."""
+        """Hold a place, have the session restored there, keep its login."""
         identity = plan.identity
         if identity is None:
             raise RestoreFailed(
@@ -152,8 +153,9 @@ class Starting(PointerKeeper):
         """The database id of the session's own token.
 
         Raises:
-            RestoreFailed: the Hub does not know it, and nobody has ordered otherwise:
-                it would make a revoked token valid again by itself (T7).
+            RestoreFailed: the Hub does not know it, and there is no order to renew it:
+            the
+                spawner must not make a revoked token valid again by itself (T7).
         """
         number = logins.token_id(self, token)
         others = logins.others(token, self._pointer.laid_aside)
@@ -161,14 +163,14 @@ class Starting(PointerKeeper):
         if not number and (plan.renew_login or ours):
             number = logins.renew(self, token, minted)
             self.log.warning("%s: its old login is valid again", self.reclaim_key)
-        if ours:  # once: who revokes it from now on has revoked it
+        if ours:  # once: a later revocation stands
             self._point(laid_aside=others)
         if not number:
             raise RestoreFailed(Reason.TOKEN_REVOKED)
         return number
 
     async def _hold(self) -> Any:
-        """Have a place made, and tell what that waits for."""
+        """Have a place made, and report what that waits for."""
         narrator = self._narrator or Narrator()
         waiting = asyncio.create_task(self.reclaim_waiting(narrator.tell))
         try:
@@ -177,7 +179,7 @@ class Starting(PointerKeeper):
             waiting.cancel()
 
     async def _adopt(self, plan: StartPlan, minted: str) -> Any:
-        """Take up a tree that still runs, with the login it has (T8, T9)."""
+        """Adopt a tree that still runs, with the login it has (T8, T9)."""
         place = self._pointer.place
         if self._pointer.incarnation != plan.incarnation or not self.reclaim_alive():
             found = await self.reclaim_find(plan.incarnation)
@@ -213,7 +215,7 @@ class Starting(PointerKeeper):
         )
 
     async def _follow(self) -> None:
-        """Hear how the restore goes until it ends, or the Hub's start_timeout.
+        """Follow the restore until it ends, or the Hub's start_timeout.
 
         Raises:
             RestoreFailed: it failed; the checkpoint is kept.
@@ -279,7 +281,7 @@ class Starting(PointerKeeper):
 
     @property
     def reclaim_resuming(self) -> bool:
-        """Whether a saved session is being brought back and has not answered yet."""
+        """Whether a suspended session is being resumed and has not answered yet."""
         pointer = self._pointer
         unheard = bool(pointer.checkpoint) and not self._confirmed
         return (pointer.saved and self._starting) or unheard

@@ -1,8 +1,8 @@
 """The spawner's write-ahead pointer: what the Hub's database remembers of a session.
 
-Used by the mixin and the local spawner through ``get_state``/``load_state``. It never
-holds a token: the Hub shows spawner state to everyone with ``admin:server_state``.
-Old and new versions read each other: fields are only ever added.
+It goes through the spawners' ``get_state``/``load_state``. It never holds a token: the
+Hub shows spawner state to everyone with ``admin:server_state``. Old and new versions
+read each other: fields are only ever added.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class PointerPhase(StrEnum):
 
     NONE = ""  #: nothing was started, or it was really stopped
     RUNNING = "running"
-    RELEASING = "releasing"  #: saved; its processes are being ended
+    RELEASING = "releasing"  #: captured; its processes are being ended
     SUSPENDED = "suspended"
     RESUMING = "resuming"
-    #: The service could not be asked; there may be a saved session or a stopped tree.
+    #: The service could not be asked; there may be a checkpoint or a stopped tree.
     UNKNOWN = "unknown"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The session's init on this machine, or its pod; never one that came later."""
+    """The session's init on this machine, or its pod; never a later one."""
 
     pid: int = 0
     start: int = 0  #: clock ticks after boot (field 22 of ``/proc/PID/stat``)

@@ -1,7 +1,7 @@
-"""How a session ends for the Hub: really, or because it is saved.
+"""A session's end for the Hub: a real stop, or a release.
 
-Part of the mixin; the Hub calls it. A stopped tree that may be a captured one is never
-ended while the service cannot be asked.
+Part of the mixin. A stopped tree that may be a captured one is never ended while the
+service cannot be asked.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Stopping(Starting):
         return status  # type: ignore[no-any-return]
 
     def start_polling(self) -> None:
-        """The Hub has taken it up, after a start or a check."""
+        """The Hub polls it from now on, after a start or a check."""
         self._checked = False
         super().start_polling()
 
     async def _settle_death(self) -> None:
-        """It ended behind the Hub's back: saved (T1), or really over?"""
+        """It ended without a stop by the Hub: suspended (T1), or really over?"""
         plan = await self._plan_stop()
         if plan.action == "release":
             self._point(
@@ -61,7 +61,7 @@ class Stopping(Starting):
     # --- stop ---
 
     async def stop(self, now: bool = False) -> None:
-        """End it really, or release what is saved, as the service says."""
+        """End it for real, or release it, as the service says."""
         self._stopping = True
         try:
             await self._called_off()
@@ -72,7 +72,7 @@ class Stopping(Starting):
             if plan.action == "release":
                 await self._release(plan.checkpoint)
             elif plan.action == "keep" or self._checked:
-                # Nobody wished this stop: a restarted Hub got no answer in time.
+                # Nobody asked for this stop: a restarted Hub got no answer in time.
                 self.log.warning("%s: its programs are kept", self.reclaim_key)
                 self._point(phase=PointerPhase.UNKNOWN)
             else:
@@ -97,14 +97,14 @@ class Stopping(Starting):
     async def _stop_really(self, *, now: bool) -> None:
         self.will_resume = False
         if self.reclaim_frozen():
-            await self.reclaim_end()  # it could not hear a polite signal
+            await self.reclaim_end()  # it could not react to a polite signal
         else:
             await super().stop(now=now)
         await self._tell_service("stopped")
         self._forget()
 
     async def _release(self, checkpoint: str) -> None:
-        """It is saved: remember that first (T6), then have its programs ended."""
+        """It is captured: write the pointer first (T6), then end its programs."""
         self._point(phase=PointerPhase.RELEASING, checkpoint=checkpoint)
         try:
             await self._service.release(self._placement())

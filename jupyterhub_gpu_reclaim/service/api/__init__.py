@@ -1,6 +1,6 @@
 """All routes of the API, as tornado rules and as an OpenAPI document.
 
-Called by ``web.py``. The pages for people are not among them: see ``pages.py``.
+The pages for people are separate: see ``web/site.py``.
 """
 
 from __future__ import annotations

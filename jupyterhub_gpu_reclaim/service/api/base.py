@@ -1,7 +1,8 @@
-"""What all routes share: errors as JSON, safe headers, bodies, and who is asking.
+"""What all routes share: errors as JSON, safe headers, bodies, and the caller.
 
-Every handler of the service derives from :class:`Route`. Nothing here knows what a
-session is beyond whose it is.
+Every handler of the API derives from :class:`Route`. Nothing here knows more of a
+session
+than its user.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
 
 class Unauthenticated(Refused):
-    """Nobody whom we know is asking."""
+    """The caller is not known."""
 
     status = 401
 
 
 class Forbidden(Refused):
-    """We know who is asking, and they may not."""
+    """The caller is known, and may not do this."""
 
     status = 403
 
 
 @dataclass(frozen=True)
 class Person:
-    """Who asks: a user or a service of the Hub, and what they may see."""
+    """The caller: a user or a service of the Hub, and what they may see."""
 
     name: str
     is_user: bool
@@ -74,14 +75,14 @@ class Person:
     only: str | None = None
 
     def may_see(self, key: SessionKey) -> bool:
-        """Whether that session is theirs, or all are."""
+        """Whether that session is theirs, or they may see all."""
         if self.only is not None and key.path != self.only:
             return False
         return self.manages or (self.is_user and key.user == self.name)
 
     @property
     def label(self) -> Principal:
-        """Who they are in the audit and in reasons."""
+        """Their name in the audit and in reasons."""
         return of_user(self.name) if self.is_user else of_service(self.name)
 
 
@@ -92,16 +93,17 @@ class Route(RequestHandler):
 
     @property
     def context(self) -> Context:
-        """The parts that the application has wired."""
+        """The application's dependencies."""
         context: Context = self.settings["context"]
         return context
 
     def set_default_headers(self) -> None:
-        """Nothing is cached, sniffed, framed, told to others or looked into.
+        """Forbid caching, sniffing, framing, referrers and reading by other pages.
 
-        The ``sandbox`` gives whatever is shown an origin of its own: a page of a
-        user's server, which has ours where the Hub has no subdomains, cannot read it
-        through a frame or a window.
+        The ``sandbox`` gives every answer an origin of its own: a page of a user's
+        server, which
+        has ours if the Hub has no subdomains, cannot read it through a frame or a
+        window.
         """
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Content-Type-Options", "nosniff")
@@ -127,7 +129,7 @@ class Route(RequestHandler):
         self.finish()
 
     def body(self, kind: type[T]) -> T:
-        """The request's JSON as that type; ``BadRequest`` names what is off."""
+        """The request's JSON as that type; ``BadRequest`` names the invalid field."""
         return codec.decode(self.request.body, kind)
 
     def number(self, name: str, default: int = 0) -> int:
@@ -160,7 +162,7 @@ class Route(RequestHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Expected errors in one line; only surprises with their traceback."""
+        """Expected errors in one line; only unexpected ones with their traceback."""
         if isinstance(value, ReclaimError | HTTPError):
             log.info("%s %s: %s", self.request.method, self.request.path, value)
             return
@@ -173,7 +175,7 @@ class Route(RequestHandler):
 
 
 def told(error: BaseException | None, status: int) -> tuple[Failure, int]:
-    """An exception as callers are told of it, and the HTTP status."""
+    """An exception as a failure for the caller, and the HTTP status."""
     if isinstance(error, ReclaimError):
         return codec.failure_of(error), error.status
     if status == 404:
@@ -191,21 +193,21 @@ def allowed_methods(route: type[Route]) -> list[str]:
 
 
 class NothingHere(Route):
-    """Any address that no route has."""
+    """Any unknown address."""
 
     async def prepare(self) -> None:
-        """Say so."""
+        """Answer 404."""
         raise HTTPError(404)
 
 
 class VouchedRoute(Route):
-    """A call whose answers prove that they are the service's; see ``common.auth``."""
+    """A call with proved answers; see ``common/auth/handshake.py``."""
 
     _sealed = 0
 
     @property
     def vouching(self) -> Vouching:
-        """With the secret that the spawner has, too."""
+        """With the secret shared with the spawner."""
         return Vouching(self.context.spawner_token)
 
     @property
@@ -229,7 +231,7 @@ class VouchedRoute(Route):
 
 
 class SpawnerRoute(VouchedRoute):
-    """A call that only the spawner in the Hub's process may make."""
+    """A call for the spawner in the Hub's process only."""
 
     async def prepare(self) -> None:
         """Compare the token of this run in constant time."""
@@ -246,10 +248,12 @@ class PersonRoute(HubOAuthenticated, Route):
     """A call of a person or a program with a login of the Hub.
 
     A login counts in three ways: as a token in the ``Authorization`` header; as the
-    proof that stands in a page of ours, whose scripts and forms send it
-    (``visits.py``); and, for pages alone, as the cookie of a browser that opens one.
-    An open tab of JupyterLab sends its pass, and may do less then: see
-    ``common/auth/tab_tokens.py``.
+    proof in
+    a page of ours, sent by its scripts and forms (``visits.py``); and, for pages alone,
+    as
+    the cookie of a browser that opens one. An open tab of JupyterLab sends its tab
+    token, and
+    may do less then: see ``common/auth/tab_tokens.py``.
     """
 
     #: Whether an open tab may ask this for its own session.
@@ -261,14 +265,14 @@ class PersonRoute(HubOAuthenticated, Route):
     _login: Login | None = None
 
     async def prepare(self) -> None:
-        """Find out who asks, without ever blocking the event loop."""
+        """Identify the caller, without ever blocking the event loop."""
         if not self.is_preflight():
             self.person = await self.identify(allowed_only=True)
 
     def set_default_headers(self) -> None:
-        """What a page of ours may read: its sandbox gives it the origin ``null``.
+        """Allow our own pages to read it: their sandbox gives them the origin ``null``.
 
-        It sends no cookies from there, and others that have this origin know no proof.
+        No cookies are sent from there, and other pages with that origin know no proof.
         """
         super().set_default_headers()
         if self.request.headers.get("Origin") == "null":
@@ -276,7 +280,7 @@ class PersonRoute(HubOAuthenticated, Route):
             self.set_header("Vary", "Origin")
 
     def is_preflight(self) -> bool:
-        """Whether a browser asks first if a page of ours may ask; answers it then."""
+        """Whether this is a browser's CORS preflight for a page of ours; answers it."""
         asked = self.request.headers.get("Access-Control-Request-Method")
         if self.request.method != "OPTIONS" or not asked:
             return False
@@ -292,7 +296,7 @@ class PersonRoute(HubOAuthenticated, Route):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """As ever; and the event log is told who was refused a change."""
+        """As in the base; refused changes also go to the event log."""
         super().log_exception(typ, value, tb)
         tell = self.context.refused
         if tell is None or self.request.method in {"GET", "HEAD"} or value is None:
@@ -314,11 +318,11 @@ class PersonRoute(HubOAuthenticated, Route):
             )
 
     async def identify(self, *, allowed_only: bool) -> Person:
-        """Who asks.
+        """The caller.
 
         Raises:
-            Unauthenticated: nobody the Hub knows, or a cookie where none counts.
-            Forbidden: somebody without access to this service, or a tab.
+            Unauthenticated: unknown to the Hub, or a cookie where none counts.
+            Forbidden: no access to this service, or a tab without the right.
             Unreachable: the Hub does not answer.
         """
         tab = self.request.headers.get(tab_tokens.HEADER)
@@ -342,7 +346,7 @@ class PersonRoute(HubOAuthenticated, Route):
         )
 
     async def _of_tab(self, given: str) -> Person:
-        """The session whose open tab asks, as far as its pass reaches."""
+        """The session of the calling tab, as far as its token reaches."""
         now = self.context.clock.now()
         shown = tab_tokens.read(self.context.spawner_token, given, now)
         if shown is None or shown.since < await self.context.created(shown.key.user):
@@ -355,10 +359,9 @@ class PersonRoute(HubOAuthenticated, Route):
         )
 
     async def seen_since(self, user: str) -> float:
-        """From when on the caller may know what happened to that user's sessions.
+        """Since when the caller may see what happened to that user's sessions.
 
-        Managers see all of it. Somebody else sees nothing of a former user who had the
-        same name.
+        Managers see all of it. A user sees nothing of a former user of the same name.
         """
         return 0.0 if self.person.manages else await self.context.created(user)
 
@@ -383,8 +386,8 @@ class PersonRoute(HubOAuthenticated, Route):
         """The login behind a page's proof; or that of a browser that opens a page.
 
         Raises:
-            Forbidden: the browser does not say whether it opens a page, or it sends
-                the cookie twice, of which a page on the same host has set one.
+            Forbidden: the browser does not say whether it opens a page, or it sends the
+                cookie twice, one of which another page on the same host has set.
         """
         proof = self.request.headers.get(PROOF) or self.get_body_argument("_xsrf", "")
         if proof:
@@ -399,10 +402,10 @@ class PersonRoute(HubOAuthenticated, Route):
         return Login(token, self.hub_auth.get_session_id(self)) if token else None
 
     def is_visit(self) -> bool:
-        """Whether this is a page that a browser opens, so that its cookie counts.
+        """Whether a browser opens this as a page, so that its cookie counts.
 
         Raises:
-            Forbidden: it is one, and the browser says nothing of how it was opened.
+            Forbidden: it is a page, and the browser does not say how it was opened.
         """
         if not self.is_page or self.request.method not in {"GET", "HEAD"}:
             return False
@@ -413,10 +416,10 @@ class PersonRoute(HubOAuthenticated, Route):
         return True
 
     def key(self, user: str, server: str) -> SessionKey:
-        """The session that the path names.
+        """The session in the path.
 
         Raises:
-            NotFound: it is somebody else's; the same words as for none at all.
+            NotFound: it is another user's; the same words as for a missing one.
         """
         key = SessionKey.of_path(user, server)
         if not self.person.may_see(key):

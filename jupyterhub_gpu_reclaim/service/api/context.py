@@ -1,6 +1,6 @@
-"""The parts that the routes and pages work with, put together by ``app.py``.
+"""The dependencies of routes and pages.
 
-One value per program, found by handlers in the tornado settings.
+One value per program, in the tornado settings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class TooManyStreams(Unreachable):
-    """Somebody holds more event streams open than one needs."""
+    """The caller, or all together, have too many event streams open."""
 
     status = 429
 
 
 @dataclass
 class Streams:
-    """Counts open event streams, so that nobody can exhaust the service."""
+    """Counts open event streams, and limits them."""
 
     per_person: int = 16
     total: int = 1000
@@ -41,10 +41,10 @@ class Streams:
 
     @contextmanager
     def one(self, name: str) -> Iterator[None]:
-        """One stream more, while the block lasts.
+        """Count one more stream while the block lasts.
 
         Raises:
-            TooManyStreams: that person, or everybody together, has too many.
+            TooManyStreams: for that person, or for all together.
         """
         if self._open[name] >= self.per_person or self._open.total() >= self.total:
             raise TooManyStreams(Reason.TOO_MANY_STREAMS)
@@ -63,7 +63,7 @@ class Limits:
 
     set_aside_days: float = 7.0
     heartbeat: float = 15.0
-    stream: float = 900.0  #: an event stream ends then, and its reader logs in anew
+    stream: float = 900.0  #: an event stream ends then; its reader logs in again
     stalled: float = 30.0  #: a reader that takes nothing for so long is dropped
 
 
@@ -78,7 +78,7 @@ class Context:
     spawner_token: bytes
     prefix: str  #: of the service, with slashes at both ends
     hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
-    #: When the Hub has made a user: what is older is another's of the same name.
+    #: When the Hub has made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False

@@ -1,8 +1,7 @@
 """Changes of sessions as they happen, as server-sent events (HTML standard, 9.2).
 
-Read by the service's own page and by programs. Every stream begins with the state of
-all that its reader may see, so a reader that was away misses nothing: a lost event
-is made good by connecting again.
+Every stream begins with the state of all sessions that its reader may see, so after a
+lost event or connection it is enough to connect again.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Events(PersonRoute):
     path: ClassVar = "api/events"
 
     def initialize(self) -> None:
-        """Nobody has left yet."""
+        """Note that the reader is there."""
         self._left = asyncio.Event()
 
     def on_connection_close(self) -> None:
@@ -50,7 +49,7 @@ class Events(PersonRoute):
         media="text/event-stream",
     )
     async def get(self) -> None:
-        """Send until the reader leaves, is too slow, or has to log in anew."""
+        """Send until the reader leaves, is too slow, or has to log in again."""
         context = self.context
         with context.streams.one(self.person.label):
             self.set_header("Content-Type", "text/event-stream")
@@ -100,7 +99,7 @@ class Events(PersonRoute):
         return self._user in {"", view.key.user} and self.person.may_see(view.key)
 
     def _event(self, name: str, value: object) -> None:
-        # wire.encode never makes a line break, so one data line is enough
+        # codec.encode never makes a line break, so one data line is enough
         self.write(
             b"event: " + name.encode() + b"\ndata: " + codec.encode(value) + b"\n\n"
         )

@@ -1,8 +1,7 @@
-"""What many sessions did over time: lines of the last hour, totals, use of the store.
+"""Sessions over time: lines of the last hour, totals, use of the store.
 
-Called by the service's pages, the admin panel and by programs. The totals and the
-store's use tell of everybody and are for managers; of lines each caller gets those of
-the sessions that they may see.
+Totals and use of the store cover all users and are for managers; lines are limited to
+the sessions that the caller may see.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _Hours = Annotated[int, msgspec.Meta(ge=1, le=MOST_HOURS)]
 
 
 class ManagerRoute(PersonRoute):
-    """A call for those who may see all sessions."""
+    """A call for managers, who may see all sessions."""
 
     async def prepare(self) -> None:
-        """Let in who manages.
+        """Let managers in.
 
         Raises:
-            Forbidden: it tells of everybody's sessions.
+            Forbidden: it covers all users' sessions.
         """
         await super().prepare()
         if not self._finished and not self.person.manages:
@@ -60,7 +59,7 @@ class Lines(PersonRoute):
         lines: list[Line] = []
         for at in range(0, len(seen), _AT_ONCE):
             lines += control.lines(set(seen[at : at + _AT_ONCE]))
-            await asyncio.sleep(0)  # ten thousand are not one step for everybody else
+            await asyncio.sleep(0)  # ten thousand in one step would hold others up
         self.answer(lines)
 
 
@@ -75,12 +74,12 @@ class TotalsOfAll(ManagerRoute):
         query=(Query("hours", _Hours, "How far back; 24 by itself."),),
     )
     async def get(self) -> None:
-        """Tell them."""
+        """Answer with them."""
         self.answer(self.context.control.totals(hours_of(self)))
 
 
 class StoreOfAll(ManagerRoute):
-    """What is saved, user by user."""
+    """Checkpoints in the store, by user."""
 
     path: ClassVar = "api/store"
 
@@ -95,10 +94,10 @@ class StoreOfAll(ManagerRoute):
 
 
 def hours_of(route: Route) -> int:
-    """How far back somebody wants to look.
+    """How far back the query asks for.
 
     Raises:
-        BadRequest: not at all, or further than anything is kept.
+        BadRequest: not a number of hours, or more than is kept.
     """
     hours = route.number("hours", 24)
     if not 1 <= hours <= MOST_HOURS:

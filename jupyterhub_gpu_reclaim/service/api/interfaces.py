@@ -1,8 +1,7 @@
-"""What the routes may ask of the orchestrator, as a protocol.
+"""What the routes may ask of the control plane, as a protocol.
 
-Fulfilled by ``controlplane.api.controller.Controller`` and, in tests, by doubles that
-are named for their fault. The routes know nothing else of the orchestrator: no journal,
-no agent, no Hub client.
+Implemented by ``controlplane.api.controller.Controller`` and, in tests, by doubles that
+are named for their fault. The routes use no journal, no agent and no Hub client.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class People(Protocol):
-    """What persons and programs may ask about sessions.
+    """What people and programs may ask about sessions.
 
-    Every call raises ``NotFound`` for a session that is not there and ``Refused``
-    where the session's phase or a guard forbids it; none of them waits for the
-    operation that it starts.
+    Every call raises ``NotFound`` for an unknown session and ``Refused`` if the
+    session's
+    phase or a guard forbids it; none waits for the operation that it starts.
     """
 
     def sessions(self) -> Sequence[SessionView]:
@@ -49,18 +48,18 @@ class People(Protocol):
         """Why it is suspended or not: the deciding reason first."""
 
     def waiting(self) -> Sequence[Waiting]:
-        """Who waits for a GPU, in the order of the queue."""
+        """The GPU queue, in order."""
 
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""
 
     async def suspend(self, key: SessionKey, by: Principal) -> SessionView:
-        """Save the session and free its machine, as soon as can be."""
+        """Suspend the session as soon as possible."""
 
     async def resume(
         self, key: SessionKey, by: Principal, *, manages: bool = False
     ) -> SessionView:
-        """Bring the saved session back."""
+        """Resume the suspended session."""
 
     async def keep(
         self, key: SessionKey, seconds: float, by: Principal, *, manages: bool = False
@@ -68,7 +67,7 @@ class People(Protocol):
         """Leave it alone for that long; 0 takes that back; limits bind users only."""
 
     async def opt_out(self, key: SessionKey, out: bool, by: Principal) -> SessionView:
-        """Never suspend it by policy, or do again."""
+        """Exclude it from all policies, or include it again."""
 
     def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
         """What happened to a user's sessions, the newest first."""
@@ -77,7 +76,7 @@ class People(Protocol):
         """Who did what to it, the newest first."""
 
     async def renew_login(self, key: SessionKey, by: Principal) -> SessionView:
-        """Let the next start make a login valid that the Hub does not know any more."""
+        """Let the next start make a login valid that the Hub no longer knows."""
 
     async def bring_back(
         self,
@@ -87,10 +86,10 @@ class People(Protocol):
         *,
         save_running: bool = False,
     ) -> SessionView:
-        """Bring back another saved state than the one that the session is in."""
+        """Bring back another checkpoint than the one the session is suspended in."""
 
     async def start_fresh(self, key: SessionKey, by: Principal) -> SessionView:
-        """Put the saved session aside, so that the next start is a new one."""
+        """Set the checkpoint aside, so that the next start is cold."""
 
     async def delete(
         self,
@@ -100,59 +99,59 @@ class People(Protocol):
         *,
         everything: bool = False,
     ) -> Deleted:
-        """Delete what is saved of the session, or one of its checkpoints."""
+        """Delete the session's checkpoints, or one of them."""
 
     async def end_second(
         self, key: SessionKey, incarnation: str, by: Principal
     ) -> None:
-        """End programs of the session that the Hub does not know of."""
+        """End a tree of the session that the Hub does not know."""
 
 
 class Starter(Protocol):
-    """What the spawner in the Hub's process asks; see ``architecture.md``."""
+    """The spawner's calls; see ``architecture.md``."""
 
     async def plan_start(self, placement: Placement) -> StartPlan:
         """How the session is to be started."""
 
     async def placed(self, placement: Placement) -> Any:
-        """An init holds the place: bring the checkpoint back under it."""
+        """An init holds the place: restore the checkpoint under it."""
 
     def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
-        """Steps of the start in hand, from number ``after`` on, until its end."""
+        """Steps of the start under way, from number ``after`` on, until its end."""
 
     async def cancelled(self, placement: Placement) -> Any:
-        """The start was called off."""
+        """The start was cancelled."""
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
-        """Whether to stop the programs or to release a saved tree."""
+        """Whether to stop the programs or to release a captured tree."""
 
     async def release(self, placement: Placement) -> Any:
-        """End the saved tree."""
+        """End the captured tree."""
 
     async def stopped(self, placement: Placement) -> Any:
-        """The programs were really stopped."""
+        """The server was stopped for real."""
 
     async def forget(self, key: SessionKey) -> Any:
-        """The server was deleted for ever."""
+        """The server was deleted."""
 
 
 class Overview(Protocol):
-    """What is asked of many sessions at once."""
+    """Calls about many sessions at once."""
 
     async def compare(self) -> list[Compared]:
-        """The journal beside the store and the Hub."""
+        """Compare the journal with the store and the Hub."""
 
     async def rebuild(self, by: str) -> list[Compared]:
-        """Let the journal follow the store."""
+        """Bring the journal in line with the store."""
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
-        """What these sessions did on their GPUs in the last hour."""
+        """GPU use of these sessions in the last hour."""
 
     def totals(self, hours: int) -> Totals:
         """All sessions together, now and over the last hours."""
 
     def store_use(self) -> list[StoreUse]:
-        """What everybody's checkpoints take, the largest first."""
+        """What each user's checkpoints take in the store, the largest first."""
 
 
 class Control(People, Starter, Overview, Protocol):

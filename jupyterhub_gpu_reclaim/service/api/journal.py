@@ -1,6 +1,6 @@
-"""The journal beside the store and the Hub, for managers.
+"""Compares the journal with store and Hub, and corrects it; for managers.
 
-Called by ``jupyterhub-gpu-reclaim journal``, after a restore from a backup or a loss.
+For use after a restore from a backup or a loss.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Journal(PersonRoute):
     path: ClassVar = "api/journal"
 
     async def prepare(self) -> None:
-        """Let in who manages.
+        """Let managers in.
 
         Raises:
-            Forbidden: somebody else.
+            Forbidden: for other callers.
         """
         await super().prepare()
         if not self.person.manages:
@@ -42,7 +42,7 @@ class Journal(PersonRoute):
         answer=list[Compared],
     )
     async def post(self) -> None:
-        """Do it."""
+        """Bring the journal in line with the store."""
         self.answer(await self.context.control.rebuild(self.person.label))
 
 

@@ -1,8 +1,8 @@
 """The API as data: what each call takes and answers, as an OpenAPI 3.1 document.
 
 The routes describe themselves with :func:`operation` and a ``path``; the application
-makes its tornado rules and this document of the same classes, so that a route which
-is not in the document cannot exist. Schemas are those that ``msgspec`` decodes with.
+makes its tornado rules and this document of the same classes, so a route cannot be
+missing in the document. Schemas are those that ``msgspec`` decodes with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What operators and their tools ask: alive, ready, metrics, and the API's document.
+"""For operators and their tools: health, readiness, metrics, and the API's document.
 
-Health and the document are open to anyone who reaches the service and tell nothing
-about sessions; metrics need a login unless the administrator opens them.
+Health and the document are open to everyone with a connection to the service and say
+nothing of sessions; metrics need a login unless the administrator opens them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Healthz(Route):
 
     @operation("The program answers", caller="anyone", answer=Health)
     async def get(self) -> None:
-        """It does."""
+        """Answer that it does."""
         self.answer(Health(version=__version__))
 
 
@@ -47,7 +47,7 @@ class Readyz(Route):
         errors=(503,),
     )
     async def get(self) -> None:
-        """It is, or what hinders it."""
+        """Answer that they are, or why not."""
         if not self.context.ready():
             raise Unreachable(Reason.SERVICE_STARTING)
         self.answer(Health(version=__version__))
@@ -59,7 +59,7 @@ class Metrics(PersonRoute):
     path: ClassVar = "metrics"
 
     async def prepare(self) -> None:
-        """Let in who manages or scrapes, or anybody where they are open."""
+        """Let managers and scrapers in, or everyone if the metrics are open."""
         if self.context.metrics_open or self.is_preflight():
             return
         self.person = await self.identify(allowed_only=False)
@@ -80,7 +80,7 @@ class Document(Route):
 
     @operation("This document", caller="anyone", answer=dict[str, Any])
     async def get(self) -> None:
-        """Send what was made of all routes at the start."""
+        """Send the document that was made at the start."""
         self.answer(self.settings["openapi"])
 
 

@@ -1,8 +1,8 @@
-"""What persons and programs ask about sessions: list, show, suspend, resume, keep.
+"""Calls of people and programs about sessions: list, show, suspend, resume, keep.
 
-Called by the service's own page, by the admin panel's buttons and by scripts. A user
-sees and steers their own sessions; who holds the manage scope, all. Nothing here
-waits for an operation: it is begun, and the session's view shows how it goes.
+A user sees and steers their own sessions; the manage scope gives all. Nothing here
+waits
+for an operation: it is begun, and the session's view shows its progress.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMED = Query(
 
 
 class Keep(Value, frozen=True, kw_only=True):
-    """How long a session is to be left alone; 0 takes an earlier wish back."""
+    """How long a session is to be left alone; 0 takes an earlier keep back."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
 
@@ -52,7 +52,7 @@ class OptOut(Value, frozen=True, kw_only=True):
 
 
 def check_opt_out(route: PersonRoute, out: bool) -> bool:
-    """The wish, where that person may have it.
+    """Check whether that person may opt out.
 
     Raises:
         Forbidden: a user who may not keep a GPU for ever.
@@ -104,7 +104,7 @@ class Session(PersonRoute):
 
     @operation("Show one session", answer=SessionView, errors=(404,))
     async def get(self, user: str, server: str) -> None:
-        """Show it."""
+        """Answer with its view."""
         self.answer(self.context.control.session(self.key(user, server)))
 
 
@@ -125,7 +125,7 @@ class Why(PersonRoute):
 
 
 class Suspend(PersonRoute):
-    """Save a session and free its machine."""
+    """Suspend a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/suspend"
     for_tabs: ClassVar = True
@@ -137,14 +137,14 @@ class Suspend(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Begin it."""
+        """Begin the suspend; answers before it is done."""
         key = self.key(user, server)
         view = await self.context.control.suspend(key, self.person.label)
         self.answer(view, 202)
 
 
 class Resume(PersonRoute):
-    """Bring a saved session back."""
+    """Resume a suspended session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/resume"
     for_tabs: ClassVar = True
@@ -156,7 +156,7 @@ class Resume(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Begin it."""
+        """Begin the resume; answers before it is done."""
         key, person = self.key(user, server), self.person
         view = await self.context.control.resume(
             key, person.label, manages=person.manages
@@ -177,7 +177,7 @@ class KeepSession(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it."""
+        """Keep it, or take a keep back."""
         key = self.key(user, server)
         seconds, person = self.body(Keep).seconds, self.person
         keep = self.context.control.keep
@@ -185,7 +185,7 @@ class KeepSession(PersonRoute):
 
 
 class OptOutSession(PersonRoute):
-    """Never suspend a session by policy, or do again."""
+    """Exclude a session from all policies, or include it again."""
 
     path: ClassVar = "api/sessions/{user}/{server}/opt-out"
 
@@ -197,7 +197,7 @@ class OptOutSession(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it; a user may only take it back."""
+        """Set or clear it; a user may only clear it."""
         key = self.key(user, server)
         out = check_opt_out(self, self.body(OptOut).out)
         view = await self.context.control.opt_out(key, out, self.person.label)
@@ -226,7 +226,7 @@ class History(PersonRoute):
 
 
 class RenewLogin(PersonRoute):
-    """Make the login of a saved session valid again."""
+    """Make the login of a suspended session valid again."""
 
     path: ClassVar = "api/sessions/{user}/{server}/renew-login"
 
@@ -237,7 +237,7 @@ class RenewLogin(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Note it."""
+        """Journal the order, for the next start."""
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
         key = self.key(user, server)
@@ -245,7 +245,7 @@ class RenewLogin(PersonRoute):
 
 
 class StartFresh(PersonRoute):
-    """Put what is saved aside."""
+    """Set the checkpoint aside."""
 
     path: ClassVar = "api/sessions/{user}/{server}/start-fresh"
 
@@ -256,21 +256,21 @@ class StartFresh(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Do it."""
+        """Set it aside; nothing is started."""
         key = self.key(user, server)
         view = await self.context.control.start_fresh(key, self.person.label)
         self.answer(view, 202)
 
 
 class BringBack(Value, frozen=True, kw_only=True):
-    """What may be done for it."""
+    """Options of bringing a checkpoint back."""
 
     #: Save the session first, if it runs; else that is refused.
     save_running: bool = False
 
 
 class Saved(PersonRoute):
-    """All that is saved of a session."""
+    """All checkpoints of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved"
 
@@ -289,13 +289,13 @@ class Saved(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str) -> None:
-        """Delete it for good."""
+        """Delete them for good."""
         key, by = self.key(user, server), self.person.label
         self.answer(await self.context.control.delete(key, by, everything=True))
 
 
 class SavedOne(PersonRoute):
-    """One saved state of a session."""
+    """One checkpoint of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
 
@@ -312,7 +312,7 @@ class SavedOne(PersonRoute):
 
 
 class BringBackSaved(PersonRoute):
-    """Bring back one saved state of a session."""
+    """Bring back one checkpoint of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
 
@@ -325,7 +325,7 @@ class BringBackSaved(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Begin it."""
+        """Begin to bring it back; answers before it is done."""
         key, by = self.key(user, server), self.person.label
         save = self.body(BringBack).save_running
         bring_back = self.context.control.bring_back

@@ -1,7 +1,6 @@
-"""Who waits for a GPU: everybody sees how many, and of their own sessions the place.
+"""The GPU queue: its length for everyone, and the place of one's own sessions.
 
-Called by the service's pages, the tab and programs. Of other people's sessions nothing
-is told but since when they wait and for how many GPUs.
+Of other people's sessions it only says since when they wait and for how many GPUs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the spawner in the Hub's process asks before, during and after a start or stop.
+"""The spawner's calls, before, during and after a start or stop.
 
-Called by ``hub/client.py`` only, which shares a secret with us
-(``common/auth/handshake.py``), because an answer may carry the login of a saved
-session. The meaning of every call stands in ``docs/explanation/architecture.md``.
+They are proved with a shared secret (``common/auth/handshake.py``), because an answer
+may carry the login of a suspended session. The meaning of every call is in
+``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SayHello(VouchedRoute):
-    """The service proves itself before the spawner says anything."""
+    """The service proves itself before the spawner sends anything."""
 
     path: ClassVar = "api/spawner/hello"
 
@@ -43,7 +43,7 @@ class SayHello(VouchedRoute):
         "Which run of the service answers, proved", caller="anyone", answer=Hello
     )
     async def get(self) -> None:
-        """Say it."""
+        """Answer with this run of the service."""
         self.answer(Hello(run=self.context.run))
 
 
@@ -60,7 +60,7 @@ class PlanStart(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Plan it."""
+        """Answer with a ``StartPlan``."""
         self.answer(await self.context.control.plan_start(self.body(Placement)))
 
 
@@ -77,7 +77,7 @@ class Placed(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Begin it."""
+        """Record the place; the worker orders the restore."""
         await self.context.control.placed(self.body(Placement))
         self.set_status(202)
         self.clear_header("Content-Type")
@@ -90,7 +90,7 @@ class Progress(SpawnerRoute):
     path: ClassVar = "api/spawner/progress/{user}/{server}"
 
     def initialize(self) -> None:
-        """Nobody has left yet."""
+        """Note that the reader is there."""
         self._left = asyncio.Event()
         self._begun = False
 
@@ -135,7 +135,7 @@ class Progress(SpawnerRoute):
 
 
 class Cancelled(SpawnerRoute):
-    """A start was called off."""
+    """A start was cancelled."""
 
     path: ClassVar = "api/spawner/cancelled"
 
@@ -147,7 +147,7 @@ class Cancelled(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Settle it."""
+        """End what was placed."""
         await self.context.control.cancelled(self.body(Placement))
         self.no_content()
 
@@ -165,12 +165,12 @@ class PlanStop(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Plan it."""
+        """Answer with a ``StopPlan``."""
         self.answer(await self.context.control.plan_stop(self.body(Placement)))
 
 
 class Release(SpawnerRoute):
-    """End a tree that is saved."""
+    """End a captured tree."""
 
     path: ClassVar = "api/spawner/release"
 
@@ -182,13 +182,13 @@ class Release(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """End it."""
+        """End it; answers when it is dead."""
         await self.context.control.release(self.body(Placement))
         self.no_content()
 
 
 class Stopped(SpawnerRoute):
-    """A real stop has happened."""
+    """A server was stopped for real."""
 
     path: ClassVar = "api/spawner/stopped"
 
@@ -200,13 +200,13 @@ class Stopped(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Note it."""
+        """Record the stop."""
         await self.context.control.stopped(self.body(Placement))
         self.no_content()
 
 
 class Forget(SpawnerRoute):
-    """A server is gone for ever."""
+    """A server was deleted."""
 
     path: ClassVar = "api/spawner/forget"
 
@@ -218,7 +218,7 @@ class Forget(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Discard them."""
+        """Delete what is left of it."""
         await self.context.control.forget(self.body(SessionKey))
         self.no_content()
 

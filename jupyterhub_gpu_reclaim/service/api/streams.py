@@ -1,7 +1,7 @@
-"""Passing an asynchronous stream on to an HTTP client that may leave at any time.
+"""Sends an asynchronous stream to an HTTP client that may leave at any time.
 
-Used by the event and progress routes. A source that is silent must not hide that its
-reader has gone, and a reader that takes nothing must not fill our memory.
+A silent source must not hide that the reader has gone, and a stuck reader must not fill
+our memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def with_pauses(
     Args:
         source: read one item ahead; closed at the end.
         pause: length of a silence, in seconds.
-        left: set when nobody reads any more; ends the iteration at once.
+        left: set when the reader has gone; ends the iteration at once.
     """
     gone = asyncio.ensure_future(left.wait())
     item = asyncio.ensure_future(anext(source))

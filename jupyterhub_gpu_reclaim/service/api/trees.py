@@ -1,6 +1,6 @@
-"""Programs of a session that run out of its user's reach; for those who manage.
+"""Trees of a session out of its user's reach; for managers.
 
-They are left alone until somebody ends them by name: nothing of them is saved.
+They are left alone until a person ends them by name: they have no checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.service.api.openapi import operation
 
 
 class SecondTree(PersonRoute):
-    """One incarnation that is not the session itself."""
+    """One incarnation other than the session itself."""
 
     path: ClassVar = "api/sessions/{user}/{server}/trees/{incarnation}"
 
@@ -23,7 +23,7 @@ class SecondTree(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str, incarnation: str) -> None:
-        """End them; what they hold in memory is lost."""
+        """End it; what it holds in memory is lost."""
         key = self.key(user, server)
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)

@@ -1,7 +1,4 @@
-"""What happened to a user's sessions, told to that user and to managers.
-
-Called by the service's page and by scripts. It reads only.
-"""
+"""What happened to a user's sessions, for that user and for managers. It reads only."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ LONGEST_PAGE = 500
 
 
 def story_since(page: StoryPage, since: float) -> StoryPage:
-    """That page without what is older; then there is no older page either."""
+    """That page without older lines; then there is no older page either."""
     lines = [line for line in page.lines if line.at >= since]
     return page if len(lines) == len(page.lines) else StoryPage(lines=lines)
 
@@ -40,7 +37,7 @@ class UserHistory(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str) -> None:
-        """Tell it.
+        """Answer with one page of it.
 
         Raises:
             NotFound: another user.

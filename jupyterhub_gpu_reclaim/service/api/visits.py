@@ -1,13 +1,13 @@
-"""Whose cookie counts: only that of a browser that opens one of our pages by itself.
+"""Which cookies count: only those of a browser that opens one of our pages by itself.
 
 On a Hub without subdomains every user's server has the origin of this service. A page
 there may fetch our addresses with the visitor's cookies and read the answers, frame our
-pages, or open them in a window. So a login cookie counts for nothing but a page that
-the browser opens at its top level, which no script can pretend (``Sec-Fetch-*`` are the
-browser's own headers). What such a page does afterwards, its forms and scripts, it does
-with a *proof*: a secret that stands in the page and in no cookie. And nobody else can
-read the page: its ``sandbox`` policy gives it an origin of its own, so that a page
-around it or one that has opened its window cannot look inside.
+pages, or open them in a window. So a login cookie counts only for a page that the
+browser opens at its top level, which no script can fake (``Sec-Fetch-*`` are the
+browser's own headers). Such a page's forms and scripts then use a *proof*: a secret in
+the page and in no cookie. No other page can read it: the ``sandbox`` policy gives our
+page an origin of its own, so that a page around it, or one that has opened its window,
+cannot look inside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Seconds for which a proof is good after the last page that was made with it.
 PROOF_SECONDS = 86400.0
-#: Logins that are remembered; the oldest one's pages have to be loaded anew.
+#: Logins that are remembered; the oldest one's pages have to be loaded again.
 MOST_LOGINS = 20_000
 #: What our pages may do; without ``allow-same-origin``, which is the point of it.
 SANDBOX = "sandbox allow-forms allow-scripts"
@@ -43,10 +43,11 @@ class Login:
 
 
 class PageLogins:
-    """Proofs that stand in pages, and the logins that the pages were opened with.
+    """Proofs in pages, and the logins that the pages were opened with.
 
     The same login has the same proof, also after a restart of the service; then it is
-    known again as soon as one page has been opened.
+    known
+    again as soon as one page has been opened.
     """
 
     def __init__(self, secret: bytes, clock: Clock, most: int = MOST_LOGINS) -> None:
@@ -56,7 +57,7 @@ class PageLogins:
         self._known: OrderedDict[bytes, tuple[Login, float]] = OrderedDict()
 
     def proof(self, login: Login) -> str:
-        """What a page that is opened with that login gets."""
+        """The proof for a page that is opened with that login."""
         text = f"{login.token}\0{login.session_id}".encode()
         proof = hmac.new(self._secret, text, "sha256").hexdigest()
         name = _name(proof)
@@ -67,13 +68,13 @@ class PageLogins:
         return proof
 
     def login(self, proof: str) -> Login | None:
-        """The login behind a proof; None where it is none, or none any more."""
+        """The login behind a proof; None if it is invalid or has expired."""
         login, until = self._known.get(_name(proof), (None, 0.0))
         return login if self._clock.monotonic() < until else None
 
 
 def _name(proof: str) -> bytes:
-    """What is compared instead of the proof itself, so that time tells nothing."""
+    """A digest that is compared instead of the proof, against timing attacks."""
     return hashlib.sha256(proof.encode("utf-8", "replace")).digest()
 
 

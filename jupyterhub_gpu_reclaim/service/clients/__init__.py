@@ -1,1 +1,1 @@
-"""The outside world of the Hub's side, one module each."""
+"""Clients of the outside world: Hub, agents, Kubernetes, Prometheus."""

@@ -1,9 +1,8 @@
-"""The agent's HTTP calls, as the orchestrator's ``Agent``.
+"""HTTP client of one agent; implements the control plane's ``Agent``.
 
-Made by ``service/app.py``; called by the orchestrator. It decides nothing and retries
-nothing: who does not answer in time is ``Unreachable(AGENT_UNREACHABLE)``, and what
-the agent refuses is raised in the agent's own words. Calls, repetition and failure are
-in ``docs/explanation/architecture.md``.
+It decides nothing and retries nothing: no answer in time is
+``Unreachable(AGENT_UNREACHABLE)``, and a refusal is raised in the agent's own words.
+Calls, repetition and failure are in ``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ _JSON = {"Content-Type": "application/json"}
 class AgentClient:
     """One node's agent.
 
-    Where anybody could listen in its place (plain HTTP), it has to prove itself first
-    and is never shown the token; else the file system or its certificate vouches.
+    Over plain HTTP, where another program could listen in its place, it has to prove
+    itself
+    first and never gets the token; else the file system or its certificate vouches.
 
     Args:
         address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
@@ -82,7 +82,7 @@ class AgentClient:
             self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
 
     def close(self) -> None:
-        """Close connections; operations go on at the agent."""
+        """Close connections; operations continue at the agent."""
         self._http.close()
 
     def _headers(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ class AgentClient:
 
     # --- looking
     async def ready(self) -> list[Finding]:
-        """What keeps the node from saving sessions, or makes it slow."""
+        """What prevents the node from suspending sessions, or makes it slow."""
         # 503 is the same answer, for probes that look at the status alone.
         answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
         return _understood(answer.body, _Ready, "/readyz").findings
@@ -110,7 +110,7 @@ class AgentClient:
         return await self._get("/v1/sessions", list[Tree])
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
-        """One incarnation; ``NotFound`` where there is none (in that pod)."""
+        """One incarnation; ``NotFound`` if there is none (in that pod)."""
         return await self._get(_session(incarnation, "", pod), Tree)
 
     def labels(self, key: SessionKey) -> dict[str, str]:
@@ -119,11 +119,11 @@ class AgentClient:
         return {}
 
     def waiting(self) -> list[Waiting]:
-        """Nobody: who starts a session on one machine gets a place there."""
+        """Empty: a session on one machine always gets a place there."""
         return []
 
     async def samples(self) -> list[Sample]:
-        """What every session does now."""
+        """A sample of every session."""
         return await self._get("/v1/samples", list[Sample])
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
@@ -136,7 +136,7 @@ class AgentClient:
         return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
 
     async def preflight(self, incarnation: str) -> list[Finding]:
-        """What keeps that session from being saved; touches nothing."""
+        """What prevents that session's capture; touches nothing."""
         path = f"/v1/sessions/{incarnation}/preflight"
         return await self._post(path, list[Finding], limit=self._slow)
 
@@ -152,19 +152,19 @@ class AgentClient:
         pod: str = "",
         **facts: Any,
     ) -> AsyncIterator[Event]:
-        """Save a tree, or attach to that; the last event is the end."""
+        """Capture a tree, or attach to that capture; the last event is the end."""
         body = {"checkpoint": checkpoint, "generation": generation, **facts}
         return self._stream(_session(incarnation, "capture", pod), body)
 
     def restore(
         self, incarnation: str, checkpoint: str, *, pod: str = "", **facts: Any
     ) -> AsyncIterator[Event]:
-        """Bring a tree back, or attach to that; the last event is the end."""
+        """Restore a tree, or attach to that restore; the last event is the end."""
         body = {"checkpoint": checkpoint, **facts}
         return self._stream(_session(incarnation, "restore", pod), body)
 
     async def thaw(self, incarnation: str, *, pod: str = "") -> Tree:
-        """Let a captured tree go on; its checkpoint is discarded."""
+        """Thaw a captured tree; its checkpoint is discarded."""
         return await self._order(_session(incarnation, "thaw", pod))
 
     async def release(
@@ -179,7 +179,7 @@ class AgentClient:
         return await self._order(_session(incarnation, "kill", pod))
 
     async def cancel(self, incarnation: str, *, pod: str = "") -> None:
-        """Call a running capture off."""
+        """Cancel a running capture."""
         path = _session(incarnation, "cancel", pod)
         await self._post(path, dict[str, Any], limit=self._quick)
 
@@ -245,7 +245,7 @@ def _unreachable(detail: str) -> Unreachable:
 
 
 def _understood(data: bytes, kind: type[T], path: str) -> T:
-    """A value of ours; anything else is not our agent, or one that is too new."""
+    """Decode an answer; anything else is not our agent, or a newer one."""
     try:
         return codec.decode(data, kind)
     except BadRequest as error:
@@ -253,7 +253,7 @@ def _understood(data: bytes, kind: type[T], path: str) -> T:
 
 
 def _error(answer: Answer, path: str) -> ReclaimError:
-    """The agent's own words; without any it is no agent of ours that answers."""
+    """The agent's own error; without one it is no agent of ours that answers."""
     refusal = answer.refusal()
     if refusal is None:
         return _unreachable(f"{path}: status {answer.status}")

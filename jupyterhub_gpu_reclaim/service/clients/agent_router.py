@@ -1,10 +1,12 @@
-"""The agents of a cluster as one ``Agent``: each order goes to the session's own node.
+"""Agent router: the agents of a cluster as one ``Agent``.
 
-Made by ``service/app.py`` where sessions are pods; asked by the orchestrator. Which
-session runs in which pod on which node, only the API server says; what an agent tells
-of other pods, or of other sessions in them, is left out. A node that does not answer
-makes its own sessions unknown, and no others. A pod is deleted here only after its tree
-is dead, never by force, and never another one of the same name.
+Each order goes to the session's own node. Only the API server says which session runs
+in
+which pod on which node; what an agent reports of other pods, or of other sessions in
+them, is left out. If a node does not answer, its own sessions are unknown, and no
+others.
+A pod is deleted here only after its tree is dead, never by force, and never another one
+of the same name.
 
 All agents of a cluster have the same store, so any of them answers for it.
 """
@@ -42,14 +44,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-#: A node that takes longer to say what runs there is silent; the others do not wait.
+#: Seconds after which a node counts as silent; the others do not wait for it.
 LOOK_SECONDS = 5.0
 #: Seconds between attempts to read a node's labels from a server that is too busy.
 NODE_WAITS = (0.5, 2.0)
 
 
 class Cluster(Protocol):
-    """What is asked of ``kubernetes.Api`` beside the lists of pods."""
+    """Calls of ``kubernetes.Api`` beside the lists of pods."""
 
     async def delete(self, pod: Pod) -> None:
         """Delete that very pod, if it is still there."""
@@ -63,10 +65,10 @@ class Fleet:
 
     Args:
         cluster: the API server.
-        sessions: which session is in which pod.
+        sessions: the pod registry.
         agents: the agents by node.
         node_labels: which labels of its node a session with a GPU needs again.
-        gpu_use: knows of the use of GPUs, too; None: only the agents do.
+        gpu_use: an additional source of GPU use; None: only the agents.
     """
 
     def __init__(
@@ -86,14 +88,14 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to follow what the API server tells."""
+        """Start to watch the API server."""
         self._tasks = [
             asyncio.create_task(followed.run())
             for followed in (self._sessions, self._agents)
         ]
 
     async def stop(self) -> None:
-        """End that; operations go on at the agents."""
+        """Stop watching; operations continue at the agents."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,14 +144,14 @@ class Fleet:
         ]
 
     async def tree(self, incarnation: str) -> Tree:
-        """One incarnation; ``NotFound`` where there is none."""
+        """One incarnation; ``NotFound`` if there is none."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             tree = await client.tree(incarnation, pod=pod.uid)
         return msgspec.structs.replace(tree, key=pod.key)
 
     async def samples(self) -> list[Sample]:
-        """What every session does; those on a silent node are not in the list."""
+        """A sample of every session, except those on a silent node."""
         pods = {(p.incarnation, p.uid): p for p in self._sessions.now() if p.node}
         nodes = sorted({pod.node for pod in pods.values() if not pod.over})
         if self._gpu_use is not None:
@@ -172,7 +174,7 @@ class Fleet:
         ]
 
     def _completed(self, sample: Sample, pod: Pod) -> Sample:
-        """As the API server and others beside its agent know it."""
+        """A sample with its pod's session, and with DCGM's values if configured."""
         sample = msgspec.structs.replace(sample, key=pod.key)
         return sample if self._gpu_use is None else self._gpu_use.complete(sample, pod)
 
@@ -184,7 +186,7 @@ class Fleet:
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save a tree, with what its return will need."""
+        """Capture a tree, with what its return will need."""
         pod, client = await self._seat(incarnation, running=True)
         events = client.capture(
             incarnation,
@@ -200,7 +202,7 @@ class Fleet:
                 yield event
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Bring a tree back in the pod that holds its place."""
+        """Restore a tree in the pod that holds its place."""
         pod, client = await self._seat(incarnation, running=True)
         events = client.restore(
             incarnation, checkpoint, pod=pod.uid, image=pod.image, key=pod.key
@@ -210,13 +212,13 @@ class Fleet:
                 yield event
 
     async def thaw(self, incarnation: str) -> Tree:
-        """Let a captured tree go on."""
+        """Thaw a captured tree."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             return await client.thaw(incarnation, pod=pod.uid)
 
     async def cancel(self, incarnation: str) -> None:
-        """Call a running capture off."""
+        """Cancel a running capture."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             await client.cancel(incarnation, pod=pod.uid)
@@ -255,7 +257,7 @@ class Fleet:
 
     # --- the store, which all of them have
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; of a session, its own node hears first."""
+        """The committed ones; for one session, its own node is asked first."""
         pods = self._sessions.now()
         nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
         return await self._agents.anyone(lambda client: client.checkpoints(), nodes)
@@ -276,7 +278,7 @@ class Fleet:
 
         Raises:
             NotFound: there is no such pod, or its container is dead.
-            Unreachable: nobody knows.
+            Unreachable: it is not known.
         """
         pod = await self._sessions.one(incarnation, running=running)
         if not pod.node or pod.over:

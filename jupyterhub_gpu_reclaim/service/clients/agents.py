@@ -1,8 +1,7 @@
-"""The agents of a cluster by their node: the pods of a DaemonSet, and clients for them.
+"""The agents of a cluster by node: the pods of a DaemonSet, and a client for each.
 
-Asked by ``fleet.py``. An agent that is started anew has another address; it is found at
-the next question, and a stream that broke with the old one is begun again by whoever
-reads it.
+A restarted agent has another address, which the next call uses; a reader whose stream
+broke with the old one begins it again.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class Agents:
         self._answered = ""  # the node whose agent answered for all last
 
     async def run(self) -> None:
-        """Follow for ever where they are."""
+        """Watch their pods for ever."""
         await self._pods.run()
 
     def close(self) -> None:
-        """Close connections; operations go on at the agents."""
+        """Close connections; operations continue at the agents."""
         for client in self._clients.values():
             client.close()
 
@@ -61,13 +60,13 @@ class Agents:
         return self._at(ip)
 
     def silent(self, node: str, error: Exception) -> None:
-        """It did not say what runs there; the log hears of it once per silence."""
+        """Note that a node did not answer; logged once per silence."""
         if node not in self._silent:
             self._silent.add(node)
             _log.warning("the agent on %s does not answer: %s", node, error)
 
     def heard(self, node: str) -> None:
-        """It did."""
+        """Note that it answered."""
         if node in self._silent:
             self._silent.discard(node)
             _log.info("the agent on %s answers again", node)
@@ -122,7 +121,7 @@ def silent(node: str, detail: str = "") -> Unreachable:
 
 @contextmanager
 def named(node: str) -> Iterator[None]:
-    """Say which node it is, where its agent does not answer."""
+    """Name the node in the error of an agent that does not answer."""
     try:
         yield
     except Unreachable as error:

@@ -1,9 +1,10 @@
-"""What sessions in pods do on their GPUs, from outside of their nodes.
+"""GPU use of sessions in pods, from the DCGM exporter through Prometheus.
 
-Asked by ``fleet.py`` for every round of samples. The question to Prometheus is begun
-together with those to the agents and waited for by nobody: what has not come by then
-counts in the next round, and what is too old by its own time counts no more. So a
-Prometheus that is slow or down delays no sample and drops none.
+Each round of samples starts a query next to the requests to the agents, and does not
+wait
+for it: a late answer counts in the next round, and values that are too old do not
+count.
+So a slow Prometheus delays no sample and drops none.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Values older than so many scrapes say nothing of now.
+#: Values older than so many scrapes do not count.
 STALE_SCRAPES = 3
 
 
 class GpuUse:
-    """The DCGM exporter's word on GPUs, beside the agents'.
+    """The DCGM exporter's values, beside the agents'.
 
     Args:
-        prometheus: who is asked.
+        prometheus: the server to ask.
         clock: the time.
-        first: whether its word goes before the agents', not only where they have none.
-        scrape: seconds between two looks of Prometheus at the exporter.
+        first: whether its values go before the agents', not only where they have none.
+        scrape: seconds between two scrapes of the exporter by Prometheus.
         names: the labels of a pod, see ``sampling.dcgm.Told``.
-        selector: more matchers for the question.
+        selector: more matchers for the query.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class GpuUse:
         self._silent = False
 
     def ask(self) -> asyncio.Task[None]:
-        """Begin to ask, unless an answer is awaited already; when that has come."""
+        """Start a query, unless one is under way; returns when it is answered."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         return self._asking
 
     def complete(self, sample: Sample, pod: Pod) -> Sample:
-        """A sample with what is known of its GPUs by whoever knows it."""
+        """A sample with the GPU use from both sources."""
         told, mine = self._of(pod), sample.gpus
         if told is None or (_is_known(mine) and not self._first):
             return sample
@@ -83,7 +84,7 @@ class GpuUse:
         return msgspec.structs.replace(sample, gpus=told, problem="; ".join(problems))
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -110,10 +111,10 @@ class GpuUse:
             _log.info("- Prometheus tells of the GPUs again")
 
     async def _look(self) -> Told:
-        """What it tells now.
+        """The exporter's newest values.
 
         Raises:
-            Silent: nothing.
+            Silent: there is no answer.
         """
         now = self._clock.now()
         text = query(self._span, self._selector)
@@ -125,5 +126,5 @@ class GpuUse:
 
 
 def _is_known(gpus: list[GpuSample] | None) -> bool:
-    """Whether it says of each card how much it worked."""
+    """Whether the sample has a utilisation for each card."""
     return gpus is not None and all(gpu.sm_percent is not None for gpu in gpus)

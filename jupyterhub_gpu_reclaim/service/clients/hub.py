@@ -1,9 +1,8 @@
-"""The Hub's REST API, as the orchestrator's ``Hub``: which servers run, start, stop.
+"""The Hub's REST API, as the control plane's ``Hub``: which servers run, start, stop.
 
-Made by ``service/app.py``; called by the orchestrator. The only module that speaks to
-the Hub's API about servers. It decides nothing and retries nothing; a Hub that does
-not answer in time is ``Unreachable(HUB_UNREACHABLE)``. The scopes that each call needs
-stand beside it; ``common/auth/scopes.py`` lists them with their reasons.
+It decides nothing and retries nothing; no answer in time is
+``Unreachable(HUB_UNREACHABLE)``. The scopes that each call needs stand beside it;
+``common/auth/scopes.py`` lists them with their reasons.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Server(Value, frozen=True, kw_only=True):
     ready: bool = False
     pending: str | None = None
     stopped: bool = False
-    user_options: Any = None  #: whatever somebody has said at the start
+    user_options: Any = None  #: user options of the start, of any type
 
 
 class _User(Value, frozen=True, kw_only=True):
@@ -133,7 +132,7 @@ class HubClient:
         return HubState.STOPPED if server is None else _state(server)
 
     def groups(self, user: str) -> list[str] | None:
-        """Their groups (``read:users:groups``) as last told; None: not known."""
+        """Their groups (``read:users:groups``) in the last answer; None: not known."""
         known = self._users.get(user)
         return None if known is None else known.groups
 
@@ -146,8 +145,9 @@ class HubClient:
     async def created(self, user: str) -> float:
         """When the Hub has made that user (``read:users``), seconds since the epoch.
 
-        Infinity where there is none now, or the Hub does not let us see it: a name may
-        have been another person's before.
+        Infinity if there is no such user, or the Hub does not let us see it: a name may
+        have been
+        another person's before.
 
         Raises:
             Unreachable: no answer, or not one for us.
@@ -231,7 +231,7 @@ def _servers(user: _User, path: str) -> dict[str, _Server]:
 def _texts(options: Any) -> dict[str, list[str]]:
     """Options as texts: forms give lists, KubeSpawner and scripts give anything.
 
-    What is no text, number or truth is left out.
+    Anything but texts, numbers and booleans is left out.
     """
     found = {}
     for name, value in options.items() if isinstance(options, dict) else ():

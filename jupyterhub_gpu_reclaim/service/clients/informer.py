@@ -1,8 +1,9 @@
-"""The pods of one kind as they are now: listed once, then watched.
+"""Informer: the pods of one kind as they are now, listed once, then watched.
 
-Kept running by ``fleet.py``. A watch that ends, breaks, is throttled or falls too far
-behind costs a new list and some patience, never a wrong picture: who asks while nothing
-was heard for too long gets ``Unreachable``.
+A watch that ends, breaks, is throttled or falls too far behind costs a new list and
+some
+time, never a wrong answer: if nothing was heard for too long, questions get
+``Unreachable``.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which everything is listed anew, whatever the watch has told.
+#: Seconds after which everything is listed again, whatever the watch has reported.
 RESYNC = 300.0
 #: Seconds without any word after which the picture counts as unknown. A watch is
-#: asked for anew every 30 s, which is a word.
+#: renewed every 30 s, which counts as a word.
 STALE = 60.0
 #: Seconds between two attempts, doubled from the first to the second.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
 
 class Source(Protocol):
-    """Fulfilled by ``kubernetes.Api``."""
+    """Implemented by ``kubernetes.Api``."""
 
     async def pods(self, namespace: str, selector: str) -> Pods:
         """List them."""
@@ -64,16 +65,16 @@ class Mirror:
         """The pods, as of a moment ago.
 
         Raises:
-            ReclaimError: nothing has been heard for too long; why, is in the error.
+            ReclaimError: nothing has been heard for too long; the error says why.
         """
         self._check()
         return list(self._pods.values())
 
     def of(self, key: SessionKey) -> list[Pod]:
-        """One session's pods, as of a moment ago; among many, as quick as among few.
+        """One session's pods, as of a moment ago; by an index.
 
         Raises:
-            ReclaimError: nothing has been heard for too long; why, is in the error.
+            ReclaimError: nothing has been heard for too long; the error says why.
         """
         self._check()
         return [self._pods[uid] for uid in sorted(self._uids.get(key, ()))]
@@ -86,7 +87,7 @@ class Mirror:
             )
 
     async def fresh(self, more: str = "") -> list[Pod]:
-        """The pods right now, from the server; the watch goes on by itself.
+        """The pods right now, from the server; the watch is not affected.
 
         Args:
             more: narrows the selector down.
@@ -95,7 +96,7 @@ class Mirror:
         return (await self._source.pods(namespace, f"{selector}{more}")).items or []
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """List and watch for ever."""
         while True:
             try:
                 await self._follow()
@@ -119,7 +120,7 @@ class Mirror:
         self._error, self._wait = None, FIRST_WAIT
 
     async def _follow(self) -> None:
-        """One list, and watches until it is time for the next."""
+        """One list, and watches until the next list is due."""
         listed = await self._source.pods(*self._where)
         self._replace(listed.items or ())
         version = listed.metadata.resource_version

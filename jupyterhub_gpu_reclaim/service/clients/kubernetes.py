@@ -1,9 +1,9 @@
 """The few calls that the service makes to the API server of Kubernetes.
 
-The only importer of ``kubernetes``; made by ``service/app.py`` where sessions are pods,
-used by ``mirror.py`` and ``fleet.py``. It keeps nothing and repeats nothing: an answer
-that does not come in time is ``Unreachable``, and so is one that says "too busy"
-(:class:`Busy`, which says how long to wait) or "too old" (:class:`Expired`).
+The only importer of ``kubernetes`` in the service. It keeps nothing and repeats
+nothing:
+no answer in time is ``Unreachable``, and so is one that says "too busy" (:class:`Busy`,
+which says how long to wait) or "too old" (:class:`Expired`).
 
 What it may do is :data:`RULES`; the manifests in ``etc/kubernetes`` are tested against
 that table, and so are the calls.
@@ -75,7 +75,7 @@ class Busy(Unreachable):
 
 
 class Expired(Unreachable):
-    """What is asked for is too old for the server (410): list anew."""
+    """The requested version is too old for the server (410): list again."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Reason.CLUSTER_UNREACHABLE, detail=detail)
@@ -169,7 +169,7 @@ class Api:
                 response.close()
 
     async def delete(self, pod: Pod) -> None:
-        """Delete that very pod, with its own grace; one that is gone is fine.
+        """Delete that very pod, with its own grace; a missing one is fine.
 
         Never by force, and never another pod of the same name.
         """
@@ -188,7 +188,7 @@ class Api:
                 raise
 
     async def node(self, name: str) -> Node:
-        """One node's labels; ``NotFound`` where there is none."""
+        """One node's labels; ``NotFound`` if there is none."""
         read = self._core.read_node_without_preload_content(name)
         return await self._answer("get", "nodes", read, Node)
 
@@ -220,7 +220,7 @@ def own_namespace() -> str:
 
 @asynccontextmanager
 async def _border() -> AsyncIterator[None]:
-    """Errors of the library and of the line are ours from here on."""
+    """Turn errors of the library and of the connection into ours."""
     try:
         yield
     except TimeoutError:

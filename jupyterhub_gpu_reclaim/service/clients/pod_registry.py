@@ -1,7 +1,7 @@
-"""Which session is in which pod, and where: what the API server says, and nobody else.
+"""Pod registry: which session is in which pod, and where, from the API server only.
 
-Asked by ``fleet.py``. What the watch shows is believed for what is there; that there is
-no pod, only a fresh list can say, since it decides that a session is gone.
+The watch is enough to know that a pod exists; that none exists is only concluded from a
+fresh list, since it decides that a session is gone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Seats:
-    """The pods that have a session in them."""
+    """The pods with a session in them."""
 
     def __init__(self, pods: Mirror) -> None:
         self._pods = pods
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Watch for ever."""
         await self._pods.run()
 
     def now(self) -> list[Pod]:
@@ -64,7 +64,7 @@ class Seats:
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
-        """Of the pod that a session runs in; None: there is none, or nobody knows."""
+        """Labels of the session's pod; None: there is none, or it is not known."""
         try:
             pods = [pod for pod in self._pods.of(key) if not pod.over]
         except ReclaimError:

@@ -1,7 +1,6 @@
-"""Pods and nodes as the API server tells them: the few fields that we read.
+"""Pods and nodes as the API server describes them: the few fields that we read.
 
-Decoded by ``kubernetes.py``, kept by ``mirror.py``, read by ``fleet.py``. Names of
-fields are Kubernetes' own (JSON), so that they can be looked up.
+Names of fields are Kubernetes' own (JSON), so that they can be looked up.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class ContainerStatus(_Object, frozen=True, rename="camel"):
 
 
 class Condition(_Object, frozen=True, rename="camel"):
-    """One thing that is so, or not."""
+    """One condition, true or not."""
 
     type: str
     status: str = ""
@@ -94,7 +93,7 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def uid(self) -> str:
-        """Its name for ever."""
+        """Its id, never used again."""
         return self.metadata.uid
 
     @property
@@ -115,13 +114,13 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Whether its readiness probe succeeds."""
         told = self.status.conditions or ()
         return any(c.type == "Ready" and c.status == "True" for c in told)
 
     @property
     def over(self) -> bool:
-        """Whether the session's container is dead, as the kubelet has reported."""
+        """Whether the session's container is dead, as reported by the kubelet."""
         if self.status.phase in {"Succeeded", "Failed"}:
             return True
         mine = self._mine()
@@ -152,7 +151,7 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def unscheduled(self) -> str | None:
-        """Why no node takes it, as the scheduler says; None: one does, or may."""
+        """The scheduler's reason why no node takes it; None: one does, or may."""
         for told in self.status.conditions or ():
             if told.type == "PodScheduled" and told.reason == "Unschedulable":
                 return told.message or "no node takes it"
@@ -160,10 +159,11 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def lacks_gpu(self) -> bool:
-        """Whether a GPU that comes free may help it.
+        """Whether a freed GPU may help it.
 
-        The scheduler's words name what is short: "0/3 nodes are available: 2
-        Insufficient nvidia.com/gpu, …". Where it has none, it may be that.
+        The scheduler's message names what is short: "0/3 nodes are available: 2
+        Insufficient
+        nvidia.com/gpu, …". Without a message, it may be that.
         """
         why = self.unscheduled
         if why is None or not self.wants_gpu:
@@ -172,7 +172,7 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def created(self) -> float:
-        """When, in seconds since the epoch; 0 where that is not told."""
+        """When, in seconds since the epoch; 0 if not given."""
         told = self.metadata.creation_timestamp
         try:
             return datetime.fromisoformat(told).timestamp() if told else 0.0
@@ -210,7 +210,7 @@ class Node(_Object, frozen=True, rename="camel"):
 
 
 class Thing(_Object, frozen=True, rename="camel"):
-    """What a watch tells of: a pod, or (ERROR) a status."""
+    """The object of a watch event: a pod, or (ERROR) a status."""
 
     metadata: Meta = Meta()
     spec: Spec = Spec()

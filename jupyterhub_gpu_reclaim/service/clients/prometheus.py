@@ -1,9 +1,8 @@
-"""Asks a Prometheus server one question at a time, over its HTTP API.
+"""Asks a Prometheus server one query at a time, over its HTTP API.
 
-Used by ``gpu_use.py``. Also for what speaks the same API (Thanos, Mimir,
-VictoriaMetrics). What it answers is checked as anything from outside; an answer that is
-too long, too late or makes no sense is no answer.
-https://prometheus.io/docs/prometheus/latest/querying/api/
+Also for servers with the same API (Thanos, Mimir, VictoriaMetrics). Its answers are
+checked like any input from outside; one that is too long, too late or invalid counts as
+none. https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Prometheus:
 
     Args:
         url: its address, with the path that it is served under, if any.
-        token_file: file with a bearer token, read anew each time; empty: none.
+        token_file: file with a bearer token, read each time; empty: none.
         ca_file: certificates that vouch for it; empty: those of the system.
         seconds: that an answer may take.
 
@@ -68,11 +67,11 @@ class Prometheus:
         )
 
     def close(self) -> None:
-        """Close the connection; a question under way gets no answer."""
+        """Close the connection; a query under way gets no answer."""
         self._connection.close()
 
     async def query(self, text: str, at: float) -> list[Series]:
-        """The answer to a question for a range of values.
+        """The answer to a range query.
 
         Args:
             text: in PromQL.
@@ -124,7 +123,7 @@ def _series(body: bytes) -> list[Series]:
 
 
 def _error(body: bytes) -> str:
-    """The server's own words, where it has some."""
+    """The server's own words, if it has any."""
     try:
         return _printable(codec.decode(body, _Head).error)
     except BadRequest:
@@ -136,5 +135,5 @@ def _printable(text: str) -> str:
 
 
 def _last(silent: Silent) -> str:
-    """Why, without the path, which holds the whole question."""
+    """Why, without the path, which holds the whole query."""
     return str(silent).rpartition(": ")[2][:_WORDS]

@@ -1,8 +1,9 @@
-"""Brings the journal's audit into the event log, behind the sessions' backs.
+"""Copies the journal's audit log into the event log, in a task of its own.
 
-Run by ``service/app.py`` as a task of its own. It reads the audit by a mark that the
-journal keeps: whatever becomes of the log's disk, no session is held up, and what could
-not be written is written later, in order. It changes nothing but its mark.
+It reads the audit by a mark in the journal: a failing disk of the event log delays no
+session, and what could not be written is written later, in order. It changes nothing
+but
+its mark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the audit; and after a failure.
 PACE, PAUSE = 1.0, 30.0
-#: Looks at the end; what is left then is written after the next start.
+#: Reads at the end; what is left then is written after the next start.
 LAST_LOOKS = 10
 
 
@@ -35,7 +36,7 @@ class Feed:
 
     Args:
         trail: the audit with this reader's mark.
-        log: where to.
+        log: the event log.
         clock: for the pauses.
     """
 
@@ -45,7 +46,7 @@ class Feed:
         self._clock = clock
 
     def once(self) -> bool:
-        """Write what is new, some lines at most; whether there was anything.
+        """Write new lines, a limited number; returns whether there were any.
 
         A crash between the line and the mark writes the line once more.
 
@@ -94,7 +95,7 @@ class Feed:
 async def feeding(
     journal: Journal, place: str, clock: Clock
 ) -> AsyncIterator[EventLog | None]:
-    """Keep an event log while the block lasts; None where no place is named.
+    """Keep an event log while the block lasts; None if no place is named.
 
     Raises:
         Refused: the place cannot be written.

@@ -1,8 +1,7 @@
 """Writes events as lines of JSON, each checked against its schema (jupyter-events).
 
-Used by ``feed.py`` and by the service's routes. It never decides what an event is worth
-and keeps nothing: what could not be written is raised to the caller. JupyterHub's own
-event log has the same form, so that one collector reads both.
+It keeps nothing: a failed write is raised to the caller. JupyterHub's own event log has
+the same form, so one collector reads both.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _log = logging.getLogger(__name__)
 SCHEMAS = Path(__file__).parent / "schemas"
 SESSION = "urn:jupyterhub-gpu-reclaim:event:session"
 REFUSED = "urn:jupyterhub-gpu-reclaim:event:refused"
-#: The setting's word for the standard output, which the Hub's log takes up.
+#: The setting's value for the standard output, which goes to the Hub's log.
 STANDARD_OUTPUT = "-"
-#: What is longer in a request's path is cut; nobody writes novels into the log.
+#: Longest path of a request in the log; the rest is cut.
 LONGEST_PATH = 1024
 
 #: The journal's words for what happened, and the schema's.
@@ -72,7 +71,7 @@ class Refusal(Value, frozen=True, kw_only=True):
     """A request that would have changed something, and was refused."""
 
     at: float
-    by: str  #: empty for nobody that the Hub knows
+    by: str  #: empty: not known to the Hub
     method: str
     path: str
     status: int
@@ -135,7 +134,7 @@ class EventLog:
         self._emit(SESSION, data, line.at)
 
     def refused(self, refusal: Refusal) -> None:
-        """One request that was refused; one that cannot be written is only logged."""
+        """One refused request; a failed write is only logged."""
         data = msgspec.structs.asdict(refusal)
         data["path"] = refusal.path[:LONGEST_PATH]
         try:
@@ -150,9 +149,9 @@ class EventLog:
 
 
 class _Lines(WatchedFileHandler):
-    """Appends to a file that only its owner reads; opens it anew after a rotation.
+    """Appends to a file that only its owner can read; reopens it after a rotation.
 
-    What cannot be written is raised, where the library would only print it.
+    A failed write is raised, where the library would only print it.
     """
 
     def _open(self) -> Any:
@@ -169,7 +168,7 @@ class _Lines(WatchedFileHandler):
 
 
 class _Stream(logging.StreamHandler[TextIO]):
-    """Writes to a stream; what cannot be written is raised."""
+    """Writes to a stream; a failed write is raised."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         del record

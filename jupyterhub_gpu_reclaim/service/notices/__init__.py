@@ -1,1 +1,1 @@
-"""Notices beyond the tab: to a webhook and by e-mail, made of the journal's audit."""
+"""Notices to a webhook and by e-mail, made of the journal's audit log."""

@@ -1,7 +1,4 @@
-"""What every way to tell people has to fulfil.
-
-Fulfilled by ``webhook.py`` and ``mail.py``; used by ``courier.py``.
-"""
+"""Interface of a channel for notices: webhook or mail."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ class NotSent(Exception):
 
 
 class Channel(Protocol):
-    """One way. A notice may come twice, with the same id, after a crash."""
+    """One channel. A notice may come twice, with the same id, after a crash."""
 
     name: str
 
     async def send(self, notice: Notice) -> None:
-        """Tell it; ``NotSent`` where it was not taken. Limited in time."""
+        """Send it; ``NotSent`` if it was not taken. Limited in time."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""

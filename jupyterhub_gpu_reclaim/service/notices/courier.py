@@ -1,9 +1,9 @@
-"""Brings notices to one channel, in order, behind everybody's back.
+"""Sends notices to one channel, in order, in a task of its own.
 
-Run by ``service/app.py``, one task per channel. It reads the audit by a mark that the
-journal keeps, so that a restart neither loses notices nor repeats more than one; what
-is too old to be of use is not told. No session ever waits for it, and nothing that a
-channel does ends it.
+It reads the audit by a mark in the journal, so a restart neither loses notices nor
+repeats more than one; notices that are too old are not sent. No session waits for it,
+and
+a failing channel does not end it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _log = logging.getLogger(__name__)
 PACE, PAUSE = 1.0, 30.0
 #: Seconds before each further try.
 RETRIES = (2.0, 15.0, 60.0)
-#: A notice that is older, in seconds, is not told any more.
+#: Seconds after which a notice is too old to be sent.
 OLDEST = 3600.0
 
 
 class Courier:
-    """One channel's.
+    """Sends the notices of one channel.
 
     Args:
         trail: the audit with this channel's mark.
@@ -64,7 +64,7 @@ class Courier:
         self._clock = clock
 
     async def run(self) -> None:
-        """Tell for ever."""
+        """Send for ever."""
         while True:
             try:
                 pause = 0.0 if await self.once() else PACE
@@ -77,7 +77,7 @@ class Courier:
             await self._clock.sleep(pause)
 
     async def once(self) -> bool:
-        """Tell what is new, some lines at most; whether there was anything.
+        """Send new notices, a limited number; returns whether there were any lines.
 
         Raises:
             StoreError: the journal could not be read or written.
@@ -97,7 +97,7 @@ class Courier:
         return notice.kind in self._kinds and age <= OLDEST
 
     async def _tell(self, notice: Notice) -> None:
-        """Try a few times; what fails then is in the log, and given up."""
+        """Try a few times; a notice that fails then is logged and given up."""
         for wait in (*RETRIES, None):
             try:
                 await self._channel.send(notice)
@@ -121,10 +121,10 @@ class Courier:
 async def telling(
     journal: Journal, notices: Notices, clock: Clock
 ) -> AsyncIterator[None]:
-    """Tell while the block lasts; what is not told then is told after the next start.
+    """Send while the block lasts; the rest is sent after the next start.
 
     Raises:
-        Refused: a setting misses something.
+        Refused: a setting is missing.
         StoreError: the journal does not answer.
     """
     channels = notices.channels(clock)

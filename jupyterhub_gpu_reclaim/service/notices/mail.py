@@ -1,7 +1,7 @@
 """One e-mail per notice, through the administrator's SMTP server.
 
-Made by ``settings.py``, used by ``courier.py``. ``smtplib`` blocks, so each message has
-a thread of its own, which nobody waits for at the service's end. It retries nothing.
+``smtplib`` blocks, so each message has a thread of its own; the service's end does not
+wait for it. It retries nothing.
 """
 
 from __future__ import annotations

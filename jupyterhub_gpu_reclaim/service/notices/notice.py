@@ -1,7 +1,4 @@
-"""Which lines of the audit people are told of, and in which words.
-
-Used by ``courier.py`` for each line. Pure.
-"""
+"""Which audit lines become notices, and in which words. Pure."""
 
 from __future__ import annotations
 
@@ -40,12 +37,12 @@ _ADVICE = {
     " afresh.",
     "deletion-ahead": "If you still need it, bring it back before.",
 }
-#: A suspend that somebody called off, or a user who came back, is no failure.
+#: A cancelled suspend, or a user who came back, is no failure.
 _NO_FAILURES = {Reason.CANCELLED.value, Reason.WENT_ON.value}
 
 
 class Notice(Value, frozen=True, kw_only=True):
-    """What a receiver is told. ``id`` is the same when it is told again."""
+    """What a receiver gets. ``id`` is the same if it is sent again."""
 
     id: int
     kind: str
@@ -64,7 +61,7 @@ class Notice(Value, frozen=True, kw_only=True):
 
 
 def notice_of(numbered: Numbered, link: str) -> Notice | None:
-    """The notice that a line is worth, if any.
+    """The notice for an audit line, if any.
 
     Args:
         numbered: the line.

@@ -1,6 +1,6 @@
-"""The administrator's settings of notices, and the channels that they make.
+"""The administrator's settings of notices, and the channels made from them.
 
-Read by ``service/app.py`` at its start. A value that makes no sense is an error then.
+An invalid value is an error at the service's start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHORTEST_SECRET = 16
 
 
 class Notices(Configurable):
-    """Whom to tell what beyond the open tab; nobody, unless it is configured."""
+    """Which notices go where beyond the open tab; none unless configured."""
 
     kinds = List(
         Enum(list(SUBJECTS)),
@@ -161,7 +161,7 @@ class Notices(Configurable):
         return sender
 
     def channels(self, clock: Clock) -> list[Channel]:
-        """Everybody who is to be told.
+        """All configured channels.
 
         Raises:
             Refused: something is missing, or a secret cannot be read.

@@ -1,7 +1,8 @@
-"""One POST per notice to a web address, signed.
+"""One signed POST per notice to a web address.
 
-Made by ``settings.py``, used by ``courier.py``. It retries nothing and follows no
-redirection. Its address may be a secret, so it never stands in a log.
+It retries nothing and follows no redirection. Its address may be a secret, so it is
+never
+logged.
 
 The body is the notice as JSON. With a secret, ``X-GPU-Reclaim-Signature`` is
 ``sha256=`` and the HMAC-SHA256 (hex) of ``X-GPU-Reclaim-Timestamp`` (seconds since the
@@ -52,7 +53,7 @@ class Webhook:
         """Post it.
 
         Raises:
-            NotSent: no answer, or none that says it was taken.
+            NotSent: no answer, or one that does not accept it.
         """
         body = codec.encode(notice)
         headers = {"Content-Type": "application/json", **self._signature(body)}

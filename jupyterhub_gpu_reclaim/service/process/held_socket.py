@@ -1,11 +1,12 @@
-"""The service's address, held while its Hub lives, so that nobody else can take it.
+"""Holds the service's address while its Hub lives, so that no other program gets it.
 
-The proxy sends people's requests, with their logins, to whoever listens there. So the
-Hub's own process holds the listening socket, and each supervisor takes a copy of it
-(``pidfd_getfd``). While there is none, whoever asks waits for the next one.
+The proxy sends people's requests, with their logins, to the program that listens there.
+So the Hub's own process holds the listening socket, and each supervisor takes a copy of
+it (``pidfd_getfd``). While there is no supervisor, callers wait for the next one.
 
-A copy takes rights that a Hub has as root, but not in every container; where it has
-them not, the supervisor opens the address itself.
+A copy takes rights that a Hub has as root, but not in every container; without them,
+the
+supervisor opens the address itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: In the service's environment: the Hub's pid and the socket's number there.
 HELD = "GPU_RECLAIM_HELD_ADDRESS"
-#: Seconds between two attempts at an address that cannot be had.
+#: Seconds between two attempts at an address that is taken.
 AGAIN = 0.5
 _BACKLOG = 256
 _CAP_SYS_PTRACE = 19  # linux/capability.h
@@ -59,7 +60,7 @@ async def hold(host: str, port: int, seconds: float) -> str:
         seconds: how long to wait for a predecessor to leave it.
 
     Returns:
-        what :data:`HELD` is to say; empty where it cannot be held.
+        the value for :data:`HELD`; empty if it cannot be held.
     """
     if not _can_be_copied():
         return ""
@@ -75,14 +76,14 @@ async def hold(host: str, port: int, seconds: float) -> str:
 
 
 def let_go() -> None:
-    """Hold nothing any more: the service has not come up with it."""
+    """Close the held sockets: the service has not come up with them."""
     for each in _held.values():
         each.close()
     _held.clear()
 
 
 def taken(environment: Mapping[str, str], port: int) -> socket.socket | None:
-    """A copy of the socket that the Hub holds; None where it holds none for us."""
+    """A copy of the socket that the Hub holds; None if it holds none for us."""
     pid, _, number = environment.get(HELD, "").partition(",")
     if not (pid.isdecimal() and number.isdecimal()):
         return None

@@ -1,8 +1,7 @@
-"""The service lives as long as its Hub, and alone on its state folder.
+"""Ends the service with its Hub, and locks its state folder.
 
-Called by ``app.py`` before anything is opened. Two services on one journal would be
-two brains; an orphan of a Hub that was killed would hold the port of its successor.
-Nothing here knows what the service does.
+Two services on one journal would act against each other, and an orphan of a killed Hub
+would hold the port of its successor. Nothing here knows what the service does.
 """
 
 from __future__ import annotations
@@ -23,23 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-#: Where the Hub says in our environment which process it is (``hub_config``).
+#: Variable in our environment with the Hub's pid (``hub/config.py``).
 HUB_PID = "GPU_RECLAIM_HUB_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(hub: int = 0) -> int:
-    """Have the kernel send SIGTERM when the parent ends; return whom to :func:`watch`.
+    """Have the kernel send SIGTERM when the parent ends; returns whom to :func:`watch`.
 
-    The kernel does it even while the event loop is stuck. A parent that ended before
-    this call is not noticed by it: another process has taken its place by then, which
-    may never end.
+    The kernel does it even while the event loop is stuck. It does not notice a parent
+    that
+    ended before this call: another process has taken its place by then, which may never
+    end.
 
     Args:
-        hub: pid of the Hub that started us, as it told itself; 0 where it did not.
+        hub: pid of the Hub that started us, as it said itself; 0 if it did not.
 
     Returns:
-        the parent's pid, or the Hub's, where that has ended already.
+        the parent's pid, or the Hub's, if that has ended already.
     """
     parent = os.getppid()
     _at_parents_end(signal.SIGTERM)
@@ -47,13 +47,13 @@ def die_with_parent(hub: int = 0) -> int:
 
 
 def hub_of(environment: Mapping[str, str]) -> int:
-    """The pid that the Hub has told; 0 where it did not."""
+    """The Hub's pid from the environment; 0 if missing."""
     told = environment.get(HUB_PID, "")
     return int(told) if told.isdecimal() else 0
 
 
 def live_on() -> None:
-    """Take :func:`die_with_parent` back."""
+    """Undo :func:`die_with_parent`."""
     _at_parents_end(0)
 
 
@@ -68,7 +68,7 @@ def watch(parent: int, on_end: Callable[[], None]) -> Callable[[], None]:
     """Call ``on_end`` once in the running loop when process ``parent`` has ended.
 
     Returns:
-        what takes the watch back.
+        a function that cancels the watch.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -101,7 +101,7 @@ class StateFolder:
         self._lock: int | None = None
 
     def open(self, *, patience: float) -> None:
-        """Make it where missing and take its lock, waiting ``patience`` seconds.
+        """Make it if missing and take its lock, waiting ``patience`` seconds.
 
         A predecessor whose Hub was killed needs a moment to end.
 
@@ -132,7 +132,7 @@ class StateFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

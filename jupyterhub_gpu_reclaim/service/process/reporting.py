@@ -1,8 +1,7 @@
-"""What the service tells the program that started it: ready, alive, or what hinders it.
+"""Reports of the service to its supervisor: ready, alive, or what prevents it.
 
 Lines of JSON on a pipe that the child inherits together with the listening socket; the
-variable :data:`SUPERVISED` names both. A service that nobody supervises reports to
-nobody.
+variable :data:`SUPERVISED` names both. A service without a supervisor reports nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Reporter:
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str]) -> Reporter:
-        """From the environment; it is removed there, and nobody else inherits it."""
+        """From the environment; the variable is removed, so no child inherits it."""
         words = environment.pop(SUPERVISED, "").split(",")
         if len(words) != 2:
             return cls()
@@ -45,7 +44,7 @@ class Reporter:
         return cls(listening, pipe)
 
     def socket(self) -> socket.socket | None:
-        """The listening socket; None: nobody has opened one for us."""
+        """The listening socket; None if none was passed."""
         if self.listening is None:
             return None
         made = socket.socket(fileno=self.listening)
@@ -53,7 +52,7 @@ class Reporter:
         return made
 
     def tell(self, name: str, text: str = "") -> None:
-        """Report; nobody who listens is fine."""
+        """Report; a missing reader is no error."""
         if self.pipe is None:
             return
         line = json.dumps([name, text[:4096]]) + "\n"
@@ -61,9 +60,9 @@ class Reporter:
             os.write(self.pipe, line.encode())
 
     async def beat(self, limit: float) -> None:
-        """Show for ever that the event loop moves; as often as ``limit`` asks for.
+        """Report for ever that the event loop moves, as often as ``limit`` requires.
 
-        Where nobody reads, a full pipe holds nothing up.
+        If the pipe is full because there is no reader, nothing blocks.
         """
         while limit and self.pipe is not None:
             if select.select([], [self.pipe], [], 0)[1]:
@@ -83,14 +82,15 @@ class Pulse:
         self._heard = 0
 
     def heard(self) -> None:
-        """It moves."""
+        """Note a beat."""
         self._heard += 1
 
     async def silences(self) -> AsyncIterator[int]:
         """For how many of :data:`BEATS` it has been silent, after each of them.
 
-        Counted, and not read from a clock: while this process stands still itself, it
-        hears nothing either.
+        Counted, and not read from a clock: while this process itself is stopped, it
+        receives
+        nothing either.
         """
         silent = 0
         while self.limit:

@@ -1,4 +1,4 @@
-"""What is served while the service cannot work (yet): why, and no more.
+"""Standby: answers while the service cannot work (yet), and says why.
 
 The service listens from its first second on, so that the Hub finds it; which of two
 applications answers is decided here, request by request.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Stage(HTTPServerConnectionDelegate):
-    """Hands requests to the application that is on now; for ``HTTPServer``."""
+    """Passes requests to the current application; for ``HTTPServer``."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._words = _Words(surroundings)
@@ -36,33 +36,33 @@ class Stage(HTTPServerConnectionDelegate):
         self.application = self._standby
 
     def wait(self, why: Reason) -> None:
-        """Nothing works from now on, and everybody who asks is told why."""
+        """From now on nothing works, and every caller is told why."""
         self._words.why = why
         self.application = self._standby
 
     def start_request(
         self, server_conn: object, request_conn: Any
     ) -> HTTPMessageDelegate:
-        """The application of this moment answers."""
+        """The current application answers."""
         return self.application.start_request(server_conn, request_conn)
 
     def on_close(self, server_conn: object) -> None:
-        """No application of ours wants to know."""
+        """Nothing to do: the applications do not need it."""
 
 
 class _Waits(Route):
     """Any call of a program: not here, and not yet."""
 
     async def prepare(self) -> None:
-        """Say why."""
+        """Answer with the reason."""
         raise Unreachable(self.settings["context"].why)
 
 
 class _SpawnerWaits(VouchedRoute):
-    """Any call of the spawner: the same, proved to be our word."""
+    """Any call of the spawner: the same, with our proof."""
 
     async def prepare(self) -> None:
-        """Say why."""
+        """Answer with the reason."""
         raise Unreachable(self.settings["context"].why)
 
 
@@ -70,7 +70,7 @@ class _Alive(Route):
     """The program answers; whether it may work is what ``readyz`` says."""
 
     def get(self) -> None:
-        """It does."""
+        """Answer that it does."""
         self.answer(Health(version=__version__))
 
 
@@ -78,19 +78,19 @@ class _Page(pages.HtmlErrors):
     """Any page."""
 
     async def prepare(self) -> None:
-        """Say why there is none."""
+        """Answer with a page that shows the reason."""
         self.set_header("Retry-After", "5")
         raise Unreachable(self.settings["context"].why)
 
     def write_failure(self, failure: Failure) -> None:
-        """On our own page with 200: the Hub ends itself at an error there."""
+        """Our own page gets status 200: the Hub ends itself at an error there."""
         if self.request.path == self.settings["context"].prefix:
             self.set_status(200)
         super().write_failure(failure)
 
 
 class _Words:
-    """The little of a context that pages need which show a failure."""
+    """The part of a context that failure pages need."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.why = Reason.SERVICE_STARTING

@@ -1,10 +1,11 @@
-"""Answers at the service's address while the service itself does not.
+"""Stand-in: answers at the service's address while the service itself does not.
 
 A few lines of HTTP on the standard library, so that it listens a moment after the
-program has started. It says that the service is being started, or the one sentence of
-what hinders it; it never touches a session. The page of the service itself is answered
-with 200, since JupyterHub ends itself when a managed service answers with an error at
-its start; every other address is a 503 in our own words.
+program
+has started. It says that the service is being started, or the one sentence of what
+prevents it; it never touches a session. The service's own page is answered with 200,
+since JupyterHub ends itself if a managed service answers with an error at its start;
+every other address is a 503 in our own words.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 
-#: Connections at a time; what comes on top is closed unheard.
+#: Connections at a time; further ones are closed at once.
 MOST = 128
-#: Seconds that a request, and the taking of its answer, may last.
+#: Seconds for a request, and for taking its answer.
 PATIENCE = 5.0
 #: Largest head, and largest body, that is read, in bytes.
 _MAX_HEAD, _MAX_BODY = 16 * 1024, 64 * 1024
@@ -49,7 +50,7 @@ class State:
 
     @property
     def reason(self) -> Reason:
-        """As callers are told."""
+        """The reason for the callers."""
         return Reason.SERVICE_BROKEN if self.why else Reason.SERVICE_STARTING
 
 
@@ -67,15 +68,15 @@ class StandIn:
         self._open = 0
 
     async def begin(self) -> None:
-        """Take connections; doing it already is fine."""
+        """Accept connections; idempotent."""
         if self._server is None:
-            # A copy: closing it takes nothing from who shares the socket.
+            # A copy: closing it does not affect others that share the socket.
             self._server = await asyncio.start_server(
                 self._serve, sock=self._listening.dup(), limit=_MAX_HEAD
             )
 
     def end(self) -> None:
-        """Leave the connections to others."""
+        """Stop accepting; others that share the socket continue."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -90,9 +91,9 @@ class StandIn:
                     async with asyncio.timeout(PATIENCE):
                         await self._answer(reader, writer)
         except (OSError, ValueError, asyncio.IncompleteReadError):
-            pass  # no HTTP, or nobody who still listens
+            pass  # no HTTP, or the caller has gone
         except asyncio.LimitOverrunError:
-            pass  # a head that nobody needs
+            pass  # a head that is not needed
         finally:
             self._open -= 1
             writer.close()

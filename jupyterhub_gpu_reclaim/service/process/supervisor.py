@@ -1,12 +1,13 @@
 """``jupyterhub-gpu-reclaim-service``: keeps the address, runs the service behind it.
 
-JupyterHub ends itself when a managed service exits, or does not answer, while the Hub
+JupyterHub ends itself if a managed service exits, or does not answer, while the Hub
 starts. So this small program, which imports next to nothing, answers at once at the
-address (``held.py``) and stays whatever happens: the service proper (``app.py``) is its
-child, which takes the connections over when it is ready. Until then, and whenever the
-child has ended or moves no more,
+address (``held_socket.py``) and stays whatever happens: the service proper (``app.py``)
+is its child, which takes the connections over when it is ready. Until then, and
+whenever
+the child has ended or hangs,
 :class:`~jupyterhub_gpu_reclaim.service.process.standin.StandIn` says why, and the child
-is started again, each time a little later. It ends when it is told to, or with its Hub.
+is started again, each time a little later. It ends with its Hub, or when told to.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 SOONEST, LATEST = 1.0, 60.0
 #: A child that was ready for so many seconds has not failed at its start.
 _STEADY = 60.0
-#: Seconds that a child has to end when it is told to; its own farewells take less.
+#: Seconds that a child has to end when it is told to; its orderly end takes less.
 _FAREWELL = 12.0
 _PROGRAM = "from jupyterhub_gpu_reclaim.service.app import main; main()"
 _CHILD = (sys.executable, "-P", "-c", _PROGRAM)
@@ -58,7 +59,7 @@ class Supervisor:
         environment: the child's; it says where to listen, and what is wrong already.
 
     Raises:
-        Refused: the environment has no address: nobody runs this under a Hub.
+        Refused: the environment has no address: not started by a Hub.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -72,7 +73,7 @@ class Supervisor:
         self._standin: StandIn
 
     async def run(self) -> None:
-        """Until told to end."""
+        """Run until told to end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
@@ -94,7 +95,7 @@ class Supervisor:
         self._standin.end()
 
     async def _listen(self) -> socket.socket | None:
-        """The address, as soon as it can be had; None: told to end before."""
+        """The address, as soon as it is free; None: told to end before."""
         said = ""
         while not self._told.is_set():
             try:
@@ -113,7 +114,7 @@ class Supervisor:
         return None
 
     async def _one_life(self, listening: socket.socket) -> None:
-        """Start the child, hear what it reports, and see it end."""
+        """Start the child, read its reports, and see it end."""
         reading, writing = os.pipe()
         number = listening.fileno()
         try:
@@ -156,7 +157,7 @@ class Supervisor:
         self._failed(why or ("" if ready else _ended(status)), _ended(status))
 
     def _failed(self, why: str, detail: str = "") -> None:
-        """Say so, and wait longer next time; with no reason it is just started."""
+        """Show the reason, and wait longer next time; without one, just start it."""
         self._standin.state = State(why)
         self._wait, self._delay = self._delay, min(2 * self._delay, LATEST)
         _log(f"{why or detail} Started again in {self._wait:.0f} s.")
@@ -173,7 +174,7 @@ class Supervisor:
             child.kill()
 
     async def _watch(self, child: asyncio.subprocess.Process, pulse: Pulse) -> None:
-        """End a child that moves no more; first answer in its place for a while."""
+        """End a hung child; the stand-in answers in its place for a while first."""
         async for silent in pulse.silences():
             if silent >= BEATS:
                 _log(f"It has not moved for {pulse.limit:g} s, and is ended.")
@@ -190,7 +191,7 @@ class Supervisor:
             await asyncio.wait_for(self._told.wait(), seconds)
 
     def _stay(self) -> None:
-        """Outlive the process that started us: nobody's Hub has."""
+        """Do not end with the process that started us: it is no Hub."""
         self._forget_parent()
         lifeline.live_on()
 

@@ -1,1 +1,1 @@
-"""Every setting of the service, judged before anything acts on it."""
+"""Every setting of the service, checked before anything acts on it."""

@@ -1,7 +1,7 @@
-"""The administrator's settings of a second source of GPU use, and what they make.
+"""The settings of DCGM as a second source of GPU use, and the client made from them.
 
-Read by ``placement.py`` at the service's start. A value that makes no sense is an error
-then; what Prometheus answers later never is.
+An invalid value is an error at the service's start; a bad answer of Prometheus later
+never is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SELECTOR = re.compile(rf"{_MATCHER}(?:,{_MATCHER})*")
 class DcgmSource(Configurable):
     """NVIDIA's DCGM exporter, asked through Prometheus, if it is configured.
 
-    For sessions in pods. It tells how much each card works and which pod has it.
+    For sessions in pods. It knows how much each card works and which pod has it.
     """
 
     url = Address(
@@ -140,7 +140,7 @@ class DcgmSource(Configurable):
         return selector
 
     def open(self, clock: Clock) -> GpuUse | None:
-        """What asks it; None where there is none.
+        """The client; None if it is not configured.
 
         Raises:
             Refused: the certificates cannot be read.

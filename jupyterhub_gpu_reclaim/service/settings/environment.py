@@ -1,7 +1,7 @@
-"""What the Hub tells its service in the environment, checked once at the start.
+"""What the Hub passes to its service in the environment, checked once at the start.
 
-Read by ``app.py``. Everything that is missing is named in one sentence, so that an
-administrator need not find out one by one.
+Everything that is missing is named in one sentence, so that an administrator need not
+find out one by one.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Surroundings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Surroundings:
-        """Take them from the environment.
+        """Read them from the environment.
 
         Raises:
-            Refused: something is missing or makes no sense.
+            Refused: something is missing or invalid.
         """
         missing = [name for name in _NEEDED if not environment.get(name)]
         if missing:

@@ -1,8 +1,9 @@
-"""Every setting of the service, with its unit, its effect and what 0 or empty means.
+"""The service's own settings, with unit, effect and the meaning of 0 or empty.
 
-Read by ``app.py`` only, from ``--ReclaimService.x=…`` or a configuration file. The
-reference documentation is generated from these traits. Secrets are not among them:
-the Hub's token and the spawner's token come in the environment.
+They come from ``--ReclaimService.x=…`` or a configuration file. The reference
+documentation is generated from these traits. Secrets are not among them: the Hub's
+token
+and the spawner's token come in the environment.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ class Options(StoreOptions):
     ).tag(config=True)
 
     def settings(self) -> Settings:
-        """The orchestrator's part of the settings."""
+        """The control plane's part of the settings."""
         return Settings(
             sample_interval=self.sample_interval,
             tick_interval=self.tick_interval,

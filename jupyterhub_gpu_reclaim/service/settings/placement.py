@@ -1,7 +1,6 @@
-"""Who is asked about sessions: the machine's one agent, or the agents of a cluster.
+"""Chooses the ``Agent``: the machine's one agent, or the router of a cluster.
 
-Called by ``app.py`` at its start. Where sessions are processes of this machine, nothing
-of Kubernetes is ever imported.
+If sessions are processes of this machine, nothing of Kubernetes is imported.
 """
 
 from __future__ import annotations

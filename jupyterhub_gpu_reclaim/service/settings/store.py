@@ -1,6 +1,6 @@
-"""The settings that say how long what is saved is kept, and how much of it.
+"""Settings of how long checkpoints are kept, and how many.
 
-A part of the service's settings (``options.py``); read by ``app.py`` only.
+A part of the service's settings (``options.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GB = 10**9
 
 
 class StoreOptions(Configurable):
-    """What is kept of saved sessions; mixed into the service's settings."""
+    """Retention of checkpoints; mixed into the service's settings."""
 
     grace = Float(
         _DEFAULTS.grace,
@@ -89,7 +89,7 @@ class StoreOptions(Configurable):
     ).tag(config=True)
 
     def retention(self) -> Retention:
-        """What is not kept, and in whose favour."""
+        """The limits for ``policy/retention.py``."""
         return Retention(
             generations=self.keep_generations,
             seconds=self.keep_days * _DAY,

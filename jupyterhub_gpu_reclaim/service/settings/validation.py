@@ -1,9 +1,9 @@
-"""Judges settings before anything acts on them: names, types, bounds, contradictions.
+"""Checks settings before anything acts on them: names, types, bounds, contradictions.
 
-The same judgement for a command line, a configuration file and the call of
-``configure(c)``, so that what one lets through the other takes. It returns sentences
-for an administrator and raises nothing. A value is repeated only where it can be no
-secret, that is, where a number or a choice was wanted.
+The same checks hold for a command line, a configuration file and the call of
+``configure(c)``. They return sentences for an administrator and raise nothing. A value
+is
+repeated only if it can be no secret, that is, if a number or a choice was expected.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> 
 
 
 def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Settings that are sound one by one and make no sense together."""
+    """Settings that are valid one by one and contradict each other."""
     ours = config.get("ReclaimService", {})
     found = []
     first, last = _both(ours, "backoff", "backoff_limit")
@@ -116,7 +116,7 @@ def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The end of the sentence for a name that there is not: what may be meant."""
+    """The end of the sentence for an unknown name: similar names."""
     near = difflib.get_close_matches(name, list(known), 1, 0.6)
     return f"; did you mean {near[0]}?" if near else "."
 

@@ -1,7 +1,7 @@
 """A session as the page shows it: words, numbers and the buttons that make sense.
 
-Called by ``pages.py`` for every session on the page; pure, so that each case can be
-tested without a browser. What a button may do is decided by the orchestrator again.
+Pure, so that each case can be tested without a browser. Whether a button's action is
+allowed is checked again by the control plane.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved state that was put aside."""
+    """A checkpoint that was set aside."""
 
     id: str
     about: str
@@ -80,7 +80,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class State:
-    """A saved state that can be brought back."""
+    """A checkpoint that can be brought back."""
 
     id: str
     title: str  #: "State of 2026-11-22 06:44 UTC"
@@ -181,7 +181,7 @@ def card(
 
 
 def _states(view: SessionView, now: float) -> list[State]:
-    """What can be brought back beside what the session is in, the newest first."""
+    """Checkpoints beside the one the session is in, the newest first."""
     live = view.phase in _LIVE
     if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
         return []
@@ -215,12 +215,12 @@ def ago(at: float, now: float) -> Moment:
 
 
 def ahead(at: float, now: float) -> Moment:
-    """A moment to come: "in 12 min"."""
+    """A moment in the future: "in 12 min"."""
     return Moment(f"in {words.duration(at - now)}" if at > now else "now", _iso(at))
 
 
 def saved_words(info: CheckpointInfo, now: float) -> str:
-    """What a checkpoint held and took: "1.2 GB in 3.4 s, 400 MB stored"."""
+    """Size and time of a checkpoint: "1.2 GB in 3.4 s, 400 MB stored"."""
     took = sum(step.seconds for step in info.steps) or info.frozen_seconds
     text = words.size(info.logical_bytes)
     if took:
@@ -275,7 +275,7 @@ def _place(view: SessionView) -> str:
 
 
 def _back(view: SessionView, now: float) -> str:
-    """What its last return took: "1.2 GB in 2.1 s, 5 min ago"."""
+    """Size and time of its last return: "1.2 GB in 2.1 s, 5 min ago"."""
     facts = view.facts.get("resumed")
     if not isinstance(facts, dict) or not facts.get("at"):
         return ""
@@ -295,7 +295,7 @@ def _progress(step: Step) -> Progress:
 
 
 def _main(view: SessionView, *, manages: bool) -> list[Button]:
-    """What the session's state asks for."""
+    """The main button of the session's state."""
     if view.phase in _LIVE:
         return [Button("suspend", "Suspend now")]
     if view.phase is Phase.SUSPENDED:
@@ -310,7 +310,7 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
 
 
 def _more(view: SessionView, *, manages: bool) -> list[Button]:
-    """What can be done besides."""
+    """Further buttons."""
     if view.phase not in _LIVE:
         return []
     hours = (1, 4, 24) if manages else (1, 4)

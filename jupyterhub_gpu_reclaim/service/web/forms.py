@@ -1,7 +1,7 @@
-"""What the pages' buttons do: forms that work without scripts, and "start fresh".
+"""The pages' forms, which work without scripts, and the "start fresh" page.
 
-Called by browsers with the proof that stands in the page (``visits.py``), by a script
-of ours or without one. Every action goes through the same calls as the API's.
+They count with the proof in the page (``api/visits.py``). Every action goes through the
+same calls as the API's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
-#: Failures to which a person has to say what is to come back: a visit alone does not.
+#: Failures for which a person has to choose what comes back: a visit alone does not.
 ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
 
 
@@ -42,7 +42,7 @@ class Act(Page):
             self.redirect(self._back(key, action), status=303)
 
     def _back(self, key: SessionKey, action: str) -> str:
-        """Its address, made anew: nothing that a form says leads elsewhere."""
+        """The page's address, made here: nothing in a form leads elsewhere."""
         prefix, page = self.context.prefix, self.get_body_argument("page", "mine")
         if page == "start":  # the Hub's page of a start, which shows how it goes
             return self.start_url(key)
@@ -54,7 +54,7 @@ class Act(Page):
         return f"{prefix}all?{wanted}{'&' if wanted else ''}done={action}"
 
     async def _act(self, key: SessionKey, action: str) -> str:
-        """Do it; the name of what the page says of that."""
+        """Do it; returns the name of the page's message about it."""
         control, by = self.context.control, self.person.label
         if action == "suspend":
             await control.suspend(key, by)
@@ -79,7 +79,7 @@ class Act(Page):
         return action
 
     async def _manage(self, key: SessionKey, action: str) -> None:
-        """Do what only those who manage may."""
+        """Actions for managers only."""
         control, by = self.context.control, self.person.label
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
@@ -101,9 +101,9 @@ class Act(Page):
 
 
 class Fresh(Page):
-    """The "start fresh" page: what happens to the saved session, and the button for it.
+    """The "start fresh" page: what happens to the checkpoint, and the button for it.
 
-    The Hub's own page leads here when a session could not be brought back.
+    The Hub's own page leads here if a session could not be resumed.
     """
 
     async def get(self, user: str, server: str) -> None:
@@ -122,7 +122,7 @@ class Fresh(Page):
         )
 
     async def post(self, user: str, server: str) -> None:
-        """Put the saved session aside and lead to the Hub's start page."""
+        """Set the checkpoint aside and lead to the Hub's start page."""
         key = self.key(user, server)
         await self.context.control.start_fresh(key, self.person.label)
         self.redirect(self.start_url(key), status=303)

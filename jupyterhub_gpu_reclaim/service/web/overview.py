@@ -1,8 +1,8 @@
 """The managers' pages: totals over time, the table of all sessions, the store's use.
 
-Called by browsers with the Hub's OAuth login. The table is filtered, sorted and cut
-here (``table.py``), so that a browser never gets more than a page of it; its script
-fetches the changed parts alone. Everything works without scripts, too.
+The table is filtered, sorted and cut here (``table.py``), so that a browser gets one
+page
+of it; its script fetches only the changed parts. Everything works without scripts, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: How far back the plot may reach: hours, and the words for it.
 PERIODS = ((24, "24 hours"), (7 * 24, "7 days"), (31 * 24, "31 days"))
-#: Most who wait, and users of the store, that are shown by name.
+#: Most waiting sessions, and users of the store, that are listed.
 _MOST_SHOWN = 200
 
 
@@ -44,7 +44,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Waiter:
-    """Somebody who waits for a GPU."""
+    """A session that waits for a GPU."""
 
     place: int
     key: SessionKey
@@ -52,16 +52,16 @@ class Waiter:
 
 
 class ManagerPage(Page):
-    """A page that tells of everybody's sessions."""
+    """A page about all users' sessions."""
 
     async def prepare(self) -> None:
-        """Let in who manages."""
+        """Let managers in."""
         await super().prepare()
         if not self._finished:  # it is, where it leads to the login
             self.check_manages()
 
     def check_manages(self) -> None:
-        """Let nobody else in.
+        """Reject other people.
 
         Raises:
             Forbidden: it is for managers.
@@ -138,7 +138,7 @@ class Part(ManagerPage):
     is_page: ClassVar = False
 
     async def prepare(self) -> None:
-        """A script is never led to a login."""
+        """A script is never redirected to a login."""
         await PersonRoute.prepare(self)
         if not self._finished:
             self.check_manages()
@@ -154,7 +154,7 @@ class Part(ManagerPage):
 
 
 class Store(ManagerPage):
-    """Who has saved how much."""
+    """Checkpoints in the store, by user."""
 
     async def get(self) -> None:
         """Show it."""
@@ -192,7 +192,7 @@ def _stored(views: Sequence[SessionView]) -> Number:
 
 
 def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
-    """Who waits for a GPU, the first one first."""
+    """The GPU queue, the first one first."""
     waiters = []
     for view in views:
         place = view.facts.get("place")

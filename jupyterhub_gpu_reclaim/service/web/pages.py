@@ -1,8 +1,8 @@
 """The service's own pages: sessions with their reasons and buttons.
 
-Plain HTML forms that work without JavaScript; a script keeps the cards up to date.
-Called by browsers with the Hub's OAuth login. What the buttons do is in ``forms.py``,
-the managers' page in ``overview.py``.
+Plain HTML forms that work without JavaScript; a script keeps the cards up to date. The
+login is the Hub's OAuth. What the buttons do is in ``forms.py``, the managers' page in
+``overview.py``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class HtmlErrors(Route):
     """A handler that answers with pages, also when something is wrong."""
 
     def set_default_headers(self) -> None:
-        """Only our own scripts and styles, and forms that lead to us or to the Hub."""
+        """Allow only our own scripts and styles, and forms to us or to the Hub."""
         super().set_default_headers()
         self.set_header("Content-Type", "text/html; charset=utf-8")
         host = self.context.hub_host
@@ -109,12 +109,12 @@ class HtmlErrors(Route):
 
 
 class Page(PersonRoute, HtmlErrors):
-    """A page for somebody who is logged in; a visit without a login leads to it."""
+    """A page with a login; a visit without one is redirected to it."""
 
     is_page: ClassVar = True
 
     async def prepare(self) -> None:
-        """Log in where that is missing; a script is never led to a login."""
+        """Log in if needed; a script is never redirected to a login."""
         try:
             await super().prepare()
         except Unauthenticated:
@@ -151,11 +151,11 @@ class Page(PersonRoute, HtmlErrors):
         return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
 
     def done(self) -> str:
-        """What was just done by a form, in words."""
+        """What a form has just done, in words."""
         return DONE.get(self.get_query_argument("done", ""), "")
 
     def xsrf(self) -> str:
-        """The proof that the page's forms and scripts send back (``visits.py``)."""
+        """The proof that the page's forms and scripts send back (``api/visits.py``)."""
         logins: PageLogins = self.settings["page_logins"]
         return logins.proof(self._login) if self._login is not None else ""
 
@@ -176,7 +176,7 @@ class Index(Mine):
     """Where people arrive: managers at the overview, users at their own sessions."""
 
     async def get(self) -> None:
-        """Show or lead there."""
+        """Show or redirect there."""
         if self.person.manages:
             self.redirect(f"{self.context.prefix}all")
         else:
@@ -211,7 +211,7 @@ class Log(Page):
     """What happened to all sessions of a user, also to those that are deleted."""
 
     async def get(self) -> None:
-        """Tell it, a page at a time.
+        """Show one page of it.
 
         Raises:
             NotFound: another user.
@@ -237,7 +237,7 @@ class Fragment(Page):
     is_page: ClassVar = False
 
     async def prepare(self) -> None:
-        """A script is never led to a login."""
+        """A script is never redirected to a login."""
         await PersonRoute.prepare(self)
 
     async def get(self, user: str, server: str) -> None:
@@ -252,7 +252,7 @@ class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
     """The Hub's answer to a login; sets the cookie and goes on."""
 
     async def prepare(self) -> None:
-        """A login that a script or a frame has begun ends here.
+        """Reject a login that a script or a frame has begun.
 
         Raises:
             Forbidden: it was not a visit.
@@ -263,15 +263,15 @@ class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
 
 
 class NoPage(HtmlErrors):
-    """Any address that no page has."""
+    """Any unknown address."""
 
     async def prepare(self) -> None:
-        """Say so."""
+        """Answer 404."""
         raise HTTPError(404)
 
 
 class Static(StaticFileHandler):
-    """Scripts and styles: asked for again each time, so that versions never mix."""
+    """Scripts and styles: validated each time, so that versions never mix."""
 
     def validate_absolute_path(self, root: str, absolute_path: str) -> str | None:
         """The file that is asked for.
@@ -284,7 +284,7 @@ class Static(StaticFileHandler):
         return super().validate_absolute_path(root, absolute_path)
 
     def set_extra_headers(self, path: str) -> None:
-        """A copy that a browser has is good only if it is still the same."""
+        """Let browsers use a copy only after checking that it is current."""
         del path
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")

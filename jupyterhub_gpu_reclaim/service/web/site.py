@@ -1,7 +1,6 @@
 """The service's HTTP side in one value: every route and page under one prefix.
 
-Called by ``app.py`` and by tests. It opens nothing and knows no settings beyond the
-context that it is given.
+It opens nothing and knows no settings beyond its context.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
         cookie_secret=cookie_secret,
         page_logins=PageLogins(cookie_secret, context.clock),
         log_function=log_request,
-        # a cookie alone changes nothing (visits.py), and a token needs no more
+        # a cookie alone changes nothing (api/visits.py), and a token needs no more
         xsrf_cookies=False,
     )
 

@@ -1,7 +1,6 @@
-"""Numbers as shapes for the pages' inline SVG: an hour's line, a month's plot.
+"""Inline SVG for the pages: an hour's line, a month's plot.
 
-Called by ``cards.py`` and ``overview.py``; the templates print what is made here. Pure.
-Colours are classes, never styles: the pages' policy allows no inline style.
+Pure. Colours are classes, never styles: the pages' policy allows no inline style.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Spark:
     width: int
     height: int
     newest: str  #: "45 %"
-    label: str  #: for those who do not see it
+    label: str  #: text alternative
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Plot:
 
 
 def spark(line: Line) -> Spark:
-    """The picture of one session's last hour; a minute that is not known is a gap."""
+    """The picture of one session's last hour; an unknown minute is a gap."""
     values = line.gpu_percent
     known = [value for value in values if value is not None]
     newest = next((v for v in reversed(values) if v is not None), 0.0)
@@ -124,7 +123,7 @@ def plot(totals: Totals, hours: int) -> Plot | None:
 
 
 def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
-    """The points, parted where the service was away."""
+    """The points, split where the service was away."""
     runs = [[points[0]]]
     for before, point in pairwise(points):
         if point.at - before.at > 1.5 * step:

@@ -1,7 +1,6 @@
-"""The managers' table: which sessions, in which order, and which page of them.
+"""The managers' table: filter, order and one page of the sessions.
 
-Called by ``overview.py`` with all sessions and what the address asks for; pure. The
-whole table is never sent: ten thousand rows would hang a browser.
+Pure. The whole table is never sent: ten thousand rows would hang a browser.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ _FALLING = {"gpu", "use", "idle", "saved"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an address asks for; anything that makes no sense there is left out."""
+    """Filter, order and page from an address; invalid parts are ignored."""
 
     text: str = ""
     state: str = ""
@@ -92,7 +91,7 @@ class Wanted:
 
     @classmethod
     def of(cls, query: str) -> Wanted:
-        """From the part of an address after the question mark."""
+        """From an address's query."""
         given = dict(parse_qsl(query, errors="replace"))
         page = given.get("page", "1")
         return cls(
@@ -108,7 +107,7 @@ class Wanted:
         )
 
     def query(self, **changes: object) -> str:
-        """The same as the part of an address, changed; a change leads to page 1."""
+        """The same as a query, changed; a change leads to page 1."""
         changed: dict[str, Any] = {"page": 1, **changes}
         wanted = replace(self, **changed)
         values: Mapping[str, object] = {
@@ -124,15 +123,15 @@ class Wanted:
 
     @property
     def order(self) -> str:
-        """How the column that it is sorted by goes, as ``aria-sort`` has it."""
+        """The direction of the sorted column, for ``aria-sort``."""
         return "descending" if self.down ^ (self.sort in _FALLING) else "ascending"
 
     def sorted_by(self, column: str) -> str:
-        """Where the head of a column leads to: the other way round if it is sorted."""
+        """The link in a column's head: the other direction if it is sorted."""
         return self.query(sort=column, down=column == self.sort and not self.down)
 
     def takes(self, view: SessionView) -> bool:
-        """Whether that session is among those that are looked for."""
+        """Whether that session passes the filter."""
         return (
             self.state in {"", view.phase.value}
             and self.node in {"", _node(view)}
@@ -174,7 +173,7 @@ class Table:
 
 
 def table(views: Sequence[SessionView], wanted: Wanted) -> Table:
-    """The page that is asked for, or the last one where there are not so many."""
+    """The requested page, or the last one if there are fewer."""
     found = [view for view in views if wanted.takes(view)]
     found.sort(key=lambda view: view.key)
     if wanted.sort != "session":
@@ -204,7 +203,7 @@ def _choices(values: Iterable[str]) -> list[Choice]:
 
 
 def _text(view: SessionView) -> str:
-    """What the text is looked for in."""
+    """The text that is searched."""
     message = view.verdict.message if _why(view) and view.verdict else ""
     failure = view.failure.message if view.failure else ""
     gpus = " ".join(gpu.name for gpu in view.gpus)
