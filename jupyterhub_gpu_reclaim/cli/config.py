@@ -1,11 +1,11 @@
 """``jupyterhub-gpu-reclaim config check FILE``: checks a Hub's configuration.
 
 The file is read as the Hub reads it, which runs it, and ``configure(c)`` in it checks
-its
-arguments; what is set below the call is checked as well. Nothing is started, and
-nothing
-of ours is made on this machine.
+its arguments; what is set below the call is checked as well. Nothing is started, and
+nothing of ours is made on this machine.
 """
+
+# ruff: noqa: PLC0415 - what reads a configuration is large; no other command needs it
 
 from __future__ import annotations
 
@@ -54,12 +54,8 @@ def problems_of(file: Path) -> list[str]:
     Raises:
         Refused: there is no such file.
     """
-    from jupyterhub_gpu_reclaim.hub import (  # noqa: PLC0415
-        config as hub_config,
-    )
-    from jupyterhub_gpu_reclaim.hub import (  # noqa: PLC0415 - they are large
-        config_check,
-    )
+    from jupyterhub_gpu_reclaim.hub import config as hub_config
+    from jupyterhub_gpu_reclaim.hub import config_check
 
     if not file.is_file():
         raise Refused(Reason.INVALID, what=f"There is no file {file}.")
@@ -76,7 +72,7 @@ def problems_of(file: Path) -> list[str]:
 
 def _loaded(file: Path) -> Any:
     """The configuration that a Hub would have."""
-    from jupyterhub.app import JupyterHub  # noqa: PLC0415 - large
+    from jupyterhub.app import JupyterHub
 
     hub = JupyterHub()
     hub.raise_config_file_errors = True

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The option of a TCP socket that CRIU sets, and a dump leaves set.
-TCP_REPAIR: Final = 19
 _SYS_PIDFD_GETFD: Final = 438  #: the same on all architectures
 
 

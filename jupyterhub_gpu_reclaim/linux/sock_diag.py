@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Address = IPv4Address | IPv6Address
 
 TIMEOUT_SECONDS: Final = 10.0
+#: The option of a TCP socket that CRIU sets, and a dump leaves set (``linux/tcp.h``).
+TCP_REPAIR: Final = 19
 
 _SOCK_DIAG = 4
 _ROUTE = 0

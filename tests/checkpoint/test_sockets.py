@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.linux import sock_diag
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, State
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
@@ -342,7 +343,7 @@ def test_tree_sockets_of_a_foreign_network_namespace_are_seen():
         assert process.stdout.readline() == b"up\n"
         (one,) = tree_sockets(process.pid, [process.pid])
         assert (one.state, one.local.port) == (State.LISTEN, 4711)
-        assert ip_address("127.0.0.1") not in inet.own_addresses(process.pid)
+        assert ip_address("127.0.0.1") not in sock_diag.own_addresses(process.pid)
         process.stdin.close()
     with Diag(os.getpid()) as diag:
         assert 4711 not in {one.local.port for one in diag.sockets()}
@@ -398,7 +399,7 @@ def test_cut_and_close_external_session_comes_back_with_its_own_connections(
             inet.reset_all(place.init_pid, pids)
             place.kill()
     image["files.img"] = inet.close_external(
-        image["files.img"], inet.own_addresses(os.getpid())
+        image["files.img"], sock_diag.own_addresses(os.getpid())
     )
     assert {p.port for p in inet.ports_of(image["files.img"])} >= {port}
     place = places.hold()

@@ -34,9 +34,6 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
     State,
     address_of,
 )
-from jupyterhub_gpu_reclaim.linux.sock_diag import (
-    own_addresses as own_addresses,  # noqa: PLC0414 - re-exported for callers that cut
-)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -32,8 +32,8 @@ import termios
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.pidfd import TCP_REPAIR, borrow
-from jupyterhub_gpu_reclaim.linux.sock_diag import State
+from jupyterhub_gpu_reclaim.linux.pidfd import borrow
+from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

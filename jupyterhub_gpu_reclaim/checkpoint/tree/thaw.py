@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.pidfd import TCP_REPAIR, borrow
+from jupyterhub_gpu_reclaim.linux.pidfd import borrow
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
+from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

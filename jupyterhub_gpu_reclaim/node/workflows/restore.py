@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
-from jupyterhub_gpu_reclaim.linux import cgroups, processes
+from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.compat.requirements import (
     World,
@@ -397,7 +397,7 @@ def _compare(
     # Only a first look: what is opened for the session is judged itself (handover).
     found += open_files.compare(world.files, Path(f"/proc/{init_pid}/root"))
     image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
-    here = inet.own_addresses(init_pid)
+    here = sock_diag.own_addresses(init_pid)
     ended = inet.ended_connections(image, here, world.cut)
     image = inet.close_external(image, here, world.cut)
     found += ports.await_free(
