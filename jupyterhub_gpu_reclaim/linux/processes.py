@@ -86,7 +86,7 @@ class Snapshot:
 def _stat(pid: int) -> tuple[str, str, int, int] | None:
     """Name, state, ppid and start time; None when there is no such process."""
     try:
-        match = _STAT.match((procfs.PROC / str(pid) / "stat").read_bytes())
+        match = _STAT.match(procfs.read(pid, "stat"))
     except OSError:
         return None
     if match is None:
@@ -134,9 +134,9 @@ def _depth(pid: int) -> int:
 def families() -> dict[int, list[int]]:
     """The pids of every process of the machine, by their parent's."""
     children: dict[int, list[int]] = {}
-    for entry in procfs.PROC.iterdir():
-        if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
-            children.setdefault(stat[2], []).append(int(entry.name))
+    for pid in procfs.pids():
+        if (stat := _stat(pid)) is not None:
+            children.setdefault(stat[2], []).append(pid)
     return children
 
 
@@ -161,10 +161,8 @@ def inhabitants(init: Process) -> list[Process]:
     depth = _depth(init.pid)
     inside = procfs.link(init.pid, "ns/pid")
     found = []
-    for entry in procfs.PROC.iterdir():
-        if not entry.name.isdigit() or not inside:
-            continue
-        process = _process(int(entry.name), depth)
+    for pid in procfs.pids() if inside else ():
+        process = _process(pid, depth)
         if process is None or process.ns_pid == 0:
             continue
         if inside in namespaces_of(process.pid):

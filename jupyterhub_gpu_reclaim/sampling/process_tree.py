@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.linux import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -88,8 +90,7 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
 
 
 def _stat(pid: int) -> _Stat:
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    fields = text.rpartition(")")[2].split()
+    fields = procfs.read(pid, "stat").rpartition(b")")[2].split()
     since_boot = int(fields[19]) / _TICKS
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return _Stat(
@@ -104,12 +105,11 @@ def _stat(pid: int) -> _Stat:
 
 def _memory(pid: int) -> int:
     """Proportional set size where it is cheap to ask for, else the resident size."""
-    process = Path(f"/proc/{pid}")
-    resident = int((process / "statm").read_text().split()[1]) * _PAGE
+    resident = int(procfs.read(pid, "statm").split()[1]) * _PAGE
     if resident == 0 or resident >= _EXACT_BELOW_BYTES:
         return resident
-    for line in (process / "smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+    for line in procfs.read(pid, "smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return resident
 

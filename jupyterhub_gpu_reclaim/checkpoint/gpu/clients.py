@@ -83,9 +83,9 @@ def _files(pid: int) -> Iterator[str]:
 
 def _servers() -> Iterator[int]:
     """The pids of MPS's own programs on this machine."""
-    for entry in procfs.PROC.iterdir():
-        if entry.name.isdigit() and procfs.name(int(entry.name)).startswith(_MPS):
-            yield int(entry.name)
+    for pid in procfs.pids():
+        if procfs.name(pid).startswith(_MPS):
+            yield pid
 
 
 def _talks_to(pid: int, servers: Collection[int]) -> bool:

@@ -131,10 +131,7 @@ def _refuse_holders(tree: Snapshot) -> None:
     """
     mine = {process.pid: process.ns_pid for process in tree.processes}
     numbers = {str(number) for both in mine.items() for number in both}
-    for entry in procfs.PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
-        pid = int(entry.name)
+    for pid in procfs.pids():
         for one in procfs.descriptors(pid):
             found = _MEMORY.search(one.target)
             if found is None or not numbers & set(found.groups()):

@@ -319,10 +319,7 @@ def format_ranges(ports: Iterable[int]) -> str:
 def _holder(inodes: Collection[int], uid: int | None) -> str:
     """The holder of one of those sockets; named where it is that user's program."""
     wanted = {f"socket:[{inode}]" for inode in inodes if inode}
-    for entry in Path("/proc").iterdir() if wanted else ():
-        if not entry.name.isdigit():
-            continue
-        pid = int(entry.name)
+    for pid in procfs.pids() if wanted else ():
         if any(one.target in wanted for one in procfs.descriptors(pid)):
             name = f"{procfs.name(pid)} (process {pid})"
             _log.info("- a port that a saved session needs is taken by %s", name)

@@ -18,12 +18,16 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MODES = ("start", "hold")
+#: Lines of /proc/<pid>/status: pid 1 of a namespace below ours; all four uids root's.
+_FIRST = re.compile(rb"^NSpid:(?:\t\d+)+\t1$", re.MULTILINE)
+_OF_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
 
 
 class Told(Value, frozen=True, kw_only=True):
@@ -103,10 +107,8 @@ class LocalPlacements:
     def list(self) -> list[Session]:
         """Every session with an init on this machine, by incarnation."""
         found: dict[str, Session] = {}
-        for entry in self._proc.iterdir():
-            if not entry.name.isdecimal():
-                continue
-            session = self._session(entry)
+        for pid in procfs.pids(self._proc):
+            session = self._session(pid)
             if session is not None:
                 found.setdefault(session.incarnation, session)
         self._pids = {name: session.init_pid for name, session in found.items()}
@@ -117,7 +119,7 @@ class LocalPlacements:
         del pod
         # Most often it is where it was.
         pid = self._pids.get(incarnation)
-        there = None if pid is None else self._session(self._proc / str(pid))
+        there = None if pid is None else self._session(pid)
         if there is not None and there.incarnation == incarnation:
             return there
         for session in self.list():
@@ -128,31 +130,28 @@ class LocalPlacements:
     def tell(self, incarnation: str, told: Told) -> None:
         """Do nothing: an init of root can be trusted on its session."""
 
-    def _session(self, entry: Path) -> Session | None:
+    def _session(self, pid: int) -> Session | None:
         """The session whose init that process is; None when it is none of ours."""
         try:
             # The command line last: it is memory of the process, and a user can make
             # a page of it that blocks its reader.
-            if not _is_root_and_first((entry / "status").read_text()):
+            if not _is_root_and_first(procfs.read(pid, "status", self._proc)):
                 return None
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            stat = (entry / "stat").read_text()
+            words = procfs.read(pid, "cmdline", self._proc).split(b"\0")
+            stat = procfs.read(pid, "stat", self._proc)
         except OSError:  # it has ended while we looked
             return None
         if not any(b"session_init" in word for word in words[:6]):
             return None
-        fields = stat.rpartition(")")[2].split()
-        if fields[0] in "ZX":
+        fields = stat.rpartition(b")")[2].split()
+        if fields[0] in (b"Z", b"X"):
             return None
-        return parse(words, int(entry.name), int(fields[19]), self._realm)
+        return parse(words, pid, int(fields[19]), self._realm)
 
 
-def _is_root_and_first(status: str) -> bool:
+def _is_root_and_first(status: bytes) -> bool:
     """All four uids are root's, and it is pid 1 of a namespace below ours."""
-    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    uids = lines.get("Uid", "").split()
-    pids = lines.get("NSpid", "").split()
-    return uids == ["0"] * 4 and len(pids) >= 2 and pids[-1] == "1"
+    return bool(_FIRST.search(status) and _OF_ROOT.search(status))
 
 
 def parse(words: Iterable[bytes], pid: int, start: int, realm: str) -> Session | None:

@@ -22,7 +22,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import containers, process_environment
+from jupyterhub_gpu_reclaim.linux import containers, process_environment, procfs
 from jupyterhub_gpu_reclaim.linux.processes import INIT_NAME
 from jupyterhub_gpu_reclaim.node.sessions.placements import Session, Told, parse
 
@@ -122,7 +122,7 @@ class PodPlacements:
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
         """Every process that claims to be the init of a session of ours."""
-        for pid in self._pids():
+        for pid in procfs.pids(self._proc):
             # Of most processes no more than this has to be read.
             if self._name(pid) != INIT_NAME:
                 continue
@@ -143,9 +143,6 @@ class PodPlacements:
                 yield replace(
                     session, container=container.id, told=Told(pod=container.pod)
                 )
-
-    def _pids(self) -> Iterator[int]:
-        return (int(e.name) for e in self._proc.iterdir() if e.name.isdecimal())
 
     def _look(self, pid: int, pod: str) -> tuple[int, containers.Container] | None:
         """When a process of (that) pod was started, and its container.
@@ -174,14 +171,15 @@ class PodPlacements:
             _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
             and (found := self._look(pid, pod)) is not None
             and now - found[0] / _TICKS < self._patience
-            for pid in self._pids()
+            for pid in procfs.pids(self._proc)
         )
 
     def _name(self, pid: int) -> str:
         try:
-            return (self._proc / str(pid) / "comm").read_text(errors="replace").strip()
+            name = procfs.read(pid, "comm", self._proc)
         except OSError:
             return ""
+        return name.decode(errors="replace").strip()
 
 
 def _oldest(claims: Iterable[Session]) -> Iterable[Session]:

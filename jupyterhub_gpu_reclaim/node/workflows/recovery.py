@@ -34,7 +34,6 @@ from jupyterhub_gpu_reclaim.node.workflows import capture, release
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
-    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.common.models import Event
@@ -329,12 +328,9 @@ def _criu_inside(session: Session) -> list[Process]:
     """Our CRIU's own processes in that session's pid namespace."""
     space = procfs.link(session.init_pid, "ns/pid")
     found = []
-    for entry in procfs.PROC.iterdir():
-        if not entry.name.isdecimal():
-            continue
-        pid = int(entry.name)
+    for pid in procfs.pids():
         # Whose it is comes first: a user's command line may block who reads it.
-        if procfs.link(pid, "ns/pid") != space or _owner(entry) != 0:
+        if procfs.link(pid, "ns/pid") != space or _owner(pid) != 0:
             continue
         words = procfs.text(pid, "cmdline").split("\0")
         if not all(word in words for word in _CRIU_WORDS):
@@ -346,12 +342,10 @@ def _criu_inside(session: Session) -> list[Process]:
     return found
 
 
-def _owner(entry: Path) -> int | None:
+def _owner(pid: int) -> int | None:
     """The user of a process; None when it has ended."""
-    try:
-        return entry.stat().st_uid
-    except OSError:
-        return None
+    status = procfs.target_status(pid, "")
+    return None if status is None else status.st_uid
 
 
 def _attempt(work: Callable[[], object], key: object) -> bool:
