@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -54,6 +55,7 @@ _ARGUMENTS: Final = (_RDI, _RSI, _RDX, _R10, _R8, _R9)
 _SYSCALL_CODE: Final = b"\x0f\x05"
 _NO_CALL: Final = (1 << 64) - 1
 _PAUSE_SECONDS: Final = 0.0005
+_STOP_SECONDS: Final = 2.0
 
 _MMAP, _MUNMAP = 9, 11
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
@@ -105,6 +107,7 @@ class Traced:
 def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
     """Hold a process with all its threads; they go on at the end of the block.
 
+    A process that a signal had stopped is stopped again when the block has ended.
     Must be used by one thread from begin to end, as the kernel wants it.
 
     Args:
@@ -168,6 +171,8 @@ def _held(
     finally:
         for thread in threads.values():
             thread.detach()
+        for thread in threads.values():
+            thread.wait_as_found()
 
 
 class _Thread:
@@ -176,6 +181,7 @@ class _Thread:
     def __init__(self, tid: int, deadline: float) -> None:
         self._tid = tid
         self._deadline = deadline
+        self._was_stopped = self._is_stopped()
         self._signal = 0  #: one that came meanwhile, to be given back
         self._registers = b""
         self._mask = b""
@@ -224,6 +230,19 @@ class _Thread:
         """Let it go; one that has ended meanwhile needs nothing."""
         with contextlib.suppress(OSError):
             _ptrace(_DETACH, self._tid, 0, self._signal)
+
+    def wait_as_found(self) -> None:
+        """Wait until one that a signal had stopped is stopped again.
+
+        The kernel wakes it for that. One that does not stop was continued meanwhile.
+        """
+        if self._was_stopped:
+            until = time.monotonic() + _STOP_SECONDS
+            while not self._is_stopped() and time.monotonic() < until:
+                time.sleep(_PAUSE_SECONDS)
+
+    def _is_stopped(self) -> bool:
+        return procfs.stat(self._tid)[:1] == [STOPPED]
 
     def _run_to_syscall_stop(self) -> None:
         while True:

@@ -166,7 +166,10 @@ def test_program_of_ours_cannot_be_written_to_through_a_descriptor(world, engine
         for pid in strangers(world.place):
             here = Path(f"/proc/{pid}")
             for path in (here / "exe", *(here / "fd").iterdir()):
-                target = str(path.readlink())
+                try:
+                    target = str(path.readlink())
+                except FileNotFoundError:  # it was closed since it was listed
+                    continue
                 # The session's own /proc, and the folder that CRIU writes to.
                 if target.startswith("/proc/") or target.endswith("criu.log"):
                     continue

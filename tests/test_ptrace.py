@@ -1,0 +1,62 @@
+"""Holding a process still leaves it as it was found."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from tests.support.hub import wait_until
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="calls are made on x86-64 only"
+)
+GETPID = 39
+
+
+@pytest.fixture
+def program():
+    """A program that sleeps, in two threads."""
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(99,))"
+    child = subprocess.Popen([sys.executable, "-c", f"{code}.start(); time.sleep(99)"])
+    wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 20)
+    yield child.pid
+    child.kill()
+    child.wait(10)
+
+
+def states(pid: int) -> set[str]:
+    return {procfs.stat(pid, tid)[0] for tid in ptrace.tasks(pid)}
+
+
+def test_stopped_process_is_stopped_again_when_it_is_released(program):
+    """Else it is taken for one that its user has continued, and a restore fails."""
+    os.kill(program, signal.SIGSTOP)
+    wait_until(lambda: states(program) == {processes.STOPPED}, 5)
+    for _ in range(200):
+        with ptrace.stopped(program, seconds=5) as traced:
+            assert traced.call(GETPID) == program
+        assert states(program) == {processes.STOPPED}
+
+
+def test_running_process_goes_on_when_it_is_released(program):
+    for _ in range(20):
+        with ptrace.stopped(program, seconds=5):
+            pass
+        assert processes.STOPPED not in states(program)
+
+
+def test_stopped_process_that_is_continued_meanwhile_is_not_waited_for(program):
+    os.kill(program, signal.SIGSTOP)
+    wait_until(lambda: states(program) == {processes.STOPPED}, 5)
+    begun = time.monotonic()
+    with ptrace.stopped(program, seconds=60):
+        os.kill(program, signal.SIGCONT)
+    assert time.monotonic() - begun < 10
+    assert processes.STOPPED not in states(program)
