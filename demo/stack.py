@@ -218,8 +218,12 @@ class Stack:
 
     def log(self, part: str) -> str:
         """The log of a part so far."""
-        path = self.folder / f"{part}.log"
+        path = self.log_path(part)
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def log_path(self, part: str) -> Path:
+        """Where a part writes its log."""
+        return self.folder / f"{part}.log"
 
     def service_pids(self) -> list[int]:
         """The service of this stack, and its supervisor (which the Hub starts)."""
@@ -233,7 +237,7 @@ class Stack:
     # --- helpers -------------------------------------------------------------------
 
     def _run(self, part: str, command: list[str], env: dict[str, str]) -> None:
-        with (self.folder / f"{part}.log").open("ab") as log:
+        with self.log_path(part).open("ab") as log:
             self.parts[part] = subprocess.Popen(
                 command,
                 cwd=self.folder,

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
-from demo.stack import Stack
 from tests.support import light_server
 from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
     from demo.admin import Admin
-    from demo.stack import Stack
     from demo.user import Kernel, Server
+    from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 

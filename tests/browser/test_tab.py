@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
     from demo.admin import Admin
-    from demo.stack import Stack
+    from tests.support.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]

@@ -14,9 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from demo.admin import Admin
-from demo.stack import Stack
 from demo.user import User
 from tests.support import light_server
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

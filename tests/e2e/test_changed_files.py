@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import requests
 
     from demo.admin import Admin
-    from demo.stack import Stack
     from demo.user import Kernel, User
+    from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from demo.admin import Admin
-    from demo.stack import Stack
     from demo.user import Kernel, User
+    from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,9 +11,10 @@ import pytest
 
 from demo import processes
 from demo.causes import cause
-from demo.stack import Stack, StackError
+from demo.stack import StackError
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations, read_sysctl
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ import pytest
 import requests
 
 from demo.admin import Admin
-from demo.stack import Stack
 from demo.user import User
 from tests.support import light_server
 from tests.support.hub import wait_until
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

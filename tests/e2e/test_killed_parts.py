@@ -21,9 +21,10 @@ import pytest
 from websockets.exceptions import WebSocketException
 
 from demo.admin import Admin
-from demo.stack import Stack, free_port
+from demo.stack import free_port
 from demo.user import User, UserError
 from tests.support import light_server
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

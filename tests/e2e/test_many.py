@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from demo.admin import Admin
-    from demo.stack import Stack
     from demo.user import User
+    from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

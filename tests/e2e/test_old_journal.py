@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demo.admin import Admin
-from demo.stack import BIN, Stack
+from demo.stack import BIN
 from demo.user import User
 from tests.support import light_server
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from tests.support.hub import wait_until
 
 if TYPE_CHECKING:
     from demo.admin import Admin
-    from demo.stack import Stack
     from demo.user import User
+    from tests.support.stack import Stack
 
 
 def revoke(admin: Admin, user: str) -> None:

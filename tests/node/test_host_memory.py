@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import (
     Need,
 )
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-from tests.support import agent as support
 from tests.support.agent import Agent, criu_folder, goes_on
 
 GIB = 1 << 30
@@ -148,11 +146,9 @@ def crowded(folder, monkeypatch):
         meminfo.write_text(f"MemAvailable: {count // 1024} kB\n")
 
     tell(64 * GIB)
-    root = Path(__file__).parents[2]
     monkeypatch.setenv("CROWDED_MEMINFO", str(meminfo))
-    monkeypatch.setenv("PYTHONPATH", f"{root}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(support, "AGENT", CROWDED)
     made = Agent(folder, criu_folder())
+    made.program = "tests.support.crowded:main"
     made.start()
     yield made, tell
     made.kill()

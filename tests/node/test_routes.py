@@ -6,8 +6,6 @@ import sys
 import httpx
 import pytest
 
-from tests.support.agent import AGENT
-
 pytestmark = pytest.mark.shares_an_agent
 
 UNKNOWN = "/v1/sessions/nobody-knows-this"
@@ -106,7 +104,7 @@ def test_readyz_says_what_this_machine_lacks(agent):
 
 def test_second_agent_on_the_same_state_folder_is_refused(agent):
     second = subprocess.run(
-        agent.popen.args,
+        [sys.executable, "-m", "jupyterhub_gpu_reclaim.node", *agent.popen.args[1:]],
         capture_output=True,
         text=True,
         timeout=30,
@@ -140,7 +138,7 @@ def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
     options[name] = value
     line = [f"{name}={value}" for name, value in options.items()]
     done = subprocess.run(
-        [sys.executable, "-c", AGENT, *line],
+        [sys.executable, "-m", "jupyterhub_gpu_reclaim.node", *line],
         capture_output=True,
         text=True,
         timeout=30,

@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
+from tests.support import preloaded
 
 INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
 MOUNTS = """
@@ -33,7 +34,6 @@ CRIU_FOLDERS = (
     str(Path(__file__).parents[2] / ".cache" / "criu"),
     str(criu_module.FOLDER),
 )
-AGENT = "from jupyterhub_gpu_reclaim.node.app import main; main()"
 #: As the launcher starts it, without JupyterLab: nobody here looks at a page.
 SERVER = """
 from jupyterhub_gpu_reclaim.session_init.launcher import deny_io_uring
@@ -72,16 +72,18 @@ class Agent:
     def __init__(self, folder: Path, criu: str) -> None:
         self.folder = folder
         self.criu = criu
-        self.popen: subprocess.Popen | None = None
+        self.program = preloaded.AGENT
+        self.popen: preloaded.Started | None = None
         self.log = folder / "agent.log"
         self.store = f"{folder}/store"
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
         with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(
+            self.popen = preloaded.start(
+                self.program,
                 [
-                    *(sys.executable, "-c", AGENT),
+                    "jupyterhub-gpu-reclaim-agent",
                     f"--listen={self.listen}",
                     f"--AgentApp.state_dir={self.folder}/state",
                     f"--AgentApp.store_url={self.store}",
@@ -90,9 +92,9 @@ class Agent:
                     f"--AgentApp.realm={self.folder.name}",
                     *options,
                 ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                log=log.fileno(),
+                env=dict(os.environ),
+                cwd=Path.cwd(),
             )
         if wait:
             wait_for(self._answers)

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import requests
 
 from demo.user import User
-from tests.support import light_server
+from tests.support import light_server, preloaded
 
 BIN = Path(sys.executable).parent
 MARK = "GPU_RECLAIM_TEST"
@@ -109,7 +109,7 @@ class HubUnderTest:
             server=light_server.COMMAND,
         )
         self.configure(config)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: preloaded.Started | None = None
 
     def configure(self, config: str) -> None:
         """Write the configuration anew; holds from the next start on."""
@@ -120,19 +120,17 @@ class HubUnderTest:
     def start(self, seconds: float = 90) -> HubUnderTest:
         """Start the Hub and wait until it answers through the proxy."""
         with (self.folder / "hub.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [BIN / "jupyterhub", "--config", self.folder / "jupyterhub_config.py"],
-                cwd=self.folder,
+            self.process = preloaded.start(
+                preloaded.HUB,
+                ["jupyterhub", f"--config={self.folder / 'jupyterhub_config.py'}"],
+                log=log.fileno(),
                 env={
                     **os.environ,
                     "PATH": f"{BIN}:{os.environ['PATH']}",
                     MARK: str(self.folder),
                     **self.env,
                 },
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                cwd=self.folder,
             )
         wait_until(self._answers, seconds, self.log)
         return self

@@ -1,0 +1,24 @@
+"""The demo's stack, whose Hub and agent start quickly (see ``preloaded``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from demo.stack import Stack as DemoStack
+from tests.support import preloaded
+
+_PROGRAMS = {
+    "jupyterhub": preloaded.HUB,
+    "jupyterhub-gpu-reclaim-agent": preloaded.AGENT,
+}
+
+
+class Stack(DemoStack):
+    """One Hub, one service, one agent, in one folder; see ``demo.stack``."""
+
+    def _run(self, part: str, command: list[str], env: dict[str, str]) -> None:
+        program = _PROGRAMS[Path(command[0]).name]
+        with self.log_path(part).open("ab") as log:
+            self.parts[part] = preloaded.start(
+                program, command, log=log.fileno(), env=env, cwd=self.folder
+            )
