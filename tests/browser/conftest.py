@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
+from tests.support import chromium as chromium_program
 from tests.support import light_server
 from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
 from tests.support.stack import Stack
@@ -30,27 +30,14 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 _numbers = itertools.count(1)
 ON_REQUEST_ONLY = {"idle_after": 0, "sample_interval": 1}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if shutil.which(CHROMIUM):
-        return
-    reason = f"{CHROMIUM} is not there; scripts/bootstrap test installs it"
     for item in items:
         if "tests/browser" in str(item.path):
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(chromium_program.NEEDED)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +58,9 @@ def admin(stack: Stack) -> Admin:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
+        )
         yield browser
         browser.close()
 

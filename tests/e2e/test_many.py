@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SESSIONS = 10
+SESSIONS = 5
 
 
-def test_ten_sessions_suspended_in_turn_all_come_back(
+def test_five_sessions_suspended_in_turn_all_come_back(
     stack: Stack, admin: Admin, new_user: Callable[[], User]
 ) -> None:
     kernels = []

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -21,15 +22,16 @@ from playwright.async_api import async_playwright
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from tests.service.test_under_hub import CONFIG, SAVED
+from tests.support import chromium as chromium_program
 from tests.support.hub import PASSWORD, HubUnderTest, free_port, wait_until
 from tests.support.keeping_agent import AgentThatOnlyKeeps
 
-CHROMIUM = "/usr/bin/chromium"
 PREFIX = "/services/gpu-reclaim/"
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs {CHROMIUM}"),
+    pytest.mark.asyncio(loop_scope="module"),
+    chromium_program.NEEDED,
 ]
 
 #: Eve's server: a page with the headers that its query asks for; a service worker that
@@ -129,24 +131,31 @@ def world(tmp_path_factory):
         world.close()
 
 
-@pytest.fixture(params=["ada", "admin"])
-async def victim(world, request):
-    """A tab of somebody who is logged in to the Hub and has used the service."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium():
     async with async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
+        browser = await playwright.chromium.launch(
+            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
         )
-        page = await (await chromium.new_context()).new_page()
-        page.set_default_timeout(60_000)
-        await page.goto(f"{world.hub.url}/hub/login?next=%2Fhub%2Ftoken")
-        await page.get_by_label("Username").fill(request.param)
-        await page.get_by_label("Password").fill(PASSWORD)
-        await page.get_by_role("button", name="Sign in").click()
-        await page.wait_for_url("**/hub/token")
-        await page.goto(world.service)
-        await page.locator("[data-session='ada/train']").wait_for()
-        yield page
-        await chromium.close()
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(params=["ada", "admin"], loop_scope="module")
+async def victim(world, chromium, request):
+    """A tab of somebody who is logged in to the Hub and has used the service."""
+    context = await chromium.new_context()
+    page = await context.new_page()
+    page.set_default_timeout(60_000)
+    await page.goto(f"{world.hub.url}/hub/login?next=%2Fhub%2Ftoken")
+    await page.get_by_label("Username").fill(request.param)
+    await page.get_by_label("Password").fill(PASSWORD)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url("**/hub/token")
+    await page.goto(world.service)
+    await page.locator("[data-session='ada/train']").wait_for()
+    yield page
+    await context.close()
 
 
 async def lured(world, page, query: str = "") -> None:

@@ -31,13 +31,13 @@ from playwright.async_api import async_playwright, expect
 
 from tests.service.conftest import checkpoint
 from tests.support import axe
+from tests.support import chromium as chromium_program
 
-CHROMIUM = "/usr/bin/chromium"
 LOGO = Path(sys.prefix) / "share/jupyterhub/static/images/jupyterhub-80.png"
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs {CHROMIUM}"),
+    chromium_program.NEEDED,
 ]
 
 
@@ -47,7 +47,7 @@ async def tab(service):
     problems: list[str] = []
     async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
+            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
         )
 
         async def opened(token: str = "token-root", path: str = "", **options: object):
