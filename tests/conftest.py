@@ -1,9 +1,7 @@
-"""What holds for all tests: second chances, extras, and programs that start quickly.
+"""What holds for all tests: extras, and programs that start quickly.
 
-Tests wait for real programs with limits in seconds of wall clock, and four files run
-at a time on two cores: each gets a second chance, one with a browser or a whole Hub a
-third. One that needs it is named at the end ("RERUN": look into it), and one that fails
-each time fails.
+A test is run once. A few that ``support/flaky.py`` names, with what was seen, get a
+second chance; that they needed it is said at the end ("RERUN").
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cluster import options
-from tests.support import network, root, screenshots
+from tests.support import flaky, network, root, screenshots
 from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
@@ -67,12 +65,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs root, skip the extras, and begin with what takes longest."""
     root.mark(items)
+    flaky.mark(items)
     extra = pytest.mark.skip(reason=f"covered by others; {SWITCH}=1 runs it as well")
     for item in items:
         if item.get_closest_marker("extra") and not os.environ.get(SWITCH):
             item.add_marker(extra)
-        reruns = 2 if _folder(item) in WITH_A_WHOLE_HUB else 1
-        item.add_marker(pytest.mark.flaky(reruns=reruns, reruns_delay=2))
     items.sort(key=_turn)
 
 

@@ -31,15 +31,10 @@ START = 600
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Several pods for every test: a limit of its own, and no second chance.
-
-    What fails on a cluster once has something to tell, and its pods still show it.
-    """
+    """Several pods for every test: a limit of its own."""
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(3600))
-            others = [mark for mark in item.own_markers if mark.name != "flaky"]
-            item.own_markers[:] = others
 
 
 @pytest.fixture(scope="session")

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 #: Plays it without a card: everything but what only a card can show.
 SWITCH = "GPU_RECLAIM_WITHOUT_CARD"
-#: A second chance would cost minutes of a machine with a card.
 pytestmark = pytest.mark.timeout(240)
-once = pytest.mark.flaky(reruns=0)
 IDLE_AFTER = 10
 PATIENCE = 90
 GIB = 1 << 30
@@ -257,7 +255,6 @@ def shows_its_card(view: dict[str, Any]) -> None:
     assert view["usage"]["gpu_percent"] > 5
 
 
-@once
 def test_kernel_that_computes_unseen_is_saved_by_itself_once_it_rests(
     admin: Admin, person: Person, work: Work, nvml: Nvml
 ) -> None:
@@ -278,7 +275,6 @@ def test_kernel_that_computes_unseen_is_saved_by_itself_once_it_rests(
     person.finds_all_as_it_was()
 
 
-@once
 def test_card_of_a_session_that_a_manager_suspends_counts_as_reclaimed(
     admin: Admin, person: Person, work: Work, nvml: Nvml
 ) -> None:
