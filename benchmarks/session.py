@@ -46,8 +46,10 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed, restor
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
-from jupyterhub_gpu_reclaim.node.workflows.image_source import SavedImages
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
+    IMAGES,
+    CheckpointImages,
+)
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -344,10 +346,10 @@ class Ours:
         self.save_parts = [b - a for a, b in itertools.pairwise(times)]
 
     def bring_back(self, place: Place) -> None:
-        source: Files | SavedImages = Files(self.folder)
+        source: Files | CheckpointImages = Files(self.folder)
         if self.store is not None:
             checkpoint = self.store.open(f"benchmark-{self.generation}")
-            source = SavedImages(checkpoint, {})
+            source = CheckpointImages(checkpoint, {})
         result = self.result
         begun = time.monotonic()
         restored = restore(

@@ -103,7 +103,7 @@ def _wait_for_end(agent: int) -> None:
 
 
 def _all_go_on(watched: Watched) -> bool:
-    from jupyterhub_gpu_reclaim.node import unattended  # noqa: PLC0415 - see the top
+    from jupyterhub_gpu_reclaim.node.workflows import unattended  # noqa: PLC0415 - see the top
 
     return unattended.let_go_on(watched)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.node.setup import inotify_limits
+from jupyterhub_gpu_reclaim.node.setup import readiness
 
 
 @pytest.mark.parametrize(
@@ -14,14 +14,14 @@ from jupyterhub_gpu_reclaim.node.setup import inotify_limits
 def test_a_low_limit_is_noted_and_forbids_nothing(tmp_path, limit, expected):
     path = tmp_path / "max_user_instances"
     path.write_text(limit)
-    found = list(inotify_limits.findings(path))
+    found = list(readiness.inotify_findings(path))
     assert [one.code for one in found] == expected
     assert all(not one.fatal and "128 inotify" in one.message for one in found)
 
 
 def test_a_machine_without_such_a_limit_is_fine(tmp_path):
-    assert list(inotify_limits.findings(tmp_path / "missing")) == []
+    assert list(readiness.inotify_findings(tmp_path / "missing")) == []
 
 
 def test_this_machine_has_the_limit_where_it_is_looked_for():
-    assert int(inotify_limits.LIMIT.read_text()) > 0
+    assert int(readiness.INOTIFY_LIMIT.read_text()) > 0

@@ -17,9 +17,9 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-from jupyterhub_gpu_reclaim.node.compat import gpu as gpu_world
-from jupyterhub_gpu_reclaim.node.compat.gpu import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node import requirements as gpu_world
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
 from tests.support import gpu
 from tests.support.agent import wait_for
@@ -35,17 +35,17 @@ def gpus(*cards: GpuCard, driver: str = "580.1", size: int = 100) -> Gpus:
 
 
 def codes(there: Gpus, here, free, driver: str = "580.1") -> list[str]:
-    return [one.code for one in gpu_world.compare(there, driver, here, free)]
+    return [one.code for one in gpu_world.compare_gpus(there, driver, here, free)]
 
 
 def test_the_same_cards_are_no_move():
     moves = gpu_world.plan_moves([A, B], [B, A], {})
-    assert gpu_world.pairs(moves) == []
+    assert gpu_world.move_pairs(moves) == []
 
 
 def test_another_card_of_the_model_takes_the_place_and_all_are_named():
     moves = gpu_world.plan_moves([A, B], [B, C], {})
-    assert sorted(gpu_world.pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
+    assert sorted(gpu_world.move_pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
 
 
 def test_the_emptiest_card_is_chosen():
@@ -54,7 +54,7 @@ def test_the_emptiest_card_is_chosen():
 
 
 def test_too_few_cards_of_the_model_are_a_mismatch_that_names_both():
-    (found,) = gpu_world.compare(gpus(A, B), "580.1", [A, OTHER], {})
+    (found,) = gpu_world.compare_gpus(gpus(A, B), "580.1", [A, OTHER], {})
     assert found.code == "gpu_mismatch"
     assert (
         found.message == "The session needs 2 x H200; here there is 1 x A100, 1 x H200."

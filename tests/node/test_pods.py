@@ -8,8 +8,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.sessions.placements import Told
-from jupyterhub_gpu_reclaim.node.sessions.pods import PodPlacements
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, PodPlacements
 
 POD = "0d6ed7e5-3b1a-4c39-9c3f-2d1f5f0a7b11"
 OTHER = "ffffffff-3b1a-4c39-9c3f-2d1f5f0a7b11"
@@ -69,7 +68,7 @@ def placements(proc):
 
 
 def told(pod=POD, **more):
-    return Told(pod=pod, **more)
+    return PodHint(pod=pod, **more)
 
 
 def test_session_of_any_user_is_found_in_the_pod_that_was_told(proc, placements):
@@ -94,7 +93,7 @@ def test_session_of_which_nothing_was_told_is_listed_but_not_found(proc, placeme
 
 def test_session_without_a_pod_in_the_order_is_not_known(placements):
     with pytest.raises(NotFound):
-        placements.tell("inc-1", Told())
+        placements.tell("inc-1", PodHint())
 
 
 def test_claim_of_another_pod_is_never_the_session(proc, placements):

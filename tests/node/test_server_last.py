@@ -9,10 +9,9 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
-from jupyterhub_gpu_reclaim.node.compat.requirements import World, this_machine
-from jupyterhub_gpu_reclaim.node.jupyter import thaw_order
-from jupyterhub_gpu_reclaim.node.jupyter.kernel_message import Connection
-from jupyterhub_gpu_reclaim.node.jupyter.wake_server import WakeUp
+from jupyterhub_gpu_reclaim.node.jupyter import wake_up
+from jupyterhub_gpu_reclaim.node.jupyter.wake_up import Connection, WakeUp
+from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, this_machine
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
 from tests.support.agent import goes_on
 
@@ -38,7 +37,7 @@ def saved(counter):
     for process in counter.tree.processes:
         processes.send(process, signal.SIGSTOP)
     tree = processes.wait_stopped(counter.init_pid, counter.init_start, timeout=20)
-    world = World(
+    world = HostRequirements(
         machine=this_machine(),
         criu="",
         root=tree.root.ns_pid,
@@ -53,7 +52,7 @@ def test_server_whose_kernel_never_answers_is_held_for_a_moment_only(
     counter, wake, saved
 ):
     begun = time.monotonic()
-    thaw_order.go_on(wake, *saved)
+    wake_up.thaw_server_last(wake, *saved)
     assert time.monotonic() - begun >= 0.5
     assert goes_on(counter)
 
@@ -62,7 +61,7 @@ def test_server_without_kernels_is_not_held(counter, listener, saved, monkeypatc
     monkeypatch.setattr(ptrace, "standing", None)
     with WakeUp(Address(listener.getsockname()[1], "/", "token")) as wake:
         wake.queue([], [])
-        thaw_order.go_on(wake, *saved)
+        wake_up.thaw_server_last(wake, *saved)
     assert goes_on(counter)
 
 
@@ -79,7 +78,7 @@ def test_server_that_somebody_else_holds_goes_on_with_the_others(counter, wake, 
     other.start()
     try:
         assert held.wait(20)
-        thaw_order.go_on(wake, *saved)
+        wake_up.thaw_server_last(wake, *saved)
     finally:
         enough.set()
         other.join()

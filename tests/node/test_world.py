@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.common import logs
-from jupyterhub_gpu_reclaim.node.compat.requirements import (
+from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
+from jupyterhub_gpu_reclaim.node.requirements import (
     Machine,
     compare_images,
     compare_machines,
     this_machine,
 )
-from jupyterhub_gpu_reclaim.node.sessions.login import read_login
 
 
 def machine(**changes) -> Machine:

@@ -18,7 +18,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.sessions.pods import PodPlacements
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from tests.support.agent import INIT, PATIENCE, SERVER, Agent, Jupyter, wait_for
 
 #: What Docker and containerd leave to a container's root.

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import write_durably
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.http.server import Door
-    from jupyterhub_gpu_reclaim.node.http.handler import Node
+    from jupyterhub_gpu_reclaim.node.http.routes import Node
     from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 
 _UNIX = "unix:"

@@ -23,12 +23,12 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
-from jupyterhub_gpu_reclaim.node.compat.gpu import (
+from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
     Gpus,
     GpuUse,
-    compare,
-    pairs,
+    compare_gpus,
+    move_pairs,
     plan_moves,
 )
 
@@ -250,9 +250,11 @@ class Accelerator:
         if gpus is None:
             return []
         if not self._driver.present():
-            return list(compare(gpus, "", [], {}))
+            return list(compare_gpus(gpus, "", [], {}))
         free = self._room()
-        return list(compare(gpus, cuda.driver_version(), self._cards(init_pid), free))
+        return list(
+            compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
+        )
 
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
         """Give a session its GPU memory back. Idempotent.
@@ -278,7 +280,9 @@ class Accelerator:
         fill = object()
         try:
             self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
-            cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+            cuda.fill(
+                self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
+            )
         finally:
             self._filling.pop(fill, None)
         if not cgroups.restore_memory_limit(limit):

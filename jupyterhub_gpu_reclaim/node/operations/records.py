@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step, Value
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.node.requirements import Gpus  # noqa: TC001 msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

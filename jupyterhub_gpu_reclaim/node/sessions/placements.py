@@ -1,15 +1,26 @@
 """Finds the sessions on this node: nothing is registered, so nothing is lost.
 
 It only reads ``/proc``: it never starts, stops or signals anything.
-``LocalPlacements`` believes only what a user cannot forge: a process of root that is
-pid 1 of a pid namespace of its own and runs our ``session_init``. For sessions in
-containers see ``pods``.
+
+:class:`LocalPlacements` believes only what a user cannot forge: a process of root that
+is pid 1 of a pid namespace of its own and runs our ``session_init``.
+
+:class:`PodPlacements` lets no pod pose as another. There a session's init runs as the
+pod's user, possibly behind the image's own entry point, and the user may write anything
+into its command line, which is therefore only a claim. The kernel tells in which pod a
+process lives (``linux.cgroups``), the service tells which pod belongs to which
+incarnation (:meth:`PodPlacements.tell`), and an order is carried out only where all
+three agree. If several processes in a pod claim the same, the oldest is the init: it
+was there before its user's first program.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field
+import threading
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,15 +29,17 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import containers, host, process_environment
+from jupyterhub_gpu_reclaim.linux.processes import INIT_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MODES = ("start", "hold")
 
 
-class Told(Value, frozen=True, kw_only=True):
+class PodHint(Value, frozen=True, kw_only=True):
     """The service's facts about a session, which the session itself cannot change."""
 
     pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
@@ -55,7 +68,7 @@ class Session:
     init_start: int
     holding: bool
     container: str = ""
-    told: Told = field(default_factory=Told)
+    told: PodHint = field(default_factory=PodHint)
 
 
 class Placements(Protocol):
@@ -78,7 +91,7 @@ class Placements(Protocol):
             NotFound: there is no init of that incarnation here (``unknown_session``).
         """
 
-    def tell(self, incarnation: str, told: Told) -> None:
+    def tell(self, incarnation: str, told: PodHint) -> None:
         """Take the service's facts about an incarnation, before anything is done to it.
 
         Raises:
@@ -125,7 +138,7 @@ class LocalPlacements:
                 return session
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
-    def tell(self, incarnation: str, told: Told) -> None:
+    def tell(self, incarnation: str, told: PodHint) -> None:
         """Do nothing: an init of root can be trusted on its session."""
 
     def _session(self, entry: Path) -> Session | None:
@@ -190,3 +203,191 @@ def _values(options: list[str]) -> dict[str, str]:
             name, equals, value = word.partition("=")
             values.setdefault(name, value if equals else next(words, ""))
     return values
+
+
+#: A first program that is younger may still become a session's init: a container is
+#: said to run when its runtime has not even started it. Seconds.
+_PATIENCE = 10.0
+_PAUSE = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Incarnations whose pod is remembered; a node has some hundred pods.
+_REMEMBERED = 4096
+
+
+class PodPlacements:
+    """Sessions in the containers of this node's pods.
+
+    Args:
+        realm: only sessions of this realm are ours.
+        proc: where processes are found; it must be that of the host (``hostPID``).
+        patience: seconds that a pod's first program has to become an init.
+    """
+
+    def __init__(
+        self,
+        realm: str = "",
+        proc: Path = Path("/proc"),
+        *,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._realm = realm
+        self._proc = proc
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._told: dict[str, PodHint] = {}
+
+    def tell(self, incarnation: str, told: PodHint) -> None:
+        """Remember which pod an incarnation lives in; what is not said again stays.
+
+        Raises:
+            NotFound: no pod was named (``unknown_session``).
+        """
+        if not told.pod:
+            raise _unknown(incarnation, "no pod was named")
+        with self._lock:
+            before = self._told.pop(incarnation, None)
+            if before is not None and before.pod == told.pod:
+                said = {
+                    field: value
+                    for field in ("key", "image", "node_labels")
+                    if (value := getattr(told, field))
+                }
+                told = msgspec.structs.replace(before, **said)
+            self._told[incarnation] = told
+            while len(self._told) > _REMEMBERED:
+                del self._told[next(iter(self._told))]
+
+    def list(self) -> list[Session]:
+        """Every claim on this node; one of an incarnation once its pod is known."""
+        return sorted(
+            (one for one in _oldest(self._claims()) if self._may_be(one)),
+            key=lambda one: (one.incarnation, one.init_start),
+        )
+
+    def find(self, incarnation: str, pod: str = "") -> Session:
+        """That incarnation's session, in that pod or the one that the service named.
+
+        Raises:
+            NotFound: it is not there, or names another session
+                (``unknown_session``).
+        """
+        with self._lock:
+            told = self._told.get(incarnation, PodHint())
+        if not pod or pod == told.pod:
+            pod = told.pod
+        else:
+            told = PodHint(pod=pod)
+        if not pod:
+            raise _unknown(incarnation, "its pod was not told")
+        deadline = time.monotonic() + self._patience
+        while True:
+            for session in _oldest(self._claims(pod)):
+                if session.incarnation != incarnation:
+                    continue
+                if told.key not in {None, session.key}:
+                    raise _unknown(incarnation, f"it claims to be {session.key}")
+                return replace(session, told=told)
+            if time.monotonic() > deadline or not self._is_young(pod):
+                raise _unknown(incarnation, f"not in pod {pod}")
+            time.sleep(_PAUSE)  # nothing tells when a process has set its name
+
+    def _may_be(self, claim: Session) -> bool:
+        with self._lock:
+            told = self._told.get(claim.incarnation)
+        return told is None or told.pod == claim.told.pod
+
+    def _claims(self, pod: str = "") -> Iterator[Session]:
+        """Every process that claims to be the init of a session of ours."""
+        for pid in self._pids():
+            # Of most processes no more than this has to be read.
+            if self._name(pid) != INIT_NAME:
+                continue
+            found = self._look(pid, pod)
+            if found is None:
+                continue
+            start, container = found
+            # The command line last: it is memory of the process, and its user can
+            # keep its reader waiting.
+            try:
+                words = process_environment.words(pid, "cmdline", proc=self._proc)
+            except OSError:
+                continue
+            if not any(b"session_init" in word for word in words[:6]):
+                continue
+            session = parse(words, pid, start, self._realm)
+            if session is not None and self._look(pid, pod) == found:
+                yield replace(
+                    session, container=container.id, told=PodHint(pod=container.pod)
+                )
+
+    def _pids(self) -> Iterator[int]:
+        return (int(e.name) for e in self._proc.iterdir() if e.name.isdecimal())
+
+    def _look(self, pid: int, pod: str) -> tuple[int, containers.Container] | None:
+        """When a process of (that) pod was started, and its container.
+
+        None for one of a nested pid namespace: a user who may make these could give a
+        program any environment there.
+        """
+        entry = self._proc / str(pid)
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+            container = containers.parse((entry / "cgroup").read_text())
+        except OSError:  # it has ended while we looked
+            return None
+        fields = stat.rpartition(")")[2].split()
+        if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
+            return None
+        depth = len(_field(self._proc / "self", "NSpid")) + 1
+        if len(_field(entry, "NSpid")) != depth:
+            return None
+        return int(fields[19]), container
+
+    def _is_young(self, pod: str) -> bool:
+        """Whether a first program of that pod may be about to become an init."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return any(
+            _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
+            and (found := self._look(pid, pod)) is not None
+            and now - found[0] / _TICKS < self._patience
+            for pid in self._pids()
+        )
+
+    def _name(self, pid: int) -> str:
+        try:
+            return (self._proc / str(pid) / "comm").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def make_placements(placement: str, realm: str) -> Placements:
+    """Where sessions of this node are found, for an agent of that placement."""
+    if placement == "kubernetes":
+        # Control groups are named from here on as the host names them.
+        host.name_groups_as_host()
+        return PodPlacements(realm)
+    return LocalPlacements(realm)
+
+
+def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
+    """The oldest of those in one pod that claim the same."""
+    found: dict[tuple[str, str], Session] = {}
+    for one in claims:
+        first = found.setdefault((one.incarnation, one.told.pod), one)
+        if one.init_start < first.init_start:
+            found[one.incarnation, one.told.pod] = one
+    return found.values()
+
+
+def _field(entry: Path, name: str) -> list[str]:
+    """The words of a line of /proc/<pid>/status; none when it is gone."""
+    try:
+        text = (entry / "status").read_text(errors="replace")
+    except OSError:
+        return []
+    _, found, rest = text.partition(f"\n{name}:")
+    return rest.partition("\n")[0].split() if found else []
+
+
+def _unknown(incarnation: str, detail: str) -> NotFound:
+    return NotFound(Reason.UNKNOWN_SESSION, session=incarnation, detail=detail)

@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.node.setup.store_settings import StoreSettings
+    from jupyterhub_gpu_reclaim.node.setup.settings import StoreSettings
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
-from jupyterhub_gpu_reclaim.linux import host
-from jupyterhub_gpu_reclaim.node.operations import trees
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
-    LocalPlacements,
     Placements,
+    PodHint,
     Session,
-    Told,
+    make_placements,
 )
-from jupyterhub_gpu_reclaim.node.sessions.pods import PodPlacements
 from jupyterhub_gpu_reclaim.node.watchdog import RECORDS
 from jupyterhub_gpu_reclaim.node.workflows import capture, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
@@ -38,15 +36,6 @@ _log = logging.getLogger(__name__)
 _FROZEN = frozenset(
     {Stage.CAPTURING, Stage.ROLLING_BACK, Stage.CAPTURED, Stage.THAWING}
 )
-
-
-def make_placements(placement: str, realm: str) -> Placements:
-    """Where sessions of this node are found, for an agent of that placement."""
-    if placement == "kubernetes":
-        # Control groups are named from here on as the host names them.
-        host.name_groups_as_host()
-        return PodPlacements(realm)
-    return LocalPlacements(realm)
 
 
 def let_go_on(watched: Watched) -> bool:
@@ -74,7 +63,7 @@ def _frozen(placements: Placements, record: Record) -> Session | None:
         return None
     try:
         if record.pod:
-            placements.tell(record.incarnation, Told(pod=record.pod, key=record.key))
+            placements.tell(record.incarnation, PodHint(pod=record.pod, key=record.key))
         session = placements.find(record.incarnation)
         if trees.matches(record, session) and not recovery.goes_on(session):
             return session

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.operations import trees
-from jupyterhub_gpu_reclaim.node.sessions.login import read_login
+from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
+from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, Watched
 
@@ -28,7 +28,7 @@ _LIVE = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
 _Name = tuple[int, int]
 
 
-class Watcher:
+class SessionSampler:
     """Takes samples of sessions; the servers of stopped ones are not called."""
 
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
