@@ -11,8 +11,8 @@ from threading import Thread
 
 import pytest
 
-from jupyterhub_gpu_reclaim.node.jupyter import server
-from jupyterhub_gpu_reclaim.node.jupyter.server import Login
+
+from jupyterhub_gpu_reclaim.node.jupyter.server import Login, answers_tls, speaks_tls
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from tests.support.agent import SERVER, wait_for
 
@@ -63,7 +63,7 @@ def place(request, folder, places, certificate):
 
     def listens() -> bool:
         assert place.popen.poll() is None, place.output.read_text()
-        return server.answers_tls(jupyter_api.Address(port, "/", ""))
+        return answers_tls(jupyter_api.Address(port, "/", ""))
 
     wait_for(listens)
     return place
@@ -105,8 +105,8 @@ def plain():
 
 async def test_speaks_server_that_answers_in_plain_http_does_not(plain):
     client = jupyter_api.make_client()
-    assert not await server.speaks_tls(client, plain, login("https://127.0.0.1:1/"))
-    assert not server.answers_tls(plain)
+    assert not await speaks_tls(client, plain, login("https://127.0.0.1:1/"))
+    assert not answers_tls(plain)
     client.close()
 
 
@@ -114,8 +114,8 @@ async def test_speaks_server_that_does_not_answer_is_judged_by_its_address():
     client = jupyter_api.make_client()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = jupyter_api.Address(silent.getsockname()[1], "/", "")
-        assert await server.speaks_tls(client, where, login("https://127.0.0.1:1/"))
-        assert not await server.speaks_tls(client, where, login("http://127.0.0.1:1/"))
+        assert await speaks_tls(client, where, login("https://127.0.0.1:1/"))
+        assert not await speaks_tls(client, where, login("http://127.0.0.1:1/"))
     client.close()
 
 
@@ -129,7 +129,7 @@ async def test_speaks_server_with_a_certificate_does(certificate):
     client = jupyter_api.make_client()
     try:
         where = jupyter_api.Address(server.server_port, "/", "")
-        assert await server.speaks_tls(client, where, login("http://127.0.0.1:1/"))
+        assert await speaks_tls(client, where, login("http://127.0.0.1:1/"))
     finally:
         client.close()
         server.shutdown()
