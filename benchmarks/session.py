@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree import stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed, restore
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Piece, Range, Stop
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
 
 T = TypeVar("T")
 Make = Callable[[Path], "Stock | Ours"]
@@ -141,8 +141,8 @@ class Place:
         return cls(popen, pid, start)
 
     @property
-    def session(self) -> Session:
-        return Session(self.pid, self.start)
+    def session(self) -> SessionInit:
+        return SessionInit(self.pid, self.start)
 
     def end(self) -> None:
         processes.kill_session(self.pid, self.start, timeout=60)
@@ -227,7 +227,7 @@ class Files:
                     yield data
                 at = start + length
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
         del stop
         libc = ctypes.CDLL(None, use_errno=True)
         with (self.folder / name).open("r+b") as file:

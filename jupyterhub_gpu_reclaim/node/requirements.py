@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened  # noqa: TC001 likewise
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint  # noqa: TC001 likewise
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -298,7 +298,7 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     stopped: list[int] = msgspec.field(default_factory=list)
     cut: list[int] = msgspec.field(default_factory=list)
     pipes: list[str] = msgspec.field(default_factory=list)
-    files: list[Opened] = msgspec.field(default_factory=list)
+    files: list[FileFingerprint] = msgspec.field(default_factory=list)
     archives: list[str] = msgspec.field(default_factory=list)
     kernels: list[str] = msgspec.field(default_factory=list)
     terminals: list[str] = msgspec.field(default_factory=list)

@@ -17,8 +17,11 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
-from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened, fingerprint
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
+    FileFingerprint,
+    fingerprint,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult, dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     RestoreResult,
@@ -69,8 +72,8 @@ class Place:
     seen: bytes = b""
 
     @property
-    def session(self) -> Session:
-        return Session(self.init_pid, self.init_start)
+    def session(self) -> SessionInit:
+        return SessionInit(self.init_pid, self.init_start)
 
     @property
     def tree(self) -> processes.Snapshot:
@@ -313,7 +316,7 @@ class Image(dict):
         self.copied += len(data)
 
 
-def fingerprints(place: Place) -> list[Opened]:
+def fingerprints(place: Place) -> list[FileFingerprint]:
     """Of the files that a stopped tree has open, as an agent takes them."""
     pids = [process.pid for process in place.tree.processes]
     return fingerprint(place.init_pid, pids)

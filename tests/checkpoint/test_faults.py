@@ -18,8 +18,8 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
     CAP_SYS_RESOURCE,
     has_capability,
 )
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.clients import (
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import (
     clients_of_mps,
-    examine,
+    examine_clients,
     tool_in,
 )
 from jupyterhub_gpu_reclaim.linux import processes
@@ -121,9 +121,9 @@ def test_a_process_that_has_ended_has_no_company():
 
 def test_what_is_found_is_said_of_the_process_as_the_session_knows_it(mapped):
     me = processes.snapshot_init(ME)
-    assert list(examine([me], [])) == []
+    assert list(examine_clients([me], [])) == []
     mapped("libToolsInjection64.so")
-    shared, profiled = examine([me], [ME])
+    shared, profiled = examine_clients([me], [ME])
     assert (shared.code, profiled.code) == ("gpu_mps", "gpu_profiled")
     assert f"Process {me.ns_pid} (" in shared.message
     assert "Nsight Systems" in profiled.message

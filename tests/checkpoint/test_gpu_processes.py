@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.inherited_mappings import give_up
-from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import held_by, survey
+from jupyterhub_gpu_reclaim.checkpoint.gpu.cuda import give_up
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by, survey
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 from tests.support import gpu
 from tests.support.agent import wait_for

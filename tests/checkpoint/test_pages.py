@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import Area
-from jupyterhub_gpu_reclaim.checkpoint.memory import pages
-from jupyterhub_gpu_reclaim.checkpoint.memory.address_space import (
+from jupyterhub_gpu_reclaim.checkpoint.memory import plan as memory_plan
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
     ANON_PRIVATE,
     GUARD,
     HEAP,
@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.checkpoint.conftest import Image
 
 #: Pages of the smallest piece.
-FEW = pages.SMALLEST // PAGE
+FEW = memory_plan.SMALLEST // PAGE
 PLAIN = REGULAR | ANON_PRIVATE
 READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
 BASE = 0x10000 * PAGE
@@ -104,11 +104,11 @@ def contents(pagemap: bytes, data: bytes) -> dict[int, bytes]:
     return found
 
 
-def served(plan: pages.Plan, image: Image, name: str) -> bytes:
+def served(plan: memory_plan.MemoryPlan, image: Image, name: str) -> bytes:
     return b"".join(plan.serve(image, name))
 
 
-def assert_nothing_lost(plan: pages.Plan, image: Image, pid: int) -> None:
+def assert_nothing_lost(plan: memory_plan.MemoryPlan, image: Image, pid: int) -> None:
     name = f"pages-{pid}.img"
     pagemap = f"pagemap-{pid}.img"
     before = contents(image[pagemap], image[name])
@@ -123,7 +123,7 @@ def assert_nothing_lost(plan: pages.Plan, image: Image, pid: int) -> None:
 
 def refused(image: Image) -> None:
     with pytest.raises(RestoreFailed) as caught:
-        pages.make_plan(image)
+        memory_plan.make_plan(image)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
@@ -131,16 +131,16 @@ def test_plan_neighbours_are_joined_before_they_are_judged():
     half = FEW // 2
     areas = [(10, half, 4), (10 + half, half, 6), (2000, half, 4)]
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=areas))
-    plan = pages.make_plan(image)
-    piece = pages.Piece(0, pages.SMALLEST, 301, BASE + 10 * PAGE)
+    plan = memory_plan.make_plan(image)
+    piece = memory_plan.Piece(0, memory_plan.SMALLEST, 301, BASE + 10 * PAGE)
     assert plan.pieces == {"pages-301.img": (piece,)}
-    assert plan.total == pages.SMALLEST
+    assert plan.total == memory_plan.SMALLEST
     assert_nothing_lost(plan, image, 301)
 
 
 def test_plan_nothing_large_serves_the_very_files():
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=[(10, FEW - 1, 4)]))
-    plan = pages.make_plan(image)
+    plan = memory_plan.make_plan(image)
     assert plan.pieces == {}
     for name, data in image.items():
         assert served(plan, image, name) == data
@@ -172,7 +172,7 @@ def test_plan_special_memory_stays_with_criu(changes):
     vmas = [(0, 5000, changes), (5000, 9000, {"status": PLAIN | HEAP})]
     areas = [(0, 9000, 4)]
     image = saved_image(Saved(vmas=vmas, areas=areas))
-    plan = pages.make_plan(image)
+    plan = memory_plan.make_plan(image)
     (piece,) = plan.pieces["pages-301.img"]
     assert (piece.address, piece.length) == (BASE + 5000 * PAGE, 4000 * PAGE)
     assert_nothing_lost(plan, image, 301)
@@ -182,7 +182,7 @@ def test_plan_pages_that_the_kernel_writes_stay_with_criu():
     vmas = [(0, 9000, {})]
     rseq = [1000 * PAGE + 64, 5000 * PAGE - 16, 8999 * PAGE]
     image = saved_image(Saved(vmas=vmas, areas=[(0, 9000, 4)], rseq=rseq))
-    plan = pages.make_plan(image)
+    plan = memory_plan.make_plan(image)
     _, areas = images.read_pagemap(plan.files["pagemap-301.img"])
     left = [((address - BASE) // PAGE, count) for address, count, _ in areas]
     assert left == [(1000, 1), (4999, 2), (8999, 1)]
@@ -198,7 +198,7 @@ def test_plan_what_a_child_has_in_common_stays_with_criu():
         Saved(401, 301, 1, child, areas),
         Saved(501, 401, 2, child, areas),
     )
-    plan = pages.make_plan(image)
+    plan = memory_plan.make_plan(image)
     starts = {
         name: [(one.address - BASE) // PAGE for one in pieces]
         for name, pieces in plan.pieces.items()
@@ -216,15 +216,15 @@ def test_plan_what_a_child_has_in_common_stays_with_criu():
 def test_plan_guarded_area_within_another_is_no_overlap():
     vmas = [(0, 5000, {}), (100, 101, {"status": PLAIN | GUARD})]
     image = saved_image(Saved(vmas=vmas, areas=[(101, 4000, 4)]))
-    assert pages.make_plan(image).total == 4000 * PAGE
+    assert memory_plan.make_plan(image).total == 4000 * PAGE
 
 
 @pytest.mark.parametrize("flags", [12, 1, 2])
 def test_plan_pages_that_are_not_here_or_of_unknown_kind_are_left_alone(flags):
     areas = [(0, 1000, flags), (1000, FEW, 4)]
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=areas))
-    plan = pages.make_plan(image)
-    assert plan.total == (0 if flags & ~7 else pages.SMALLEST)
+    plan = memory_plan.make_plan(image)
+    assert plan.total == (0 if flags & ~7 else memory_plan.SMALLEST)
     assert_nothing_lost(plan, image, 301)
 
 
@@ -234,7 +234,7 @@ def test_plan_process_without_memory_is_no_damage():
     )
     for name in ("mm-302.img", "pagemap-302.img", "core-302.img"):
         del image[name]
-    assert pages.make_plan(image).total == pages.SMALLEST
+    assert memory_plan.make_plan(image).total == memory_plan.SMALLEST
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_plan_images_that_do_not_fit_together_are_refused(change):
         Saved(vmas=[(0, 5000, {})], areas=[(0, FEW, 4)]),
         Saved(302, 301, 2, [(0, 5000, {})]),
     )
-    pages.make_plan(image)
+    memory_plan.make_plan(image)
     change(image)
     refused(image)
 
@@ -323,10 +323,10 @@ def test_plan_nothing_is_lost_whatever_the_layout(vmas, plain, areas, flags, rse
         rseq=rseq,
     )
     image = saved_image(process)
-    plan = pages.make_plan(image)
+    plan = memory_plan.make_plan(image)
     assert_nothing_lost(plan, image, 301)
     for piece in plan.pieces.get("pages-301.img", ()):
-        assert piece.length >= pages.SMALLEST
+        assert piece.length >= memory_plan.SMALLEST
         for page in range(piece.address, piece.address + piece.length, PAGE):
             number = (page - BASE) // PAGE
             assert any(a <= number < b and not c for a, b, c in process.vmas)
@@ -343,12 +343,12 @@ def test_subtract_and_overlap_together_are_the_whole(others, place):
     assert all(any(a <= n < b for a, b in holes) for n in common)
 
 
-HUGE = pages.HUGE_PAGE // PAGE
+HUGE = memory_plan.HUGE_PAGE // PAGE
 
 
 def advice(image: Image, **options) -> dict[int, int]:
     """Start of an area, in pages → what it is advised when it comes back."""
-    plan = pages.make_plan(image, **options)
+    plan = memory_plan.make_plan(image, **options)
     payload = images.only(served(plan, image, "mm-301.img"), images.MM_MAGIC)
     vmas = images.parse("mm_entry", payload).vmas
     return {(vma.start - BASE) // PAGE: vma.madv for vma in vmas}
@@ -388,7 +388,7 @@ def test_plan_advice_keeps_what_we_do_not_know_of_an_area():
     head = b"\x60\x01" + b"\x82\x01\x02ab"
     payload = head + b"\x72" + bytes([len(vma)]) + vma
     image["mm-301.img"] = images.join(images.MM_MAGIC, [payload])
-    plan = pages.make_plan(image, advise=True)
+    plan = memory_plan.make_plan(image, advise=True)
     after = images.only(plan.files["mm-301.img"], images.MM_MAGIC)
     assert images.parse("mm_entry", after).vmas[0].madv == 1 << 14
     for kept in (b"\x18\x07", b"\x20\x09", b"\x40\x01", b"\x82\x01\x02ab"):
@@ -400,7 +400,7 @@ def test_plan_any_bytes_for_an_address_space_end_in_a_plan_or_damage(data):
     image = saved_image(Saved(vmas=[(0, 5000, {})], areas=[(0, FEW, 4)]))
     image["mm-301.img"] = images.join(images.MM_MAGIC, [data])
     try:
-        plan = pages.make_plan(image)
+        plan = memory_plan.make_plan(image)
     except RestoreFailed:
         return
     assert_nothing_lost(plan, image, 301)

@@ -11,7 +11,6 @@ from threading import Thread
 
 import pytest
 
-
 from jupyterhub_gpu_reclaim.node.jupyter.server import Login, answers_tls, speaks_tls
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from tests.support.agent import SERVER, wait_for

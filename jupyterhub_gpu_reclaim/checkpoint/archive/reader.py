@@ -38,7 +38,7 @@ _TEMPORARY: Final = b".gpu-reclaim-restore"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
-class Limits(NamedTuple):
+class ArchiveLimits(NamedTuple):
     """How much an archive may make."""
 
     bytes: int = 1 << 42
@@ -58,7 +58,7 @@ def unpack(
     *,
     overlay: bool = False,
     clear: bool = False,
-    limits: Limits | None = None,
+    limits: ArchiveLimits | None = None,
 ) -> Unpacked:
     """Unpack everything in a stream that ``pack`` wrote. Idempotent.
 
@@ -74,13 +74,13 @@ def unpack(
             (``checkpoint_damaged``), or the place does not take it
             (``restore_failed``).
     """
-    unpacker = _Unpacker(folder, overlay=overlay, limits=limits or Limits())
+    unpacker = _Unpacker(folder, overlay=overlay, limits=limits or ArchiveLimits())
     try:
         if clear:
             for name in names_in(folder):
                 remove(folder, name)
         with tarfile.open(
-            fileobj=cast("IO[bytes]", _Source(iter(buffers))),  # read suffices
+            fileobj=cast("IO[bytes]", _BufferReader(iter(buffers))),  # read suffices
             mode="r|",
             encoding="utf-8",
             errors="surrogateescape",
@@ -97,7 +97,7 @@ def unpack(
         ) from None
 
 
-class _Source:
+class _BufferReader:
     """The file that tarfile wants, over buffers."""
 
     def __init__(self, buffers: Iterator[bytes | bytearray | memoryview]) -> None:
@@ -121,7 +121,7 @@ class _Source:
 class _Unpacker:
     """One run of :func:`unpack`."""
 
-    def __init__(self, folder: int, *, overlay: bool, limits: Limits) -> None:
+    def __init__(self, folder: int, *, overlay: bool, limits: ArchiveLimits) -> None:
         self._folder = folder
         self._overlay = overlay
         self._limits = limits

@@ -20,14 +20,14 @@ from jupyterhub_gpu_reclaim.linux.processes import start_time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Plan, Source
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource, MemoryPlan
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 
 def copy_all(
-    plan: Plan,
+    plan: MemoryPlan,
     tree: Snapshot,
-    source: Source,
+    source: ImageSource,
     *,
     limit: float,
     cancel: Cancel | None = None,

@@ -45,7 +45,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.tree.interrupted_waits import wait_again
+from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
@@ -347,7 +347,7 @@ def rewrite_images(there: checkpoint_files.CheckpointContents) -> dict[str, byte
         or checkpoint_files.IMAGES + name not in there.checkpoint
     ):
         return {}
-    return {name: wait_again(there.checkpoint.read(checkpoint_files.IMAGES + name))}
+    return {name: restart_wait(there.checkpoint.read(checkpoint_files.IMAGES + name))}
 
 
 def thaw_server_last(

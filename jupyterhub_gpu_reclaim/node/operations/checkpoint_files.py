@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.sampling import jupyter_api
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Piece, Range, Stop
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
@@ -116,7 +116,7 @@ class CheckpointImages:
             return [self._rewritten[name]]
         return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
         """See ``Source``."""
         self._checkpoint.copy_to(
             IMAGES + name,
@@ -140,7 +140,7 @@ class CheckpointImages:
 class _StoreCancel:
     """A stop as the store asks for it."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: StopSignal) -> None:
         self._stop = stop
 
     def is_set(self) -> bool:

@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu import clients, cuda, inherited_mappings, ipc
-from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
+from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_survey
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.visible_devices import visible_to
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -111,7 +111,7 @@ class Accelerator:
                 next ones.
         """
         try:
-            return gpu_processes.survey(self._driver, snapshot)
+            return gpu_survey.survey(self._driver, snapshot)
         except DriverError as error:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
@@ -127,13 +127,13 @@ class Accelerator:
         elif concerned:
             cards = self._nvml.look(time.time()) or []
         shared = {use.pid for card in cards for use in card.processes or () if use.mps}
-        yield from clients.examine(concerned, shared)
+        yield from gpu_survey.examine_clients(concerned, shared)
         for card in cards:
             if card.divided:
                 yield finding(Reason.GPU_MIG, card=card.name)
         users = [user.process for user in survey.users]
         counted = _counted(cards)
-        for one in ipc.examine(self._driver, users, snapshot, counted):
+        for one in gpu_survey.examine_sharing(self._driver, users, snapshot, counted):
             yield finding(one.reason, **one.facts)
 
     def describe(self, survey: Survey) -> Gpus | None:
@@ -206,7 +206,7 @@ class Accelerator:
             RolledBack: a process has begun to use one (``capture_failed``).
         """
         for process in snapshot.processes:
-            if gpu_processes.held_by(process.pid):
+            if gpu_survey.held_by(process.pid):
                 raise _began(process)
 
     def _settle(
@@ -227,7 +227,7 @@ class Accelerator:
         """
         for _ in range(_ROUNDS):
             snapshot = look()
-            now = gpu_processes.survey(self._driver, snapshot)
+            now = gpu_survey.survey(self._driver, snapshot)
             _refuse_new(now, users, shells)
             if not now.stale:
                 break
@@ -235,11 +235,13 @@ class Accelerator:
             for child in now.stale:
                 if cancel is not None and cancel.is_set:
                     raise ReclaimError(Reason.CANCELLED)
-                inherited_mappings.give_up(child.process)
+                cuda.give_up(child.process)
         else:
             raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
         counted = _counted(self._look())
-        for shared in ipc.examine(self._driver, users, snapshot, counted):
+        for shared in gpu_survey.examine_sharing(
+            self._driver, users, snapshot, counted
+        ):
             raise ReclaimError(shared.reason, **shared.facts)
 
     def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
@@ -274,7 +276,7 @@ class Accelerator:
             return
         users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
         # The driver cannot be asked about stopped ones, but the kernel can.
-        emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
+        emptied = [p for p in users if not gpu_survey.held_by(p.pid)]
         here = self._cards(snapshot.init.pid)
         moves = plan_moves(gpus.cards, here, self._room()) or {}
         fill = object()
@@ -418,7 +420,7 @@ def _refuse_new(
         raise _began(process)
     ours = {process.pid for process in shells}
     for process in now.stopped:
-        if process.pid not in ours or gpu_processes.held_by(process.pid):
+        if process.pid not in ours or gpu_survey.held_by(process.pid):
             raise ReclaimError(Reason.GPU_STOPPED, **_name(process))
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from tornado.httpclient import AsyncHTTPClient
 
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
     from jupyterhub_gpu_reclaim.store.repository import Repository
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
@@ -113,7 +113,7 @@ class CaptureTools:
     memory: HostMemory
     trusted_capabilities: tuple[str, ...] = ()
 
-    async def ask_server(self, session: Placed) -> list[Finding]:
+    async def ask_server(self, session: Session) -> list[Finding]:
         """Findings from its server itself that keep a session from being saved."""
 
         def look() -> Login | None:
@@ -131,7 +131,7 @@ class CaptureTools:
             return [finding(Reason.SERVER_TLS)]
         return []
 
-    def examine(self, session: Placed, snapshot: Snapshot) -> Look:
+    def examine(self, session: Session, snapshot: Snapshot) -> Look:
         """Everything that may keep a session from being captured; touches nothing."""
         survey = self.accelerator.survey(snapshot)
         gpus = self.accelerator.describe(survey)
@@ -163,7 +163,7 @@ class Capture:
     def __init__(
         self,
         tools: CaptureTools,
-        session: Placed,
+        session: Session,
         operation: Operation,
         generation: int,
     ) -> None:
@@ -399,7 +399,7 @@ class Capture:
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return dump.dump(
                 self._tools.criu.criu(),
-                Session(self._session.init_pid, self._session.init_start),
+                SessionInit(self._session.init_pid, self._session.init_start),
                 sinks=lambda name: writer.file(checkpoint_files.IMAGES + name),
                 folder=Path(folder),
                 limit=self._limits.dump,
@@ -486,7 +486,7 @@ class Capture:
         return await in_thread(work, step=step, limit=self._limits.check)
 
 
-def _need(session: Placed, gpus: Gpus | None) -> Need:
+def _need(session: Session, gpus: Gpus | None) -> Need:
     """The memory that its GPUs' is moved into, with its own limit off."""
     if gpus is None:
         return Need(0, session.init_pid)
@@ -496,7 +496,7 @@ def _need(session: Placed, gpus: Gpus | None) -> Need:
 
 def let_go_on(
     accelerator: Accelerator,
-    session: Placed,
+    session: Session,
     record: Record,
     *,
     together: bool = False,

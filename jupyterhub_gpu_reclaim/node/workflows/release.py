@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import shares_network
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -226,7 +226,7 @@ class Releases:
                 put back; the same again next time.
         """
         there = CheckpointContents(self.store.open(record.checkpoint))
-        who = freeze.gone_on(trees.look(session), there.world.pids)
+        who = freeze.continued(trees.look(session), there.world.pids)
         if not who:
             return
         refusal = Refused(Reason.WENT_ON, who=who)

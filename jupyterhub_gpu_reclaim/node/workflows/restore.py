@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
     from jupyterhub_gpu_reclaim.node.operations.records import Records
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -123,7 +123,7 @@ class Restore:
     """One restore of one session."""
 
     def __init__(
-        self, tools: RestoreTools, session: Placed, operation: Operation
+        self, tools: RestoreTools, session: Session, operation: Operation
     ) -> None:
         self._tools = tools
         self._session = session
@@ -266,7 +266,7 @@ class Restore:
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return engine.restore(
                 self._tools.criu.criu(),
-                Session(init_pid, self._session.init_start),
+                SessionInit(init_pid, self._session.init_start),
                 source=source,
                 folder=Path(folder),
                 limit=self._limits.restore,
@@ -283,7 +283,7 @@ class Restore:
         self, result: engine.RestoreResult, source: CheckpointImages
     ) -> engine.RestoreResult:
         return engine.fill(
-            Session(self._session.init_pid, self._session.init_start),
+            SessionInit(self._session.init_pid, self._session.init_start),
             result,
             source=source,
             limit=self._limits.restore,
@@ -410,7 +410,7 @@ class Restore:
 
 
 def _compare(
-    tools: RestoreTools, session: Placed, there: checkpoint_files.CheckpointContents
+    tools: RestoreTools, session: Session, there: checkpoint_files.CheckpointContents
 ) -> tuple[list[Finding], Fit]:
     """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid

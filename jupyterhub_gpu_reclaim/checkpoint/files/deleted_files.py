@@ -1,40 +1,55 @@
-"""Handles open files whose name was deleted but which still have another one.
+"""Deleted open files: refused, saved by their contents or another name, made again.
 
-They are not saved: the session finds them again. But by which name? CRIU (4.2:
+**Refused** (:func:`refuse_unreadable`) are files that a process holds without the right
+to read them. A deleted file has no place but in the image, so CRIU opens it again, as
+root, and copies its contents. But a process may hold what it may not read: opened for
+writing only, or as a place only (O_PATH), for which the kernel checks no right at all.
+A user could so hold another's file, wait until it was deleted or replaced, and read it
+once the session is back.
+
+**Another name.** Files whose name was deleted but which still have another one are not
+saved: the session finds them again. But by which name? CRIU (4.2:
 ``create_link_remap``) would give them one of its own, ``link_remap.N``, as root, in the
 folder where the lost name was, found by its path. A link put in that folder's place
 would make root create a name in any folder of that file system. So CRIU may not
-(``--link-remap`` is not given): each such file gets its name here, before CRIU looks,
-with the rights of the task that holds it, and CRIU is told that it is taken care of
-(``--external``). Where that task may make no name, such as for a library of root's, the
-contents are saved if it may read them; the restored task then has a copy.
-
+(``--link-remap`` is not given): :class:`Unlinked` gives each such file its name before
+CRIU looks, with the rights of the task that holds it, and CRIU is told that it is taken
+care of (``--external``). Where that task may make no name, such as for a library of
+root's, the contents are saved if it may read them; the restored task then has a copy.
 What is written into the images is what CRIU would have written, so that a restore needs
 to know nothing of this.
+
+**Made again** (:class:`Ghost`). CRIU would make a deleted file by its former path, as
+root, and remove that name again. Here it is a file without a name from the beginning
+(O_TMPFILE), made with the rights of its holder in the folder where it was, or in
+``/tmp`` where that is gone or closed. Where a file system has no such files (NFS), a
+new name is taken for a moment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
-from jupyterhub_gpu_reclaim.checkpoint.files import unreadable
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
+    OVERRIDE,
     again,
     credentials_now,
     run_as,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.handover import Link, remove_links
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import identity
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Identity, identity
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
@@ -45,6 +60,231 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.procfs import Descriptor
+
+_READERS: Final = frozenset({os.O_RDONLY, os.O_RDWR})
+
+
+def held_unreadable(pid: int, descriptors: Iterable[Descriptor]) -> Iterator[str]:
+    """The paths of those files among the descriptors of a process."""
+    for one in descriptors:
+        if not one.target.startswith("/"):
+            continue
+        flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
+        if can_read(flags):
+            continue
+        status = procfs.target_status(pid, f"fd/{one.fd}")
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink:
+            continue
+        if not _may_read(pid, one.fd, status):
+            yield one.target.removesuffix(" (deleted)")
+
+
+def refuse_unreadable(tree: Snapshot) -> None:
+    """Judge a tree that stands, so that nothing is opened any more.
+
+    Raises:
+        ReclaimError: it holds such a file (``handle_unsupported``).
+    """
+    for process in tree.processes:
+        for path in held_unreadable(process.pid, procfs.descriptors(process.pid)):
+            raise ReclaimError(
+                Reason.HANDLE_UNSUPPORTED,
+                pid=process.ns_pid,
+                name=process.name,
+                kind=unreadable_words(path),
+            )
+
+
+def unreadable_words(path: str) -> str:
+    """Such a file, in words."""
+    name = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return f"the file {name}, which its user may not read"
+
+
+def can_read(flags: int) -> bool:
+    """Whether what is open with those flags can be read by its descriptor."""
+    return not flags & os.O_PATH and flags & os.O_ACCMODE in _READERS
+
+
+def may_read(who: Credentials, ghost: Any) -> bool:
+    """Whether those rights allow to read a saved deleted file. Pure.
+
+    Args:
+        who: whose rights.
+        ghost: its ``ghost_file_entry``.
+    """
+    if who.uid == ghost.uid or who.effective & OVERRIDE:
+        return True
+    in_group = ghost.gid in {who.gid, *who.groups}
+    return bool(ghost.mode & (stat.S_IRGRP if in_group else stat.S_IROTH))
+
+
+def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
+    try:
+        who = credentials_now(pid)
+        found = os.open(procfs.PROC / str(pid) / f"fd/{fd}", os.O_PATH)
+    except OSError:
+        return True  # it is gone meanwhile, or was closed
+    try:
+        if who.uid == status.st_uid:
+            return True
+        return run_as(who, lambda: os.access(again(found), os.R_OK, effective_ids=True))
+    finally:
+        os.close(found)
+
+
+#: Where it goes when its own folder is gone.
+_ELSEWHERE: Final = b"/tmp"
+_U32: Final = struct.Struct("<I")
+_BLOCK: Final = 1 << 20
+_NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+
+
+class Ghost:
+    """The image of one deleted file.
+
+    Args:
+        buffers: of ``ghost-file-N.img``, in order.
+
+    Raises:
+        RestoreFailed: it is off (``checkpoint_damaged``).
+    """
+
+    def __init__(self, buffers: Iterable[bytes | memoryview]) -> None:
+        self._stream = _Stream(iter(buffers))
+        head = self._stream.read(8)
+        if head != _U32.pack(images.COMMON_MAGIC) + _U32.pack(images.GHOST_MAGIC):
+            raise images.damaged("a deleted file has no head")
+        self.entry: Any = self._message("ghost_file_entry")
+
+    def make(self, root: int, path: bytes) -> int:
+        """An empty file of that kind, without a name; called inside of ``run_as``.
+
+        Args:
+            root: of the session.
+            path: that it had.
+
+        Raises:
+            RestoreFailed: its holder may make none, or it is of another kind.
+        """
+        parent = path.rpartition(b"/")[0] or b"/"
+        failure = "no folder takes it"
+        for place in (parent, _ELSEWHERE):
+            try:
+                folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)
+            except OSError as error:
+                failure = error.strerror or failure
+                continue
+            try:
+                return self._make(folder, path)
+            except OSError as error:
+                failure = error.strerror or failure
+            finally:
+                os.close(folder)
+        raise refused(Reason.FILE_DENIED, path, failure)
+
+    def fill(self, descriptor: int) -> None:
+        """Put its contents in."""
+        if not stat.S_ISREG(self.entry.mode):
+            return
+        if not self.entry.chunks:
+            at = 0
+            while block := self._stream.read(_BLOCK):
+                at += os.pwrite(descriptor, block, at)
+            return
+        os.ftruncate(descriptor, self.entry.size)
+        while self._stream.has_more():
+            chunk = self._message("ghost_chunk_entry")
+            at, end = chunk.off, chunk.off + chunk.len
+            if end > self.entry.size:
+                raise images.damaged("a deleted file is longer than it was")
+            while at < end:
+                block = self._stream.read(min(_BLOCK, end - at))
+                if not block:
+                    raise images.damaged("a deleted file is cut off")
+                at += os.pwrite(descriptor, block, at)
+
+    def finish(self, descriptor: int) -> None:
+        """Its mode and times, once it is open everywhere; inside of ``run_as``."""
+        path = again(descriptor)
+        # What its holder may not set is left away, as chmod(2) does it.
+        os.chmod(path, stat.S_IMODE(self.entry.mode))  # noqa: PTH101
+        if self.entry.HasField("mtim"):
+            times = (_nanoseconds(self.entry.atim), _nanoseconds(self.entry.mtim))
+            os.utime(path, ns=times)
+
+    def _make(self, folder: int, path: bytes) -> int:
+        kind = stat.S_IFMT(self.entry.mode)
+        if kind == stat.S_IFREG:
+            with contextlib.suppress(_NoTmpfile):
+                return _tmpfile(again(folder))
+        name = b".reclaim-" + secrets.token_hex(8).encode()
+        flags = os.O_PATH | os.O_NOFOLLOW
+        os.fchdir(folder)  # this thread's own
+        if kind == stat.S_IFREG:
+            made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        elif kind == stat.S_IFDIR:
+            os.mkdir(name, 0o700)  # noqa: PTH102
+            made = os.open(name, flags)
+            os.rmdir(name)  # noqa: PTH106
+            return made
+        elif kind == stat.S_IFIFO:
+            os.mkfifo(name, 0o600)
+            made = os.open(name, flags)
+        else:
+            raise refused(Reason.FILE_DENIED, path, "it was deleted and is no file")
+        os.unlink(name)  # noqa: PTH108
+        return made
+
+    def _message(self, kind: str) -> Any:
+        head = self._stream.read(_U32.size)
+        if len(head) != _U32.size or _U32.unpack(head)[0] > images.MAX_ENTRY_BYTES:
+            raise images.damaged("a deleted file has an entry that is off")
+        return images.parse(kind, self._stream.read(_U32.unpack(head)[0]))
+
+
+class _NoTmpfile(Exception):
+    """This file system makes no files without a name."""
+
+
+def _tmpfile(folder: str) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno in _NO_TMPFILE:
+            raise _NoTmpfile from None
+        raise
+
+
+def _nanoseconds(time: Any) -> int:
+    return int(time.tv_sec * 1_000_000_000 + time.tv_usec * 1000)
+
+
+class _Stream:
+    """Buffers, read like a file."""
+
+    def __init__(self, buffers: Iterator[bytes | memoryview]) -> None:
+        self._buffers = buffers
+        self._rest = memoryview(b"")
+
+    def has_more(self) -> bool:
+        while not self._rest:
+            following = next(self._buffers, None)
+            if following is None:
+                return False
+            self._rest = memoryview(following).cast("B")
+        return True
+
+    def read(self, size: int) -> bytes:
+        """That many bytes, or what is left."""
+        out = bytearray()
+        while len(out) < size and self.has_more():
+            take = self._rest[: size - len(out)]
+            out += take
+            self._rest = self._rest[len(take) :]
+        return bytes(out)
+
 
 FILES, REMAPS = "files.img", "remap-fpath.img"
 _MEMORIES: Final = "mm-"
@@ -55,11 +295,44 @@ _NFS_MAGIC: Final = 0x6969
 _STATFS_BYTES: Final = 256  # more than a struct statfs
 #: CRIU counts its own from 1.
 _FIRST_GHOST: Final = 0x40000000
-_BLOCK: Final = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class HeldBack:
+class Link(NamedTuple):
+    """A name that a capture has given to a deleted file."""
+
+    path: bytes
+    identity: Identity
+    holder: Credentials
+
+
+def remove_links(init_pid: int, links: Iterable[Link]) -> None:
+    """Take those names away again, each with the rights of its holder; idempotent.
+
+    One that its user has given to something else meanwhile, or has locked away, stays.
+    """
+    if not links:
+        return
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        root = open_root(f"/proc/{init_pid}/root")
+        stack.callback(os.close, root)
+        for link in links:
+            with contextlib.suppress(OSError):
+                run_as(link.holder, lambda: _unlink(root, link))  # noqa: B023
+
+
+def _unlink(root: int, link: Link) -> None:
+    parent, _, name = link.path.rpartition(b"/")
+    folder = open_in_root(root, parent or b"/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if Identity(status.st_dev, status.st_ino) == link.identity:
+            os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+class HeldImages:
     """Passes CRIU's images on but for those that are to be rewritten.
 
     Args:
@@ -73,7 +346,7 @@ class HeldBack:
     def __call__(self, name: str) -> Sink:
         """See ``CaptureServer``."""
         if name in {FILES, REMAPS} or name.startswith(_MEMORIES):
-            return _Memory(name, self.kept)
+            return _KeptImage(name, self.kept)
         return self._sinks(name)
 
     def reopen(self, closed: Collection[int]) -> None:
@@ -89,7 +362,7 @@ class HeldBack:
                 )
 
 
-class _Memory:
+class _KeptImage:
     def __init__(self, name: str, kept: dict[str, bytes]) -> None:
         self._name = name
         self._kept = kept
@@ -158,7 +431,7 @@ class Unlinked:
                 for link in _links(process.pid):
                     self._look(root, process, link)
             for one in self._files.values():
-                if not _name(root, one):
+                if not _give_name(root, one):
                     _refuse_contents(one)
         except BaseException:
             self._undo()
@@ -218,7 +491,7 @@ class Unlinked:
         after = images.join(images.REMAP_MAGIC, [*before, *remaps])
         return {**kept, FILES: files, REMAPS: after}
 
-    def save(self, held: HeldBack, sinks: Callable[[str], Sink]) -> dict[str, int]:
+    def save(self, held: HeldImages, sinks: Callable[[str], Sink]) -> dict[str, int]:
         """Save their descriptions, and those without a name; image → its length."""
         lengths = {}
         for name, data in self.rewrite(held.kept).items():
@@ -276,7 +549,7 @@ def _reads(pid: int, link: str) -> bool:
     if kind != "fd":
         return kind in {"map_files", "exe"}
     flags = procfs.fdinfo(pid, int(number)).get("flags")
-    return flags is not None and unreadable.can_read(int(flags, 8))
+    return flags is not None and can_read(int(flags, 8))
 
 
 def _may_be_one(target: bytes) -> bool:
@@ -300,7 +573,7 @@ def _is_one(root: int, target: bytes, found: int, status: os.stat_result) -> boo
         os.close(there)
 
 
-def _name(root: int, one: _File) -> bool:
+def _give_name(root: int, one: _File) -> bool:
     """Give it a name, with the least rights with which that can be done."""
     if stat.S_ISDIR(one.status.st_mode):
         return False
@@ -346,7 +619,7 @@ def _refuse_contents(one: _File) -> None:
         return
     kind = ""
     if not one.reads:
-        kind = unreadable.words(os.fsdecode(one.path))
+        kind = unreadable_words(os.fsdecode(one.path))
     elif one.status.st_size > GHOST_LIMIT_BYTES:
         kind = "a deleted file that is too large to be saved"
     if kind:
