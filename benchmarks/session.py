@@ -42,7 +42,12 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree import stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed, restore
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
+    fill,
+    proceed,
+    restore,
+    wait_ready,
+)
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
@@ -137,7 +142,7 @@ class Place:
         pid = wait_for(lambda: _init_of(children))
         start = processes.start_time(pid)
         assert start is not None
-        processes.wait_ready(pid, start, timeout=20)
+        wait_ready(pid, start, timeout=20)
         return cls(popen, pid, start)
 
     @property

@@ -41,10 +41,6 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
-    CAP_SYS_RESOURCE,
-    has_capability,
-)
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
@@ -53,7 +49,8 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
@@ -64,7 +61,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.sock_diag import UnixSocket
 
-_PIDFD_GETFD: Final = 438  # the same number on every architecture
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 _MPTCP: Final = 262
@@ -87,8 +83,6 @@ _PROTOCOL_WORDS: Final = {
     _MPTCP: MULTIPATH_TCP,
 }
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def unsupported_kind(pid: int, fd: int) -> str:
     """What a socket is that CRIU cannot save, in a word; empty when it can.
@@ -100,27 +94,18 @@ def unsupported_kind(pid: int, fd: int) -> str:
     except OSError:
         return ""
     try:
-        copy = _libc.syscall(_PIDFD_GETFD, process, fd, 0)
+        with borrow(process, fd) as one:
+            return _socket_kind(one)
+    except OSError:
+        return ""
     finally:
         os.close(process)
-    if copy < 0:
-        return ""
-    try:
-        one = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return ""
-    with one:
-        return _socket_kind(one)
 
 
 def _socket_kind(one: socket.socket) -> str:
-    try:
-        family = one.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
-        protocol = one.getsockopt(socket.SOL_SOCKET, _SO_PROTOCOL)
-        kind = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
-    except OSError:
-        return ""
+    family = one.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
+    protocol = one.getsockopt(socket.SOL_SOCKET, _SO_PROTOCOL)
+    kind = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
     if family not in _FAMILIES:
         return _FAMILY_WORDS.get(family, f"family {family}")
     if family not in {socket.AF_INET, socket.AF_INET6}:
@@ -335,7 +320,7 @@ def _sockets(view: _View) -> Iterator[Finding]:
 
 def _owner(view: _View) -> Iterator[Finding]:
     uid = view.process.uid
-    if uid == 0 or has_capability(CAP_SYS_RESOURCE):
+    if uid == 0 or capabilities.has("SYS_RESOURCE"):
         return
     try:
         user = pwd.getpwuid(uid).pw_name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.linux import cgroups
-from jupyterhub_gpu_reclaim.linux.containers import container_of
+from jupyterhub_gpu_reclaim.linux.cgroups import container_of
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.cgroups import Group

@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.linux import cgroups, containers
+from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from tests.support.containers import leave_groups
 
@@ -45,12 +45,12 @@ def _let_in(group):
 
 def test_a_process_leaves_its_container_and_stays_in_its_pod(contained):
     pid, pod = contained
-    before = containers.container_of(pid)
+    before = cgroups.container_of(pid)
     assert before is not None
     assert before.id
     cgroup_escape.move(pid)
     cgroup_escape.move(pid)
-    assert containers.container_of(pid) == containers.Container(pod, "")
+    assert cgroups.container_of(pid) == cgroups.Container(pod, "")
     for group in cgroups.groups_of(pid, at_host=True):
         assert before.id not in str(group.folder)
         assert group.folder.name == cgroup_escape.NAME

@@ -14,10 +14,6 @@ from dataclasses import replace
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
-    CAP_SYS_RESOURCE,
-    has_capability,
-)
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -28,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from tests.checkpoint.conftest import Image
 
 #: Something for pages-*.img: more than a pipe holds.
@@ -377,7 +373,7 @@ def test_restore_agent_killed_leaves_only_the_init(
 
 
 def test_dump_of_another_user_without_the_capability_says_so(places, engine):
-    if has_capability(CAP_SYS_RESOURCE):
+    if capabilities.has("SYS_RESOURCE"):
         pytest.skip("this machine has the capability")
     place = places.start(
         "sh",

@@ -191,13 +191,9 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
     crowded = make(driver, free=99)
 
-    for call in (
-        lambda: crowded.fill(described, NO_LIMIT, sleeper),
-        lambda: crowded.await_room(described),
-    ):
-        with pytest.raises(ReclaimError) as caught:
-            call()
-        assert caught.value.reason.value == "gpu_memory"
+    with pytest.raises(ReclaimError) as caught:
+        crowded.fill(described, NO_LIMIT, sleeper)
+    assert caught.value.reason.value == "gpu_memory"
     assert driver.states == {process.pid: State.CHECKPOINTED}
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
@@ -275,7 +271,7 @@ def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
     for call in (
         lambda: never.describe(survey),
         lambda: list(never.findings(survey, sleeper)),
-        lambda: never.await_room(soon.describe(survey)),
+        lambda: never.fill(soon.describe(survey), NO_LIMIT, sleeper),
     ):
         with pytest.raises(Refused) as caught:
             call()
@@ -330,7 +326,6 @@ def test_a_session_without_a_gpu_needs_nothing(sleeper):
     assert accelerator.describe(Survey()) is None
     assert accelerator.compare(None, os.getpid()) == []
     accelerator.fill(None, NO_LIMIT, sleeper)
-    accelerator.await_room(None)
 
 
 class FourCards(gpu.WellDriver):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import capabilities
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding
@@ -37,8 +38,6 @@ NO_REASON = "no reason given"
 READ_ONLY_PROC = "ns_last_pid sysctl is inaccessible: Read-only file system"
 #: CRIU's answers come in a second; more means that it hangs.
 PATIENCE = 20.0
-#: Bit of a capability set that lets CRIU change limits of another user's processes.
-CAP_SYS_RESOURCE = 24
 #: What CRIU's loader must not take from the session's file system, and GnuTLS (which
 #: CRIU links and we never use) must not read there.
 ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
@@ -135,7 +134,7 @@ def check(folder: Path = FOLDER) -> list[Finding]:
     code, text = _run(criu.command("check"))
     if code != 0 and not _says_only(text, READ_ONLY_PROC):
         findings.append(finding(Reason.CRIU_UNUSABLE, why=_complaint(text)))
-    if not has_capability(CAP_SYS_RESOURCE):
+    if not capabilities.has("SYS_RESOURCE"):
         findings.append(
             finding(
                 Reason.CAPABILITY_MISSING,
@@ -162,13 +161,6 @@ def _says_only(log: str, words: str) -> bool:
         if line.startswith("Error ") and not any(each in line for each in HARMLESS)
     ]
     return bool(errors) and all(words in line for line in errors)
-
-
-def has_capability(bit: int) -> bool:
-    """Whether this process holds that capability (its number in capabilities(7))."""
-    status = Path("/proc/self/status").read_text()
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return match is not None and bool(int(match[1], 16) >> bit & 1)
 
 
 def first_error(log: str) -> str:

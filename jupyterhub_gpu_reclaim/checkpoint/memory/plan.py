@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import Area
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,7 +82,7 @@ def read_processes(read: Callable[[str], bytes | None]) -> list[SavedProcess]:
     for payload in () if tree is None else images.split(tree, images.PSTREE_MAGIC):
         entry = images.parse("pstree_entry", payload)
         if entry.pid in seen:
-            raise damaged(f"process {entry.pid} stands twice in the tree")
+            raise images.damaged(f"process {entry.pid} stands twice in the tree")
         seen.add(entry.pid)
         image = read(f"mm-{entry.pid}.img")
         if image is None:
@@ -148,11 +146,6 @@ def overlap(span: Span, others: Sequence[Span]) -> Iterator[Span]:
         yield Span(max(span.start, others[at].start), min(span.end, others[at].end))
 
 
-def damaged(why: str) -> RestoreFailed:
-    """The error for images that do not fit together."""
-    return RestoreFailed(Reason.CHECKPOINT_DAMAGED, why=why)
-
-
 def _first_beyond(spans: Sequence[Span], address: int) -> int:
     """The number of the first that ends after that address."""
     return bisect.bisect_right(spans, address, key=lambda span: span.end)
@@ -162,7 +155,9 @@ def _check_areas(vmas: Iterable[Any], pid: int) -> None:
     last = 0
     for vma in vmas:
         if not last <= vma.start < vma.end or vma.start % PAGE or vma.end % PAGE:
-            raise damaged(f"process {pid} has an area at {vma.start:#x} out of place")
+            raise images.damaged(
+                f"process {pid} has an area at {vma.start:#x} out of place"
+            )
         last = vma.end
 
 
@@ -199,7 +194,7 @@ def _kept_by_kernel(
     for thread in process.threads:
         image = read(f"core-{thread}.img")
         if image is None:
-            raise damaged(f"thread {thread} has no state")
+            raise images.damaged(f"thread {thread} has no state")
         core = images.parse("core_entry", images.only(image, images.CORE_MAGIC))
         rseq = core.thread_core.rseq_entry
         if rseq.rseq_abi_pointer:
@@ -343,7 +338,7 @@ def make_plan(source: ImageSource, *, advise: bool = False) -> MemoryPlan:
         number, areas = images.read_pagemap(image)
         pages = f"pages-{number}.img"
         if pages in seen:
-            raise damaged(f"two processes claim {pages}")
+            raise images.damaged(f"two processes claim {pages}")
         seen.add(pages)
         _check_pages(areas, source.size(pages) or 0, process.pid)
         if any(area.flags & ~_KNOWN_FLAGS for area in areas):
@@ -368,11 +363,11 @@ def _check_pages(areas: Iterable[Area], size: int, pid: int) -> None:
     for area in areas:
         start, end = _span(area)
         if not last <= start < end <= TOP or start % PAGE:
-            raise damaged(f"process {pid} has pages at {start:#x} out of place")
+            raise images.damaged(f"process {pid} has pages at {start:#x} out of place")
         last = end
         total += end - start if area.flags & images.PRESENT else 0
     if total != size:
-        raise damaged(f"process {pid} has {size} bytes of pages, not {total}")
+        raise images.damaged(f"process {pid} has {size} bytes of pages, not {total}")
 
 
 def _pieces(areas: Iterable[Area], free: Sequence[Span], pid: int) -> Iterator[Piece]:

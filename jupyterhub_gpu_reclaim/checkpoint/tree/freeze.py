@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.pidfd import borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR
 
@@ -228,7 +228,7 @@ def leave_repair(process: Process) -> int:
     with processes.held(process) as pidfd:
         if pidfd is None:
             return 0
-        for descriptor, target in _descriptors(process.pid):
+        for descriptor, target in procfs.descriptors(process.pid):
             if not target.startswith("socket:"):
                 continue
             with contextlib.suppress(OSError), borrow(pidfd, descriptor) as end:
@@ -279,14 +279,6 @@ def _remove_names(folder: int, inode: tuple[int, int]) -> list[str]:
                 os.unlink(entry.name, dir_fd=folder)
                 removed.append(entry.name)
     return removed
-
-
-def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
-    """The open descriptors of a process, with what they lead to."""
-    with contextlib.suppress(OSError):
-        for entry in (PROC / str(pid) / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                yield int(entry.name), str(entry.readlink())
 
 
 def _deleted_files(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:

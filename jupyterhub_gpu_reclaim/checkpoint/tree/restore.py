@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import itertools
 import os
-import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
+from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -184,9 +184,7 @@ def restore(
     """
     begun = time.monotonic()
     try:
-        processes.wait_ready(
-            session.init_pid, session.init_start, timeout=READY_PATIENCE
-        )
+        wait_ready(session.init_pid, session.init_start, timeout=READY_PATIENCE)
         beside = freeze.freeze(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
@@ -286,6 +284,22 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
     processes.resume(tree.processes, keep_stopped)
 
 
+def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
+    """Wait until the init has set itself up (its name says so, session_init.py).
+
+    Raises:
+        NotFound: it has ended.
+        ReclaimError: it was not ready when the time (seconds) was up.
+    """
+    name = session_init.NAME.decode()
+    deadline = time.monotonic() + timeout
+    while processes.snapshot_init(init_pid, start).name != name:
+        if time.monotonic() > deadline:
+            raise ReclaimError(Reason.TIMED_OUT, step="place", seconds=timeout)
+        # Nothing tells when a name changes, and Python's start takes 20 ms.
+        time.sleep(0.005)
+
+
 def free_pid(pids: Sequence[int], pid_max: int) -> int:
     """Where the pid counter is put, so that CRIU's own processes take no saved pid.
 
@@ -355,7 +369,7 @@ def _name_root(init_pid: int, root_pid: int) -> bool:
     """Tell the holding init which child is the session's root (session_init.py)."""
     libc = ctypes.CDLL(None)
     value = ctypes.c_void_p(root_pid)
-    return bool(libc.sigqueue(init_pid, signal.SIGUSR1, value) == 0)
+    return bool(libc.sigqueue(init_pid, session_init.ROOT_NAMED, value) == 0)
 
 
 def _clear(session: SessionInit) -> None:

@@ -16,9 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
-import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +25,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Identity, Value
-from jupyterhub_gpu_reclaim.linux import netns, process_environment
+from jupyterhub_gpu_reclaim.linux import netns, procfs
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def read_login(pid: int) -> Login:
         OSError: it has ended, may not be read, or keeps its reader waiting.
     """
     process = Path(f"/proc/{pid}")
-    environment = _environment(process_environment.words(pid, "environ"))
+    environment = _environment(procfs.words(pid, "environ"))
     port, path = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
     prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path or "/"
     token = environment.get("JUPYTERHUB_API_TOKEN", "")
@@ -191,19 +189,15 @@ async def speaks_tls(
 
 def answers_tls(address: jupyter_api.Address) -> bool:
     """Whether a TLS greeting is answered by one; blocks for seconds."""
-    with contextlib.suppress(OSError):
-        made = netns.make_socket(
-            address.pid or os.getpid(),
-            socket.AF_INET,
-            socket.SOCK_STREAM,
-            start=address.start or None,
-        )
-        with made:
-            made.settimeout(_ASK_SECONDS)
-            made.connect((jupyter_api.LOOPBACK, address.port))
-            made.sendall(_client_hello())
-            said = made.recv(2)
-            return len(said) == 2 and said[0] in {_ALERT, _HANDSHAKE} and said[1] == 3
+    with (
+        contextlib.suppress(OSError),
+        netns.connect(
+            address.pid, address.port, start=address.start or None, seconds=_ASK_SECONDS
+        ) as made,
+    ):
+        made.sendall(_client_hello())
+        said = made.recv(2)
+        return len(said) == 2 and said[0] in {_ALERT, _HANDSHAKE} and said[1] == 3
     return False
 
 

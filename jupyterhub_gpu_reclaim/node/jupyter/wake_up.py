@@ -36,7 +36,6 @@ import hmac
 import logging
 import os
 import re
-import socket
 import time
 import uuid
 from datetime import UTC, datetime
@@ -50,15 +49,15 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Value
-from jupyterhub_gpu_reclaim.linux import netns, process_environment, ptrace
+from jupyterhub_gpu_reclaim.linux import netns, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.beneath import open_file_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -101,7 +100,7 @@ def find_connection(
     pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
     for pid in pids:
         try:
-            found = process_environment.words(pid, "cmdline")
+            found = procfs.words(pid, "cmdline")
         except TimeoutError:
             return None  # this user's programs keep us waiting: no favour for them
         except OSError:
@@ -203,12 +202,7 @@ class WakeUp:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in self._sockets:
             one.close()
         self._sockets.clear()
@@ -265,29 +259,15 @@ class WakeUp:
         if patience <= 0 or len(self._sockets) >= _MAX_SOCKETS:
             return None
         try:
-            one = self._connect(port, patience)
+            where = self._address
+            one = netns.connect(
+                where.pid, port, start=where.start or None, seconds=patience
+            )
         except OSError as error:
             _log.info("- port %d takes no wake-up: %s", port, error)
             return None
         self._sockets.append(one)
         _say(one, data)
-        return one
-
-    def _connect(self, port: int, seconds: float) -> socket.socket:
-        """A connection to a port of the session, on its own loopback."""
-        where = self._address
-        one = netns.make_socket(
-            where.pid or os.getpid(),
-            socket.AF_INET,
-            socket.SOCK_STREAM,
-            start=where.start or None,
-        )
-        try:
-            one.settimeout(seconds)
-            one.connect((LOOPBACK, port))
-        except BaseException:
-            one.close()
-            raise
         return one
 
     def _get(self, path: str, headers: dict[str, str]) -> bytes:

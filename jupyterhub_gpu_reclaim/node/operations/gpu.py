@@ -290,15 +290,6 @@ class Accelerator:
         if not cgroups.restore_memory_limit(limit):
             _log.warning("- %s stays lifted: more is in use", limit.file)
 
-    def await_room(self, gpus: Gpus | None) -> None:
-        """Wait until a session that was emptied here could be filled here.
-
-        Raises:
-            ReclaimError: others use that memory, and go on to (``gpu_memory``).
-        """
-        if gpus is not None:
-            self._await_room(gpus, set(gpus.users), {})
-
     def close(self) -> None:
         """End what was started."""
         self._driver.close()
@@ -309,7 +300,7 @@ class Accelerator:
         gpus: Gpus,
         emptied: set[int],
         moves: dict[str, str],
-        fill: object | None = None,
+        fill: object,
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process.
 
@@ -339,9 +330,7 @@ class Accelerator:
                 )
             time.sleep(_ROOM_PAUSE)  # memory comes free without a word
 
-    def _take_room(
-        self, needed: Counter[str], fill: object | None
-    ) -> tuple[str, int] | None:
+    def _take_room(self, needed: Counter[str], fill: object) -> tuple[str, int] | None:
         """Keep room for a fill, or say on which card it is short, and what is free.
 
         What others are about to fill is not free, and some of it counts twice while
@@ -354,8 +343,7 @@ class Accelerator:
                 room = free.get(card)
                 if room is not None and room - kept[card] < count:
                     return card, max(0, room - kept[card])
-            if fill is not None:
-                self._filling[fill] = needed
+            self._filling[fill] = needed
         return None
 
     def _room(self) -> dict[str, int | None]:

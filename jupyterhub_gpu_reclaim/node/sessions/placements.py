@@ -29,14 +29,13 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import containers, host, process_environment
-from jupyterhub_gpu_reclaim.linux.processes import INIT_NAME
+from jupyterhub_gpu_reclaim.linux import cgroups, host, procfs
+from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_MODES = ("start", "hold")
 
 
 class PodHint(Value, frozen=True, kw_only=True):
@@ -152,12 +151,10 @@ class LocalPlacements:
             stat = (entry / "stat").read_text()
         except OSError:  # it has ended while we looked
             return None
-        if not any(b"session_init" in word for word in words[:6]):
-            return None
         fields = stat.rpartition(")")[2].split()
         if fields[0] in "ZX":
             return None
-        return parse(words, int(entry.name), int(fields[19]), self._realm)
+        return _session_of(words, int(entry.name), int(fields[19]), self._realm)
 
 
 def _is_root_and_first(status: str) -> bool:
@@ -168,41 +165,24 @@ def _is_root_and_first(status: str) -> bool:
     return uids == ["0"] * 4 and len(pids) >= 2 and pids[-1] == "1"
 
 
-def parse(words: Iterable[bytes], pid: int, start: int, realm: str) -> Session | None:
-    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
+def _session_of(
+    words: Sequence[bytes], pid: int, start: int, realm: str
+) -> Session | None:
+    """The session whose init has that command line; None for another realm's.
 
     Args:
-        words: a command line.
+        words: the command line.
         pid: whose.
         start: its start time.
-        realm: the agent's own; None comes back for a session of another.
+        realm: the agent's own.
     """
-    text = [word.decode("utf-8", "replace") for word in words]
-    mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
-    if mode_at is None:
+    found = command_line.parse(words)
+    if found is None or not found.user or found.realm != realm:
         return None
-    options = text[mode_at + 1 :]
-    if "--" in options:
-        options = options[: options.index("--")]
-    values = _values(options)
-    incarnation, user = values.get("--incarnation", ""), values.get("--user", "")
-    if not user or not _IDENTIFIER.fullmatch(incarnation):
+    if not _IDENTIFIER.fullmatch(found.incarnation):
         return None
-    if values.get("--realm", "") != realm:
-        return None
-    key = SessionKey(user, values.get("--server", ""))
-    return Session(incarnation, key, pid, start, holding=text[mode_at] == "hold")
-
-
-def _values(options: list[str]) -> dict[str, str]:
-    """Options with their values, in one word or two; a value is never a name."""
-    values: dict[str, str] = {}
-    words = iter(options)
-    for word in words:
-        if word.startswith("--") and word != "--relay":
-            name, equals, value = word.partition("=")
-            values.setdefault(name, value if equals else next(words, ""))
-    return values
+    key = SessionKey(found.user, found.server)
+    return Session(found.incarnation, key, pid, start, holding=found.holding)
 
 
 #: A first program that is younger may still become a session's init: a container is
@@ -300,7 +280,7 @@ class PodPlacements:
         """Every process that claims to be the init of a session of ours."""
         for pid in self._pids():
             # Of most processes no more than this has to be read.
-            if self._name(pid) != INIT_NAME:
+            if self._name(pid) != session_init.NAME.decode():
                 continue
             found = self._look(pid, pod)
             if found is None:
@@ -309,12 +289,10 @@ class PodPlacements:
             # The command line last: it is memory of the process, and its user can
             # keep its reader waiting.
             try:
-                words = process_environment.words(pid, "cmdline", proc=self._proc)
+                words = procfs.words(pid, "cmdline", proc=self._proc)
             except OSError:
                 continue
-            if not any(b"session_init" in word for word in words[:6]):
-                continue
-            session = parse(words, pid, start, self._realm)
+            session = _session_of(words, pid, start, self._realm)
             if session is not None and self._look(pid, pod) == found:
                 yield replace(
                     session, container=container.id, told=PodHint(pod=container.pod)
@@ -323,7 +301,7 @@ class PodPlacements:
     def _pids(self) -> Iterator[int]:
         return (int(e.name) for e in self._proc.iterdir() if e.name.isdecimal())
 
-    def _look(self, pid: int, pod: str) -> tuple[int, containers.Container] | None:
+    def _look(self, pid: int, pod: str) -> tuple[int, cgroups.Container] | None:
         """When a process of (that) pod was started, and its container.
 
         None for one of a nested pid namespace: a user who may make these could give a
@@ -332,7 +310,7 @@ class PodPlacements:
         entry = self._proc / str(pid)
         try:
             stat = (entry / "stat").read_text(errors="replace")
-            container = containers.parse((entry / "cgroup").read_text())
+            container = cgroups.parse_container((entry / "cgroup").read_text())
         except OSError:  # it has ended while we looked
             return None
         fields = stat.rpartition(")")[2].split()
