@@ -123,9 +123,9 @@ class LocalNode:
 
         return await asyncio.to_thread(read)
 
-    async def tell(self, incarnation: str, told: PodHint) -> None:
+    async def tell(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about a session, before any other call."""
-        await asyncio.to_thread(self.placements.tell, incarnation, told)
+        await asyncio.to_thread(self.placements.tell, incarnation, hint)
 
     # --- doing --------------------------------------------------------------------
 

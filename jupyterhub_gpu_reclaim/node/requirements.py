@@ -240,7 +240,7 @@ def refuse_reaching(
         session: where it lives.
         trusted: names of capabilities that are let through, without ``CAP_``.
     """
-    if rights is None or not (session.container or session.told.pod):
+    if rights is None or not (session.container or session.hint.pod):
         return
     # A program that can gain nothing by running another has what it holds.
     bounded = rights.no_new_privileges and _ROOT not in rights.uids

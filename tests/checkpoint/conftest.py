@@ -31,28 +31,14 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
 )
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
-
-INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
-#: What the launcher does in production: private /dev/shm, terminals and /proc.
-MOUNTS = """
-mount -t tmpfs -o mode=1777 shm /dev/shm &&
-mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
-mount --bind /dev/pts/ptmx /dev/ptmx &&
-exec "$@"
-"""
-#: Where a machine may keep its private CRIU, in this order.
-FOLDERS = (
-    os.environ.get("GPU_RECLAIM_CRIU", ""),
-    str(Path(__file__).parents[2] / ".cache" / "criu"),
-    str(criu_module.FOLDER),
-)
+from tests.support.agent import CRIU_FOLDERS, INIT, MOUNTS
 
 
 @pytest.fixture(scope="session")
 def criu() -> criu_module.Criu:
     if os.geteuid() != 0:
         pytest.skip("needs root: CRIU enters namespaces")
-    for folder in FOLDERS:
+    for folder in CRIU_FOLDERS:
         if folder and Path(folder, "criu").is_file():
             return criu_module.locate(Path(folder))
     try:

@@ -183,7 +183,7 @@ def test_dump_handed_over_that_takes_too_long_tree_goes_on(world, engine):
 AGENT = """
 import pathlib, sys, time
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
 class SinkThatHangs:
     count = 0
@@ -194,7 +194,7 @@ class SinkThatHangs:
             time.sleep(60)
     def close(self):
         pass
-session = Session(int(sys.argv[2]), int(sys.argv[3]))
+session = SessionInit(int(sys.argv[2]), int(sys.argv[3]))
 dump(criu.locate(pathlib.Path(sys.argv[1])), session,
      sinks=lambda name: SinkThatHangs(), folder=pathlib.Path(sys.argv[4]), limit=60)
 """
@@ -331,7 +331,7 @@ def test_send_never_touches_a_pid_used_again(world):
 RESTORER = """
 import pathlib, pickle, sys, time
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import restore
 image, result = pickle.loads(pathlib.Path(sys.argv[5]).read_bytes())
 class Source:

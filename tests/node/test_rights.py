@@ -119,7 +119,7 @@ def test_rights_of_nobody_are_none():
 
 def in_pod(pod: str = "uid") -> Session:
     return Session(
-        "i", SessionKey("ann", ""), 1, 1, holding=False, told=PodHint(pod=pod)
+        "i", SessionKey("ann", ""), 1, 1, holding=False, hint=PodHint(pod=pod)
     )
 
 

@@ -27,12 +27,13 @@ from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
     layout_of,
     time_of,
 )
+from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_beneath, remove
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _TEMPORARY: Final = b".gpu-reclaim-restore"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
@@ -80,7 +81,7 @@ def unpack(
             for name in names_in(folder):
                 remove(folder, name)
         with tarfile.open(
-            fileobj=cast("IO[bytes]", _BufferReader(iter(buffers))),  # read suffices
+            fileobj=cast("IO[bytes]", BufferReader(iter(buffers))),  # read suffices
             mode="r|",
             encoding="utf-8",
             errors="surrogateescape",
@@ -95,27 +96,6 @@ def unpack(
             why=f"a file could not be put back: {error.strerror}",
             detail=str(error),
         ) from None
-
-
-class _BufferReader:
-    """The file that tarfile wants, over buffers."""
-
-    def __init__(self, buffers: Iterator[bytes | bytearray | memoryview]) -> None:
-        self._buffers = buffers
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        out = bytearray()
-        while len(out) < size:
-            if not self._rest:
-                following = next(self._buffers, None)
-                if following is None:
-                    break
-                self._rest = memoryview(following).cast("B")
-            take = self._rest[: size - len(out)]
-            out += take
-            self._rest = self._rest[len(take) :]
-        return bytes(out)
 
 
 class _Unpacker:

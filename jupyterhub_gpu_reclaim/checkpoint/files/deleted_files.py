@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
@@ -152,7 +153,7 @@ class Ghost:
     """
 
     def __init__(self, buffers: Iterable[bytes | memoryview]) -> None:
-        self._stream = _Stream(iter(buffers))
+        self._stream = BufferReader(iter(buffers))
         head = self._stream.read(8)
         if head != _U32.pack(images.COMMON_MAGIC) + _U32.pack(images.GHOST_MAGIC):
             raise images.damaged("a deleted file has no head")
@@ -259,31 +260,6 @@ def _tmpfile(folder: str) -> int:
 
 def _nanoseconds(time: Any) -> int:
     return int(time.tv_sec * 1_000_000_000 + time.tv_usec * 1000)
-
-
-class _Stream:
-    """Buffers, read like a file."""
-
-    def __init__(self, buffers: Iterator[bytes | memoryview]) -> None:
-        self._buffers = buffers
-        self._rest = memoryview(b"")
-
-    def has_more(self) -> bool:
-        while not self._rest:
-            following = next(self._buffers, None)
-            if following is None:
-                return False
-            self._rest = memoryview(following).cast("B")
-        return True
-
-    def read(self, size: int) -> bytes:
-        """That many bytes, or what is left."""
-        out = bytearray()
-        while len(out) < size and self.has_more():
-            take = self._rest[: size - len(out)]
-            out += take
-            self._rest = self._rest[len(take) :]
-        return bytes(out)
 
 
 FILES, REMAPS = "files.img", "remap-fpath.img"

@@ -119,14 +119,14 @@ class Handover:
 
 
 class ReplacedImages:
-    """A source of images (``pages.Source``) of which some are replaced."""
+    """A source of images (``plan.ImageSource``) of which some are replaced."""
 
     def __init__(self, source: ImageSource, files: Mapping[str, bytes]) -> None:
         self._source = source
         self._files = files
 
     def size(self, name: str) -> int | None:
-        """See ``Source``."""
+        """See ``ImageSource``."""
         if name in self._files:
             return len(self._files[name])
         return self._source.size(name)
@@ -134,13 +134,13 @@ class ReplacedImages:
     def stream(
         self, name: str, skip: Sequence[Range] = ()
     ) -> Iterable[bytes | memoryview]:
-        """See ``Source``."""
+        """See ``ImageSource``."""
         if name in self._files:
             return [self._files[name]]
         return self._source.stream(name, skip)
 
     def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """See ``Source``."""
+        """See ``ImageSource``."""
         self._source.copy(name, pieces, stop)
 
 

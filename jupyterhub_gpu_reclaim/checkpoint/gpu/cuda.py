@@ -379,7 +379,7 @@ _NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
 def give_up(process: Process) -> None:
     """Make a stale child give up every GPU device. Idempotent.
 
-    Must be called for children only that ``processes`` calls stale.
+    Must be called for children only that ``survey`` calls stale.
 
     Raises:
         ReclaimError: it could not be made to (``gpu_stale_child``); it runs as before.

@@ -60,7 +60,7 @@ class Node(Protocol):
     async def samples(self) -> list[Sample]:
         """What every session does now."""
 
-    async def tell(self, incarnation: str, told: PodHint) -> None:
+    async def tell(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about that incarnation; first of all, or not."""
 
     async def preflight(self, incarnation: str) -> list[Finding]:

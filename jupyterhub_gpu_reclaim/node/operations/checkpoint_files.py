@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -87,37 +87,30 @@ def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:
 
 
 class CheckpointImages:
-    """A source of images (``checkpoint.memory.pages.Source``).
+    """CRIU's images in a checkpoint (``memory.plan.ImageSource``), for one operation.
 
-    Args:
-        checkpoint: where they stand.
-        rewritten: images by their names, as they are to be given.
+    Attributes:
+        bytes: handed out or written so far.
     """
 
-    def __init__(self, checkpoint: Checkpoint, rewritten: Mapping[str, bytes]) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._rewritten = rewritten
         self._lock = threading.Lock()
-        #: Bytes handed out or written so far.
         self.bytes = 0
 
     def size(self, name: str) -> int | None:
-        """See ``Source``."""
-        if name in self._rewritten:
-            return len(self._rewritten[name])
+        """See ``ImageSource``."""
         stored = IMAGES + name
         return self._checkpoint.size(stored) if stored in self._checkpoint else None
 
     def stream(
         self, name: str, skip: Sequence[Range] = ()
     ) -> Iterable[bytes | memoryview]:
-        """See ``Source``."""
-        if name in self._rewritten:
-            return [self._rewritten[name]]
+        """See ``ImageSource``."""
         return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
 
     def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
-        """See ``Source``."""
+        """See ``ImageSource``."""
         self._checkpoint.copy_to(
             IMAGES + name,
             pieces,

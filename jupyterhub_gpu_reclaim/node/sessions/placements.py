@@ -58,7 +58,7 @@ class Session:
             names one process for ever.
         holding: the init was started to wait for a tree (``hold``).
         container: id of the container that it lives in; empty outside of Kubernetes.
-        told: the service's facts about it. Its ``pod`` is where it was found.
+        hint: the service's facts about it. Its ``pod`` is where it was found.
     """
 
     incarnation: str
@@ -67,7 +67,7 @@ class Session:
     init_start: int
     holding: bool
     container: str = ""
-    told: PodHint = field(default_factory=PodHint)
+    hint: PodHint = field(default_factory=PodHint)
 
 
 class Placements(Protocol):
@@ -90,7 +90,7 @@ class Placements(Protocol):
             NotFound: there is no init of that incarnation here (``unknown_session``).
         """
 
-    def tell(self, incarnation: str, told: PodHint) -> None:
+    def tell(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about an incarnation, before anything is done to it.
 
         Raises:
@@ -137,7 +137,7 @@ class LocalPlacements:
                 return session
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
-    def tell(self, incarnation: str, told: PodHint) -> None:
+    def tell(self, incarnation: str, hint: PodHint) -> None:
         """Do nothing: an init of root can be trusted on its session."""
 
     def _session(self, entry: Path) -> Session | None:
@@ -214,28 +214,28 @@ class PodPlacements:
         self._proc = proc
         self._patience = patience
         self._lock = threading.Lock()
-        self._told: dict[str, PodHint] = {}
+        self._hints: dict[str, PodHint] = {}
 
-    def tell(self, incarnation: str, told: PodHint) -> None:
+    def tell(self, incarnation: str, hint: PodHint) -> None:
         """Remember which pod an incarnation lives in; what is not said again stays.
 
         Raises:
             NotFound: no pod was named (``unknown_session``).
         """
-        if not told.pod:
+        if not hint.pod:
             raise _unknown(incarnation, "no pod was named")
         with self._lock:
-            before = self._told.pop(incarnation, None)
-            if before is not None and before.pod == told.pod:
+            before = self._hints.pop(incarnation, None)
+            if before is not None and before.pod == hint.pod:
                 said = {
                     field: value
                     for field in ("key", "image", "node_labels")
-                    if (value := getattr(told, field))
+                    if (value := getattr(hint, field))
                 }
-                told = msgspec.structs.replace(before, **said)
-            self._told[incarnation] = told
-            while len(self._told) > _REMEMBERED:
-                del self._told[next(iter(self._told))]
+                hint = msgspec.structs.replace(before, **said)
+            self._hints[incarnation] = hint
+            while len(self._hints) > _REMEMBERED:
+                del self._hints[next(iter(self._hints))]
 
     def list(self) -> list[Session]:
         """Every claim on this node; one of an incarnation once its pod is known."""
@@ -252,11 +252,11 @@ class PodPlacements:
                 (``unknown_session``).
         """
         with self._lock:
-            told = self._told.get(incarnation, PodHint())
-        if not pod or pod == told.pod:
-            pod = told.pod
+            hint = self._hints.get(incarnation, PodHint())
+        if not pod or pod == hint.pod:
+            pod = hint.pod
         else:
-            told = PodHint(pod=pod)
+            hint = PodHint(pod=pod)
         if not pod:
             raise _unknown(incarnation, "its pod was not told")
         deadline = time.monotonic() + self._patience
@@ -264,17 +264,17 @@ class PodPlacements:
             for session in _oldest(self._claims(pod)):
                 if session.incarnation != incarnation:
                     continue
-                if told.key not in {None, session.key}:
+                if hint.key not in {None, session.key}:
                     raise _unknown(incarnation, f"it claims to be {session.key}")
-                return replace(session, told=told)
+                return replace(session, hint=hint)
             if time.monotonic() > deadline or not self._is_young(pod):
                 raise _unknown(incarnation, f"not in pod {pod}")
             time.sleep(_PAUSE)  # nothing tells when a process has set its name
 
     def _may_be(self, claim: Session) -> bool:
         with self._lock:
-            told = self._told.get(claim.incarnation)
-        return told is None or told.pod == claim.told.pod
+            hint = self._hints.get(claim.incarnation)
+        return hint is None or hint.pod == claim.hint.pod
 
     def _claims(self, pod: str = "") -> Iterator[Session]:
         """Every process that claims to be the init of a session of ours."""
@@ -295,7 +295,7 @@ class PodPlacements:
             session = _session_of(words, pid, start, self._realm)
             if session is not None and self._look(pid, pod) == found:
                 yield replace(
-                    session, container=container.id, told=PodHint(pod=container.pod)
+                    session, container=container.id, hint=PodHint(pod=container.pod)
                 )
 
     def _pids(self) -> Iterator[int]:
@@ -351,9 +351,9 @@ def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
     """The oldest of those in one pod that claim the same."""
     found: dict[tuple[str, str], Session] = {}
     for one in claims:
-        first = found.setdefault((one.incarnation, one.told.pod), one)
+        first = found.setdefault((one.incarnation, one.hint.pod), one)
         if one.init_start < first.init_start:
-            found[one.incarnation, one.told.pod] = one
+            found[one.incarnation, one.hint.pod] = one
     return found.values()
 
 

@@ -82,7 +82,7 @@ def tree_of(
         steps=(operation.steps if operation else [])
         or (record.steps if record else []),
         failure=record.failure if record else None,
-        pod=session.told.pod,
+        pod=session.hint.pod,
         container=session.container,
     )
 
@@ -95,7 +95,7 @@ def gone(record: Record | Session, checkpoint: str = "") -> Tree:
         state=TreeState.GONE,
         init_pid=0,
         checkpoint=checkpoint,
-        pod=record.pod if isinstance(record, Record) else record.told.pod,
+        pod=record.pod if isinstance(record, Record) else record.hint.pod,
     )
 
 

@@ -188,7 +188,7 @@ class Capture:
             init_pid=session.init_pid,
             init_start=session.init_start,
             begun=tools.clock.now(),
-            pod=session.told.pod,
+            pod=session.hint.pod,
             parent=former.origin if former and trees.matches(former, session) else "",
         )
 
@@ -207,7 +207,7 @@ class Capture:
             "preflight", lambda: freeze.stopped_before(snapshot)
         )
         if gpus:
-            pod = self._session.told.pod
+            pod = self._session.hint.pod
             limit = cgroups.find_memory_limit(init_pid, pod)
         yield self._note(
             Stage.CAPTURING,
@@ -428,7 +428,7 @@ class Capture:
         committing, limits = self._committing, self._limits
         try:
             await in_thread(
-                lambda: let_go_on(
+                lambda: thaw_tree(
                     self._tools.accelerator,
                     self._session,
                     self._record,
@@ -490,11 +490,11 @@ def _need(session: Session, gpus: Gpus | None) -> Need:
     """The memory that its GPUs' is moved into, with its own limit off."""
     if gpus is None:
         return Need(0, session.init_pid)
-    lifted = cgroups.find_memory_limit(session.init_pid, session.told.pod)
+    lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
     return Need(gpus.bytes(), session.init_pid, lifted)
 
 
-def let_go_on(
+def thaw_tree(
     accelerator: Accelerator,
     session: Session,
     record: Record,
@@ -529,7 +529,7 @@ def let_go_on(
 
 
 def thaw_limit(limits: TimeLimits, record: Record) -> float:
-    """How long :func:`let_go_on` may take, in seconds."""
+    """How long :func:`thaw_tree` may take, in seconds."""
     return limits.check + (limits.restore if record.gpus else 0.0)
 
 

@@ -82,15 +82,15 @@ def describe(
         terminals=server_state.terminals,
         memory=trees.resident_bytes(snapshot),
         gpus=gpus,
-        image=session.told.image,
-        node_labels=session.told.node_labels,
+        image=session.hint.image,
+        node_labels=session.hint.node_labels,
         rights=rights_of(snapshot.processes),
     )
 
 
 def refuse_root(session: Session) -> list[Finding]:
     """Why the root file system of its container cannot be saved; touches nothing."""
-    if not session.told.pod:
+    if not session.hint.pod:
         return []  # the machine's own, which stays
     kind = rootfs.unsavable_root(read_mounts(session.init_pid))
     return [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
@@ -152,7 +152,7 @@ def restore_archives(
 
 
 def _private(session: Session) -> list[Mount]:
-    return rootfs.private_mounts(session.init_pid, session.told.pod)
+    return rootfs.private_mounts(session.init_pid, session.hint.pod)
 
 
 def _checked(

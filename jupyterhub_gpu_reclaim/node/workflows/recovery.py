@@ -137,8 +137,8 @@ class Recovery:
         """Register the former agent's pods; the service names them again only later."""
         for record in self.releases.records.list():
             if record.pod:
-                told = PodHint(pod=record.pod, key=record.key)
-                self.placements.tell(record.incarnation, told)
+                hint = PodHint(pod=record.pod, key=record.key)
+                self.placements.tell(record.incarnation, hint)
 
     async def _insist(
         self,
@@ -214,7 +214,7 @@ class Recovery:
         if store.saved_here(record.checkpoint) or (
             not capturing and store.exists(record.checkpoint)
         ):
-            if capturing and goes_on(session):
+            if capturing and is_running(session):
                 # It was rolled back, and neither the store nor the record took note.
                 self.releases.undo_capture(session, record)
                 self._fail(record)
@@ -225,7 +225,7 @@ class Recovery:
                 )
             _log.info("%s is saved as %s", session.key, record.checkpoint)
             return
-        capture.let_go_on(self.releases.accelerator, session, record)
+        capture.thaw_tree(self.releases.accelerator, session, record)
         self._fail(record)
 
     def _settle_continuing(self, session: Session, record: Record) -> None:
@@ -254,7 +254,7 @@ class Recovery:
         tree = trees.look(session)
         if not any(p.state not in processes.DEAD for p in tree.processes):
             return
-        if goes_on(session):
+        if is_running(session):
             return
         mine = [
             i
@@ -271,13 +271,13 @@ class Recovery:
             init_pid=session.init_pid,
             init_start=session.init_start,
             begun=self.releases.clock.now(),
-            pod=session.told.pod,
+            pod=session.hint.pod,
         )
         if mine:
             self.releases.records.save(record)
             _log.warning("%s was found saved as %s", session.key, record.checkpoint)
             return
-        capture.let_go_on(self.releases.accelerator, session, record)
+        capture.thaw_tree(self.releases.accelerator, session, record)
         _log.warning("%s was found stopped and goes on: no checkpoint", session.key)
 
     def _fail(self, record: Record) -> None:
@@ -305,7 +305,7 @@ def _one_each(sessions: list[Session]) -> list[Session]:
     return list(found.values())
 
 
-def goes_on(session: Session) -> bool:
+def is_running(session: Session) -> bool:
     """Whether some of its programs run: what is saved is then older than they are."""
     alive = [p for p in trees.look(session).processes if p.state not in processes.DEAD]
     return not all(process.stopped for process in alive)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     from tornado.httpclient import AsyncHTTPClient
 
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
@@ -140,7 +142,7 @@ class Restore:
             init_pid=session.init_pid,
             init_start=session.init_start,
             begun=tools.clock.now(),
-            pod=session.told.pod,
+            pod=session.hint.pod,
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -156,7 +158,7 @@ class Restore:
                 there, fit = await self._check()
             info = there.checkpoint.info
             gpus = there.world.gpus
-            pod = self._session.told.pod
+            pod = self._session.hint.pod
             limit = cgroups.find_memory_limit(self._session.init_pid, pod)
             yield self._note(
                 Stage.RESTORING,
@@ -171,7 +173,7 @@ class Restore:
             self._tools.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
             yield self._note(Stage.CONTINUING)
-            await self._go_on(there, result)
+            await self._continue(there, result)
         # CancelledError is left out: it is the agent's own end; recovery settles that.
         except Exception as error:
             why = _failed(error)
@@ -211,7 +213,7 @@ class Restore:
         session, world = self._session, there.world
         lifted = None
         if world.gpus:
-            lifted = cgroups.find_memory_limit(session.init_pid, session.told.pod)
+            lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
         need = Need(
             filesystem.memory_needed(session, there.checkpoint, world),
             session.init_pid,
@@ -236,12 +238,13 @@ class Restore:
                 limit=self._limits.archive,
             )
         self._cancel.check()
-        source = CheckpointImages(there.checkpoint, fit.images)
+        source = CheckpointImages(there.checkpoint)
+        images = ReplacedImages(source, fit.images)
         async with self._progress.step(
             "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
             result = await in_thread(
-                lambda: self._run_criu(there.world, source, fit),
+                lambda: self._run_criu(there.world, images, fit),
                 step="restore",
                 limit=self._limits.restore + self._limits.criu,
             )
@@ -254,13 +257,13 @@ class Restore:
             total=lambda: total,
         ):
             return await in_thread(
-                lambda: self._fill(result, source),
+                lambda: self._fill(result, images),
                 step="memory",
                 limit=self._limits.restore + self._limits.end,
             )
 
     def _run_criu(
-        self, world: HostRequirements, source: CheckpointImages, fit: Fit
+        self, world: HostRequirements, source: ImageSource, fit: Fit
     ) -> engine.RestoreResult:
         init_pid = self._session.init_pid
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
@@ -280,7 +283,7 @@ class Restore:
             )
 
     def _fill(
-        self, result: engine.RestoreResult, source: CheckpointImages
+        self, result: engine.RestoreResult, source: ImageSource
     ) -> engine.RestoreResult:
         return engine.fill(
             SessionInit(self._session.init_pid, self._session.init_start),
@@ -290,7 +293,7 @@ class Restore:
             cancel=self._cancel,
         )
 
-    async def _go_on(
+    async def _continue(
         self, there: checkpoint_files.CheckpointContents, result: engine.RestoreResult
     ) -> None:
         """Let it run, and wait until its server answers."""
@@ -415,7 +418,7 @@ def _compare(
     """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
-    found += compare_images(world.image, session.told.image)
+    found += compare_images(world.image, session.hint.image)
     init = processes.snapshot_init(init_pid, session.init_start)
     found += refuse_user_namespace(init)
     found += compare_rights(world.rights, rights_of([init]))

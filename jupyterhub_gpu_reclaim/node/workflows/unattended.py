@@ -38,7 +38,7 @@ _FROZEN = frozenset(
 )
 
 
-def let_go_on(watched: Watched) -> bool:
+def thaw_all(watched: Watched) -> bool:
     """Thaw every frozen tree; whether none is left. Repeat at will."""
     logs.set_up()
     records = Records(watched.state / RECORDS)
@@ -65,7 +65,7 @@ def _frozen(placements: Placements, record: Record) -> Session | None:
         if record.pod:
             placements.tell(record.incarnation, PodHint(pod=record.pod, key=record.key))
         session = placements.find(record.incarnation)
-        if trees.matches(record, session) and not recovery.goes_on(session):
+        if trees.matches(record, session) and not recovery.is_running(session):
             return session
     except NotFound:
         pass
@@ -84,7 +84,7 @@ def _thaw(
         recovery.end_criu(session, criu_seconds)
         # First: a tree that runs beside a record that calls it captured is released.
         records.save(record.at(Stage.ROLLING_BACK, record.steps))
-        capture.let_go_on(accelerator, session, record, together=True)
+        capture.thaw_tree(accelerator, session, record, together=True)
     except NotFound:
         return True
     except (ReclaimError, OSError) as error:
