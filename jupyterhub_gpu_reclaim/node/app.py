@@ -45,11 +45,10 @@ from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.node.watchdog import Watched
-from jupyterhub_gpu_reclaim.node.workflows.capture import CaptureTools
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
-from jupyterhub_gpu_reclaim.node.workflows.restore import RestoreTools
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
@@ -171,7 +170,7 @@ class AgentApp(AgentSettings):
         placements = make_placements(self.placement, self.realm)
         records = Records(folder(state / watchdog.RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock)
-        ports, memory = Reservations(state), HostMemory()
+        ports = Reservations(state)
         releases = Releases(
             records=records,
             store=store,
@@ -182,13 +181,10 @@ class AgentApp(AgentSettings):
         )
         return LocalNode(
             placements=placements,
-            records=records,
-            store=store,
             ports=ports,
-            limits=limits,
             operations=operations,
             sampler=SessionSampler(placements, sampler),
-            captures=CaptureTools(
+            tools=WorkflowTools(
                 records=records,
                 store=store,
                 criu=criu,
@@ -197,20 +193,7 @@ class AgentApp(AgentSettings):
                 limits=limits,
                 work=work,
                 accelerator=accelerator,
-                memory=memory,
-                trusted_capabilities=tuple(self.trusted_capabilities),
-            ),
-            restores=RestoreTools(
-                records=records,
-                store=store,
-                criu=criu,
-                ports=ports,
-                client=client,
-                clock=clock,
-                limits=limits,
-                work=work,
-                accelerator=accelerator,
-                memory=memory,
+                memory=HostMemory(),
                 trusted_capabilities=tuple(self.trusted_capabilities),
             ),
             releases=releases,

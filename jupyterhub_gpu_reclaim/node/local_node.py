@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows.capture import Capture
+from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 
 if TYPE_CHECKING:
@@ -31,20 +31,17 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
-    from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
-    from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
+    from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.sessions.placements import (
         Placements,
         PodHint,
         Session,
     )
     from jupyterhub_gpu_reclaim.node.sessions.samples import SessionSampler
-    from jupyterhub_gpu_reclaim.node.workflows.capture import CaptureTools
     from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
     from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
-    from jupyterhub_gpu_reclaim.node.workflows.restore import RestoreTools
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 #: Waiting for an operation that was cancelled before its session is killed.
 _CALL_OFF_SECONDS = 60.0
@@ -57,14 +54,10 @@ class LocalNode:
     """Everything that the service may ask of this node (``http.routes.Node``)."""
 
     placements: Placements
-    records: Records
-    store: Repository
     ports: Reservations
-    limits: TimeLimits
     operations: Operations
     sampler: SessionSampler
-    captures: CaptureTools
-    restores: RestoreTools
+    tools: WorkflowTools
     releases: Releases
     recovery: Recovery
     outcomes: Outcomes
@@ -80,7 +73,7 @@ class LocalNode:
         # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(
-                in_thread(self.look, step="check", limit=self.limits.check)
+                in_thread(self.look, step="check", limit=self.tools.limits.check)
             )
         return await asyncio.shield(self._looking)
 
@@ -100,21 +93,23 @@ class LocalNode:
         """What keeps that session from being saved; touches nothing."""
         session = await self._find(incarnation)
         found = await in_thread(
-            lambda: self.captures.examine(session, trees.look(session)).found,
+            lambda: capture.examine(self.tools, session, trees.look(session)).found,
             step="preflight",
-            limit=self.limits.check,
+            limit=self.tools.limits.check,
         )
-        return [*found, *await self.captures.ask_server(session)]
+        return [*found, *await capture.ask_server(self.tools, session)]
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""
-        return await asyncio.to_thread(self.store.list)
+        return await asyncio.to_thread(self.tools.store.list)
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login of a saved session, from inside its checkpoint."""
 
         def read() -> Identity:
-            there = checkpoint_files.CheckpointContents(self.store.open(checkpoint))
+            there = checkpoint_files.CheckpointContents(
+                self.tools.store.open(checkpoint)
+            )
             return msgspec.structs.replace(
                 there.identity,
                 image=there.world.image,
@@ -150,7 +145,7 @@ class LocalNode:
                 Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
             )
         operation = Operation("capture", session.key, checkpoint)
-        work = Capture(self.captures, session, operation, generation)
+        work = capture.Capture(self.tools, session, operation, generation)
         return self._begin(session, operation, work.run).follow()
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
@@ -175,7 +170,7 @@ class LocalNode:
             return _only(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.restores, session, operation)
+        work = Restore(self.tools, self.ports, session, operation)
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:
@@ -233,7 +228,7 @@ class LocalNode:
     async def discard(self, checkpoint: str) -> None:
         """Delete a checkpoint that is no longer needed; idempotent."""
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
-        await asyncio.to_thread(self.store.delete, checkpoint)
+        await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.ports.release, checkpoint)
 
     # --- what is shared -----------------------------------------------------------
@@ -275,7 +270,7 @@ class LocalNode:
     def _trees(self) -> list[Tree]:
         """Trees of all inits, then of the records whose init has ended."""
         sessions = self.placements.list()
-        records = {r.incarnation: r for r in self.records.list()}
+        records = {r.incarnation: r for r in self.tools.records.list()}
         found = [
             tree
             for session in sessions
@@ -290,7 +285,7 @@ class LocalNode:
         ]
 
     def _tree(self, incarnation: str) -> Tree:
-        record = self.records.find(incarnation)
+        record = self.tools.records.find(incarnation)
         try:
             session = self.placements.find(incarnation)
         except NotFound:

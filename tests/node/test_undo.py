@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus
 from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from tests.support.agent import goes_on, running_agent, wait_for
 
 KEY = SessionKey("ann")
@@ -276,7 +277,7 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
     record = stands_as(recovery, counter, Stage.ROLLING_BACK)
     session = recovery.placements.find(record.incarnation)
     releases = recovery.releases
-    tools = capture.CaptureTools(
+    tools = WorkflowTools(
         records=releases.records,
         store=releases.store,
         criu=None,

@@ -61,20 +61,14 @@ from jupyterhub_gpu_reclaim.node.workflows import filesystem
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from tornado.httpclient import AsyncHTTPClient
-
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
-    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 T = TypeVar("T")
@@ -93,68 +87,47 @@ class Look(NamedTuple):
     gpus: Gpus | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CaptureTools:
-    """What captures work with.
+async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
+    """Findings from its server itself that keep a session from being saved."""
 
-    Attributes:
-        work: folder in which each capture makes one for CRIU's socket and log.
-        trusted_capabilities: see the agent's setting.
-    """
+    def look() -> Login | None:
+        server = trees.look(session).server
+        try:
+            return read_login(server.pid) if server is not None else None
+        except OSError:
+            return None  # it is just ending
 
-    records: Records
-    store: Repository
-    criu: CheckedCriu
-    client: AsyncHTTPClient
-    clock: Clock
-    limits: TimeLimits
-    work: Path
-    accelerator: Accelerator
-    memory: HostMemory
-    trusted_capabilities: tuple[str, ...] = ()
-
-    async def ask_server(self, session: Session) -> list[Finding]:
-        """Findings from its server itself that keep a session from being saved."""
-
-        def look() -> Login | None:
-            server = trees.look(session).server
-            try:
-                return read_login(server.pid) if server is not None else None
-            except OSError:
-                return None  # it is just ending
-
-        login = await asyncio.to_thread(look)
-        if login is None:
-            return []
-        address = address_of(session, login)
-        if await speaks_tls(self.client, address, login):
-            return [finding(Reason.SERVER_TLS)]
+    login = await asyncio.to_thread(look)
+    if login is None:
         return []
+    address = address_of(session, login)
+    if await speaks_tls(tools.client, address, login):
+        return [finding(Reason.SERVER_TLS)]
+    return []
 
-    def examine(self, session: Session, snapshot: Snapshot) -> Look:
-        """Everything that may keep a session from being captured; touches nothing."""
-        survey = self.accelerator.survey(snapshot)
-        gpus = self.accelerator.describe(survey)
-        moved = gpus.bytes() if gpus else 0
-        # First: what they say of a GPU is the cause of what the others see of it.
-        found = list(self.accelerator.findings(survey, snapshot))
-        found += preflight.examine(
-            session.init_pid,
-            snapshot,
-            self.criu.findings(),
-            gpu_savable=survey.savable,
-        )
-        found += self.memory.findings(_need(session, gpus))
-        found += filesystem.refuse_root(session)
-        rights = rights_of(snapshot.processes)
-        found += refuse_beyond_agent(rights)
-        found += refuse_reaching(rights, session, self.trusted_capabilities)
-        needed, free = trees.resident_bytes(snapshot) + moved, self.store.free_bytes()
-        if free is not None and free < needed:
-            found.append(
-                finding(Reason.STORE_FULL, needed=size(needed), free=size(free))
-            )
-        return Look(found, survey, gpus)
+
+def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
+    """Everything that may keep a session from being captured; touches nothing."""
+    survey = tools.accelerator.survey(snapshot)
+    gpus = tools.accelerator.describe(survey)
+    moved = gpus.bytes() if gpus else 0
+    # First: what they say of a GPU is the cause of what the others see of it.
+    found = list(tools.accelerator.findings(survey, snapshot))
+    found += preflight.examine(
+        session.init_pid,
+        snapshot,
+        tools.criu.findings(),
+        gpu_savable=survey.savable,
+    )
+    found += tools.memory.findings(_need(session, gpus))
+    found += filesystem.refuse_root(session)
+    rights = rights_of(snapshot.processes)
+    found += refuse_beyond_agent(rights)
+    found += refuse_reaching(rights, session, tools.trusted_capabilities)
+    needed, free = trees.resident_bytes(snapshot) + moved, tools.store.free_bytes()
+    if free is not None and free < needed:
+        found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
+    return Look(found, survey, gpus)
 
 
 class Capture:
@@ -162,7 +135,7 @@ class Capture:
 
     def __init__(
         self,
-        tools: CaptureTools,
+        tools: WorkflowTools,
         session: Session,
         operation: Operation,
         generation: int,
@@ -253,7 +226,7 @@ class Capture:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
             look = await self._thread(
-                "preflight", lambda: self._tools.examine(self._session, snapshot)
+                "preflight", lambda: examine(self._tools, self._session, snapshot)
             )
             checkpoint_files.refuse_fatal(look.found, Refused)
             try:

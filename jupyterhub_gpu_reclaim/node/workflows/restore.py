@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -62,19 +61,12 @@ from jupyterhub_gpu_reclaim.sampling import jupyter_api
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from tornado.httpclient import AsyncHTTPClient
-
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
-    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
-    from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
-    from jupyterhub_gpu_reclaim.node.operations.records import Records
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 T = TypeVar("T")
 
@@ -99,35 +91,18 @@ class Fit(NamedTuple):
     ended: frozenset[int]  #: connections that do not come back, by their entries
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoreTools:
-    """What restores work with.
-
-    Attributes:
-        work: folder in which each restore makes one for CRIU's socket and log.
-        trusted_capabilities: see the agent's setting.
-    """
-
-    records: Records
-    store: Repository
-    criu: CheckedCriu
-    ports: Reservations
-    client: AsyncHTTPClient
-    clock: Clock
-    limits: TimeLimits
-    work: Path
-    accelerator: Accelerator
-    memory: HostMemory
-    trusted_capabilities: tuple[str, ...] = ()
-
-
 class Restore:
     """One restore of one session."""
 
     def __init__(
-        self, tools: RestoreTools, session: Session, operation: Operation
+        self,
+        tools: WorkflowTools,
+        ports: Reservations,
+        session: Session,
+        operation: Operation,
     ) -> None:
         self._tools = tools
+        self._ports = ports
         self._session = session
         self._operation = operation
         self._cancel = operation.cancel
@@ -404,7 +379,7 @@ class Restore:
     def _give_ports_back(self) -> None:
         """The session holds its ports itself now; one reserved too many is harmless."""
         try:
-            self._tools.ports.release(self._record.checkpoint)
+            self._ports.release(self._record.checkpoint)
         except ReclaimError as error:
             _log.warning("%s ports stay reserved: %s", self._session.key, error)
 
@@ -413,7 +388,7 @@ class Restore:
 
 
 def _compare(
-    tools: RestoreTools, session: Session, there: checkpoint_files.CheckpointContents
+    tools: WorkflowTools, session: Session, there: checkpoint_files.CheckpointContents
 ) -> tuple[list[Finding], Fit]:
     """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
