@@ -304,12 +304,7 @@ def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> 
 
 
 def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
-    """Wait until they have ended; return those that have not when the time is up.
-
-    Args:
-        processes: which to wait for.
-        deadline: of ``time.monotonic()``.
-    """
+    """Wait until they have ended; return those that have not when the time is up."""
     late = []
     for process in processes:
         with held(process) as pidfd:

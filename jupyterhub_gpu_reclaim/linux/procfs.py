@@ -84,10 +84,6 @@ def stat(pid: int, thread: int | None = None) -> list[str]:
     """The fields of /proc/<pid>/stat from the state on; empty when it is gone.
 
     Before them stands the name, which may hold anything.
-
-    Args:
-        pid: of the process.
-        thread: one of its threads' ids, whose own fields are wanted.
     """
     name = "stat" if thread is None else f"task/{thread}/stat"
     return text(pid, name).rpartition(")")[2].split()

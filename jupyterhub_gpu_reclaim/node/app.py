@@ -119,7 +119,9 @@ class AgentApp(AgentSettings):
                 server.stop()
                 late = await operations.finish(self.stop_seconds)
                 for incarnation in late:
-                    _log.warning("- left for the next start: %s", incarnation)
+                    _log.warning(
+                        "- unfinished, the next start settles it: %s", incarnation
+                    )
                 _leave_after(_CLOSE_SECONDS)
                 await server.close_all_connections()
                 sampler.close()
@@ -242,7 +244,7 @@ def _leave_after(seconds: float) -> None:
     """
 
     def leave() -> None:
-        _log.warning("- it ends while a call to the store or a program is unanswered")
+        _log.warning("- exiting although the store or a program has not answered")
         logging.shutdown()
         os._exit(0)
 

@@ -43,7 +43,9 @@ def move(pid: int) -> None:
             cgroups.take(group, pid)
     except (Refused, OSError) as error:
         detail = error.detail if isinstance(error, Refused) else error
-        _log.warning("- CRIU would end with the agent's container: %s", detail)
+        _log.warning(
+            "- CRIU stays in the agent's container and ends with it: %s", detail
+        )
 
 
 def _pods(group: Group, container: str) -> Group | None:

@@ -214,11 +214,7 @@ class ThreadRights(NamedTuple):
 
 
 class CheckedCores:
-    """Passes CRIU's images on, and keeps a copy of those that hold rights.
-
-    Args:
-        sinks: where they go.
-    """
+    """Passes CRIU's images on, and keeps a copy of those that hold rights."""
 
     def __init__(self, sinks: Callable[[str], Sink]) -> None:
         self._sinks = sinks

@@ -109,12 +109,7 @@ def can_read(flags: int) -> bool:
 
 
 def may_read(who: Credentials, ghost: Any) -> bool:
-    """Whether those rights allow to read a saved deleted file. Pure.
-
-    Args:
-        who: whose rights.
-        ghost: its ``ghost_file_entry``.
-    """
+    """Whether those rights allow to read a saved deleted file. Pure."""
     if who.uid == ghost.uid or who.effective & OVERRIDE:
         return True
     in_group = ghost.gid in {who.gid, *who.groups}
@@ -145,9 +140,6 @@ _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 class Ghost:
     """The image of one deleted file.
 
-    Args:
-        buffers: of ``ghost-file-N.img``, in order.
-
     Raises:
         RestoreFailed: it is off (``checkpoint_damaged``).
     """
@@ -161,10 +153,6 @@ class Ghost:
 
     def make(self, root: int, path: bytes) -> int:
         """An empty file of that kind, without a name; called inside of ``run_as``.
-
-        Args:
-            root: of the session.
-            path: that it had.
 
         Raises:
             RestoreFailed: its holder may make none, or it is of another kind.
@@ -309,11 +297,7 @@ def _unlink(root: int, link: Link) -> None:
 
 
 class HeldImages:
-    """Passes CRIU's images on but for those that are to be rewritten.
-
-    Args:
-        sinks: where they go.
-    """
+    """Passes CRIU's images on but for those that are to be rewritten."""
 
     def __init__(self, sinks: Callable[[str], Sink]) -> None:
         self._sinks = sinks

@@ -82,11 +82,7 @@ class Memory:
 
 
 class Driver:
-    """The driver of this machine.
-
-    Args:
-        command: what starts the helper; tests pass one of their own.
-    """
+    """The driver of this machine."""
 
     def __init__(self, command: Sequence[str] = ()) -> None:
         self._command = list(command) or [sys.executable, "-I", "-S", str(HELPER)]

@@ -323,11 +323,13 @@ def _ask_memory(
     try:
         memory = driver.memory(pids)
     except DriverError as error:
-        _log.warning("- it is not known who shares a GPU's memory: %s", error)
+        _log.warning("- the driver does not tell who shares GPU memory: %s", error)
         return None
     for pid in pids:
         if pid in counted and not memory[pid].own:
-            _log.warning("- the driver and NVML differ about process %d", pid)
+            _log.warning(
+                "- driver and NVML disagree on the GPU memory of process %d", pid
+            )
             return None
     return memory
 

@@ -34,13 +34,6 @@ def copy_all(
 ) -> None:
     """Write every piece into its process; blocks.
 
-    Args:
-        plan: what is missing.
-        tree: the restored tree; every process in it is stopped.
-        source: writes the pieces.
-        limit: seconds that it may take.
-        cancel: cancels it.
-
     Raises:
         ReclaimError: a process is not there (any more), time was up, or it was
             cancelled.

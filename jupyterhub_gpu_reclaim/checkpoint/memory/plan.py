@@ -121,12 +121,7 @@ def free_spans(
 
 
 def subtract(span: Span, holes: Sequence[Span]) -> Iterator[Span]:
-    """What is left of a span.
-
-    Args:
-        span: of which.
-        holes: ascending, not overlapping.
-    """
+    """What is left of a span."""
     start, end = span
     for hole in holes[_first_beyond(holes, start) :]:
         if hole.start >= end:

@@ -98,11 +98,6 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
     A shell is stopped before the program in its foreground, which it would otherwise
     see stop, and take the terminal away from it.
 
-    Args:
-        init_pid: of the session.
-        start: its init's start time.
-        timeout: seconds.
-
     Returns:
         Those beside the tree that were stopped by this.
 
@@ -166,10 +161,6 @@ def continued(tree: Snapshot, captured: Collection[int]) -> str:
 
     A process that has died since harms nothing: what is saved is whole. Processes of a
     session that is being killed do not count, since they run to their end.
-
-    Args:
-        tree: as it is now.
-        captured: the pids, in the session's namespace, that were saved.
     """
     if _is_ending(tree.init):
         return ""

@@ -60,13 +60,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class OrphanAdoption:
-    """Makes the root a subreaper in time, where it is needed.
-
-    Args:
-        session: the holding init.
-        source: where CRIU's images come from.
-        root_pid: of the tree's root, in the session's namespace.
-    """
+    """Makes the root a subreaper in time, where it is needed."""
 
     def __init__(
         self, session: SessionInit, source: ImageSource, root_pid: int
@@ -261,10 +255,6 @@ def fill(
 
 def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
     """Thaw a restored tree; from here on the init ends when the tree's root does.
-
-    Args:
-        restored: what :func:`fill` returned.
-        keep_stopped: ``DumpResult.stopped``.
 
     Raises:
         NotFound: the init has ended meanwhile.

@@ -155,7 +155,7 @@ async def ask_state(
                 client, address, path, kind, seconds=_ASK_SECONDS
             )
         except ReclaimError as error:
-            _log.info("- not told by the server: %s", error.detail)
+            _log.info("- the server does not list what it runs: %s", error.detail)
             return []
 
     kernels = await ask("api/kernels", list[jupyter_api.Kernel])

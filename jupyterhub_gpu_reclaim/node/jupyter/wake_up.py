@@ -264,7 +264,7 @@ class WakeUp:
                 where.pid, port, start=where.start or None, seconds=patience
             )
         except OSError as error:
-            _log.info("- port %d takes no wake-up: %s", port, error)
+            _log.info("- cannot wake the program on port %d: %s", port, error)
             return None
         self._sockets.append(one)
         _say(one, data)
@@ -359,6 +359,6 @@ def _held(tree: Snapshot, server: int) -> Iterator[bool]:
                 held = ptrace.standing(pid, but=others, seconds=_HOLD_SECONDS)
                 stack.enter_context(held)
         except ptrace.TraceFailed as error:
-            _log.info("- the server goes on with its kernels: %s", error)
+            _log.info("- the server cannot be thawed after its kernels: %s", error)
             pids = []
         yield bool(pids)

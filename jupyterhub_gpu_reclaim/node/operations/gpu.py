@@ -288,7 +288,9 @@ class Accelerator:
         finally:
             self._filling.pop(fill, None)
         if not cgroups.restore_memory_limit(limit):
-            _log.warning("- %s stays lifted: more is in use", limit.file)
+            _log.warning(
+                "- memory limit %s stays off: more than that is in use", limit.file
+            )
 
     def close(self) -> None:
         """End what was started."""
@@ -303,12 +305,6 @@ class Accelerator:
         fill: object,
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process.
-
-        Args:
-            gpus: what is needed.
-            emptied: the processes that need it.
-            moves: the cards that take the place of others.
-            fill: whose room is kept, until it is taken off the list.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait.
@@ -393,11 +389,6 @@ def _refuse_new(
     now: Survey, users: Sequence[Process], shells: Sequence[Process]
 ) -> None:
     """Check that only the held processes and their stale children hold a GPU.
-
-    Args:
-        now: the tree.
-        users: the processes that are held.
-        shells: those that we have stopped.
 
     Raises:
         ReclaimError: another process does (``capture_failed``, ``gpu_stopped``).

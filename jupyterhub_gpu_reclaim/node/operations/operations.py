@@ -282,7 +282,7 @@ async def durably(
         try:
             await asyncio.to_thread(records.save, news)
         except OSError as error:
-            _log.error("%s record not written: %s", news.key, error)
+            _log.error("%s record cannot be written: %s", news.key, error)
             if news.stage not in _UNDOING:
                 failure = StoreError(Reason.STATE_FULL, detail=str(error))
 
@@ -307,7 +307,7 @@ async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:
 def _log_late(task: asyncio.Task[object]) -> None:
     """Log how work ended that is no longer awaited."""
     error = None if task.cancelled() else task.exception()
-    _log.warning("- a step that had timed out has ended: %s", error or "well")
+    _log.warning("- a step ended after its time limit: %s", error or "success")
 
 
 class Progress:

@@ -82,10 +82,6 @@ class Placements(Protocol):
     def find(self, incarnation: str, pod: str = "") -> Session:
         """That incarnation's session.
 
-        Args:
-            incarnation: which.
-            pod: the uid of its pod; empty for the one that the service named.
-
         Raises:
             NotFound: there is no init of that incarnation here (``unknown_session``).
         """
@@ -168,14 +164,7 @@ def _is_root_and_first(status: str) -> bool:
 def _session_of(
     words: Sequence[bytes], pid: int, start: int, realm: str
 ) -> Session | None:
-    """The session whose init has that command line; None for another realm's.
-
-    Args:
-        words: the command line.
-        pid: whose.
-        start: its start time.
-        realm: the agent's own.
-    """
+    """The session whose init has that command line; None for another realm's."""
     found = command_line.parse(words)
     if found is None or not found.user or found.realm != realm:
         return None

@@ -35,10 +35,6 @@ def look(
 ) -> Snapshot:
     """The session's processes now.
 
-    Args:
-        session: whose.
-        children: as for ``linux.processes.snapshot``.
-
     Raises:
         NotFound: its init has ended.
     """

@@ -116,10 +116,6 @@ def backend_of(settings: StoreSettings) -> Backend:
 def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
     """The master keys, from the one place that is set.
 
-    Args:
-        settings: which place.
-        state: the agent's own folder.
-
     Raises:
         StoreError: several places are set, or what is there is no key.
     """

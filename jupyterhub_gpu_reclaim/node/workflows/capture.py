@@ -411,10 +411,14 @@ class Capture:
                 limit=thaw_limit(limits, self._record),
             )
         except NotFound:
-            _log.warning("%s has ended while it was saved", self._session.key)
+            _log.warning("%s ended during its capture", self._session.key)
             return await self._keep()
         except ReclaimError as error:
-            _log.error("%s is not known to run again: %s", self._session.key, error)
+            _log.error(
+                "%s may still be frozen after a failed capture: %s",
+                self._session.key,
+                error,
+            )
             await self._keep()
             return Stage.ROLLING_BACK
         return await self._discard()

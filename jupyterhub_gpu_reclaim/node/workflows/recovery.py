@@ -98,10 +98,12 @@ class Recovery:
         await asyncio.gather(*waits)
         for session, operation in begun:
             if not operation.done:
-                _log.warning("%s is not settled yet; it stays busy", session.key)
+                _log.warning("%s is not recovered yet and stays busy", session.key)
         sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
-            _log.warning("- the store is not swept yet: it does not answer")
+            _log.warning(
+                "- unfinished checkpoints not removed yet: the store does not answer"
+            )
 
     def settle_after(self, session: Session, operation: Operation) -> None:
         """Undo what that operation, once ended, could not undo itself; at once."""
@@ -170,7 +172,7 @@ class Recovery:
         """Remove unfinished checkpoints; keep the ports of suspended sessions."""
         swept = self.releases.store.sweep()
         if swept.removed:
-            _log.info("- removed the remains of %s", ", ".join(swept.removed))
+            _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
         self.releases.ports.reapply(
             keep=[info.id for info in self.releases.store.list()]
         )
@@ -184,7 +186,9 @@ class Recovery:
         match record.stage:
             case Stage.RELEASING if self.releases.store.exists(record.checkpoint):
                 self.releases.finish_release(session, record)
-                _log.info("%s is ended, saved as %s", session.key, record.checkpoint)
+                _log.info(
+                    "%s released, suspended as %s", session.key, record.checkpoint
+                )
             case (
                 Stage.CAPTURING
                 | Stage.ROLLING_BACK
@@ -223,7 +227,7 @@ class Recovery:
                 self.releases.records.save(
                     record.at(Stage.CAPTURED, record.steps, failure=None)
                 )
-            _log.info("%s is saved as %s", session.key, record.checkpoint)
+            _log.info("%s is captured as %s", session.key, record.checkpoint)
             return
         capture.thaw_tree(self.releases.accelerator, session, record)
         self._fail(record)
@@ -247,7 +251,7 @@ class Recovery:
             return
         engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
         self.releases.records.save(record.at(Stage.RESTORED, record.steps))
-        _log.info("%s goes on from %s", session.key, record.checkpoint)
+        _log.info("%s continues from %s", session.key, record.checkpoint)
 
     def _settle_unknown(self, session: Session) -> None:
         """Settle a tree without a record: the state folder was lost, or was empty."""
@@ -275,10 +279,10 @@ class Recovery:
         )
         if mine:
             self.releases.records.save(record)
-            _log.warning("%s was found saved as %s", session.key, record.checkpoint)
+            _log.warning("%s found captured as %s", session.key, record.checkpoint)
             return
         capture.thaw_tree(self.releases.accelerator, session, record)
-        _log.warning("%s was found stopped and goes on: no checkpoint", session.key)
+        _log.warning("%s found frozen without a checkpoint; thawed", session.key)
 
     def _fail(self, record: Record) -> None:
         """End the operation with an error of the agent's own."""
@@ -315,10 +319,6 @@ def end_criu(session: Session, seconds: float) -> None:
     """Wait until a CRIU whose agent has died is gone; end it only when it hangs.
 
     Its stream broke with the agent, so it fails by itself and undoes its work.
-
-    Args:
-        session: whose.
-        seconds: that it may take.
     """
     running = _criu_inside(session)
     for number, patience in (
@@ -333,7 +333,7 @@ def end_criu(session: Session, seconds: float) -> None:
                 processes.send(process, number)
         running = processes.wait_gone(running, time.monotonic() + patience)
     if running:
-        _log.error("%s CRIU does not end: %d", session.key, running[0].pid)
+        _log.error("%s CRIU cannot be ended: process %d", session.key, running[0].pid)
 
 
 def _criu_inside(session: Session) -> list[Process]:
@@ -372,12 +372,12 @@ def _attempt(work: Callable[[], object], key: object) -> bool:
     except NotFound:
         return True  # it ended while we looked
     except StoreError as error:
-        _log.error("%s not settled yet: %s", key, error)
+        _log.error("%s not recovered yet, retrying: %s", key, error)
         return False
     except OSError as error:  # the state folder is full, for one
-        _log.error("%s not settled yet: %s", key, error)
+        _log.error("%s not recovered yet, retrying: %s", key, error)
         return False
     except ReclaimError as error:
-        _log.error("%s not settled: %s", key, error)
+        _log.error("%s not recovered: %s", key, error)
         return error.reason not in _LATER
     return True

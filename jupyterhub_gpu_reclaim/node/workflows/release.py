@@ -255,7 +255,9 @@ class Releases:
             self.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
         except OSError as error:
             # It goes on all the same; such an order would be obeyed once more.
-            _log.warning("%s its thaw is not noted: %s", record.key, error)
+            _log.warning(
+                "%s thawed, but its record cannot be written: %s", record.key, error
+            )
 
     def _end(self, session: Session) -> None:
         """Reset its connections, then end its init and with it all of its namespace."""
@@ -264,7 +266,11 @@ class Releases:
         except NotFound:
             return
         except ReclaimError as error:
-            _log.info("%s connections are left to time out: %s", session.key, error)
+            _log.info(
+                "%s connections cannot be reset and will time out: %s",
+                session.key,
+                error,
+            )
         processes.kill_session(
             session.init_pid, session.init_start, timeout=self.limits.end
         )
@@ -284,6 +290,6 @@ def _reset(session: Session) -> None:
     except NotFound:
         raise
     except ReclaimError as error:
-        _log.info("%s is ended as it runs: %s", session.key, error)
+        _log.info("%s is killed without being stopped first: %s", session.key, error)
     pids = [process.pid for process in trees.look(session).processes]
     inet.reset_all(session.init_pid, pids)

@@ -291,7 +291,10 @@ class Restore:
                     await self._await_lists(address)
                 finally:
                     if not await waking:
-                        _log.info("%s a kernel answers late", self._session.key)
+                        _log.info(
+                            "%s a kernel has not answered the wake-up yet",
+                            self._session.key,
+                        )
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
         """Restore GPU memory before any process but its owners continues."""
@@ -372,7 +375,11 @@ class Restore:
         except NotFound:
             return True
         except ReclaimError as error:
-            _log.error("%s what was half restored stays: %s", session.key, error)
+            _log.error(
+                "%s remains of a failed restore cannot be removed: %s",
+                session.key,
+                error,
+            )
             return False
         return True
 

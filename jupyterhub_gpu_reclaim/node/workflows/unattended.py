@@ -88,9 +88,7 @@ def _thaw(
     except NotFound:
         return True
     except (ReclaimError, OSError) as error:
-        _log.error("%s stays frozen for now, without an agent: %s", record.key, error)
+        _log.error("%s stays frozen, and no agent runs: %s", record.key, error)
         return False
-    _log.warning(
-        "%s goes on: it stood frozen, and its agent did not come back", record.key
-    )
+    _log.warning("%s thawed: its agent did not come back", record.key)
     return True
