@@ -103,7 +103,6 @@ def _is_below_kubepods(above: list[str]) -> bool:
 
 #: v1 says "no limit" with a number near 2^63, rounded down to a page.
 _NO_LIMIT: Final = 1 << 62
-_CPU_PERIOD_MICROSECONDS: Final = 100_000
 
 
 class Group(NamedTuple):
@@ -299,67 +298,25 @@ def _put_back(record: LimitRecord) -> bool:
     return True
 
 
-def create(
-    parents: Iterable[Group],
-    name: str,
-    *,
-    memory_bytes: int | None = None,
-    cpus: float | None = None,
-) -> list[Group]:
-    """Make a group of that name below each parent, with its limits. Idempotent.
-
-    Args:
-        parents: as :func:`groups_of` lists them.
-        name: a plain name.
-        memory_bytes: None for no limit.
-        cpus: cores, e.g. 1.5; None for no limit.
+def create(parents: Iterable[Group], name: str) -> list[Group]:
+    """Make a group of that name below each parent. Idempotent.
 
     Raises:
         Refused: the kernel refuses, e.g. because a v2 parent holds processes itself.
     """
     made = []
     for parent in parents:
-        folder = parent.folder / name
         wanted = {"memory", "cpu"} & parent.controllers
         if parent.version == 2 and wanted:
             switches = " ".join(f"+{controller}" for controller in sorted(wanted))
             _write(parent.folder / "cgroup.subtree_control", switches)
+        folder = parent.folder / name
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise _refused(folder, error) from None
-        group = parent._replace(folder=folder)
-        if memory_bytes is not None and "memory" in wanted:
-            _write(folder / _limit_name(group.version), str(memory_bytes))
-        if cpus is not None and "cpu" in wanted:
-            _limit_cpu(group, cpus)
-        made.append(group)
+        made.append(parent._replace(folder=folder))
     return made
-
-
-def remove(groups: Iterable[Group]) -> bool:
-    """Remove empty groups; false when one still holds processes. Idempotent."""
-    emptied = True
-    for group in groups:
-        try:
-            group.folder.rmdir()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise _refused(group.folder, error) from None
-            emptied = False
-    return emptied
-
-
-def _limit_cpu(group: Group, cpus: float) -> None:
-    quota = max(int(cpus * _CPU_PERIOD_MICROSECONDS), 1000)  # the kernel's minimum
-    if group.version == 2:
-        _write(group.folder / "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")
-    else:
-        period = str(_CPU_PERIOD_MICROSECONDS)
-        _write(group.folder / "cpu.cfs_period_us", period)
-        _write(group.folder / "cpu.cfs_quota_us", str(quota))
 
 
 def _with(pid: int, controller: str) -> Group | None:

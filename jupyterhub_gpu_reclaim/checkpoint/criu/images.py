@@ -32,13 +32,11 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
-FIFO_DATA_MAGIC: Final = 0x59333054
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
 TYPE_FIFO: Final = 3
 TYPE_INETSK: Final = 4
-TYPE_UNIXSK: Final = 5
 TYPE_INOTIFY: Final = 8
 TYPE_TTY: Final = 11
 TYPE_FANOTIFY: Final = 12

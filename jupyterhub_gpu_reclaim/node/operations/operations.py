@@ -196,11 +196,6 @@ class Operations:
         task.add_done_callback(lambda _: self._tasks.pop(incarnation, None))
         return operation
 
-    def forget(self, incarnation: str) -> None:
-        """Drop an operation that has ended, so that the same call begins a new one."""
-        if self.running(incarnation) is None:
-            self._current.pop(incarnation, None)
-
     async def finish(self, seconds: float) -> list[str]:
         """Cancel all captures and wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
@@ -285,6 +280,17 @@ async def durably(
             _log.error("%s record cannot be written: %s", news.key, error)
             if news.stage not in _UNDOING:
                 failure = StoreError(Reason.STATE_FULL, detail=str(error))
+
+
+def reported(
+    error: Exception, kind: type[ReclaimError], reason: Reason
+) -> ReclaimError:
+    """Any error of an operation as one of ours; an unexpected one is logged."""
+    if isinstance(error, ReclaimError):
+        return error
+    _log.error("- unexpected error in an operation", exc_info=error)
+    why = f"{type(error).__name__} inside the agent"
+    return kind(reason, why=why, detail=str(error))
 
 
 async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:

@@ -48,6 +48,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     TimeLimits,
     durably,
     in_thread,
+    reported,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
@@ -194,7 +195,7 @@ class Capture:
         # CancelledError is left out: it is the agent's own end, and recovery undoes
         # at the next start what is unfinished then.
         except Exception as error:
-            why = _rolled_back(error)
+            why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -508,12 +509,3 @@ def thaw_tree(
 def thaw_limit(limits: TimeLimits, record: Record) -> float:
     """How long :func:`thaw_tree` may take, in seconds."""
     return limits.check + (limits.restore if record.gpus else 0.0)
-
-
-def _rolled_back(error: Exception) -> ReclaimError:
-    """Any error as one of ours, to be reported."""
-    if isinstance(error, ReclaimError):
-        return error
-    _log.error("- capture failed: internal", exc_info=error)
-    why = f"{type(error).__name__} inside the agent"
-    return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))

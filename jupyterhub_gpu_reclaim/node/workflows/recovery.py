@@ -371,10 +371,7 @@ def _attempt(work: Callable[[], object], key: object) -> bool:
         work()
     except NotFound:
         return True  # it ended while we looked
-    except StoreError as error:
-        _log.error("%s not recovered yet, retrying: %s", key, error)
-        return False
-    except OSError as error:  # the state folder is full, for one
+    except (StoreError, OSError) as error:  # the state folder is full, for one
         _log.error("%s not recovered yet, retrying: %s", key, error)
         return False
     except ReclaimError as error:

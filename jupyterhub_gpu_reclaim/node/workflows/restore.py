@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     Progress,
     durably,
     in_thread,
+    reported,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
@@ -151,7 +152,7 @@ class Restore:
             await self._continue(there, result)
         # CancelledError is left out: it is the agent's own end; recovery settles that.
         except Exception as error:
-            why = _failed(error)
+            why = reported(error, RestoreFailed, Reason.RESTORE_FAILED)
             if await self._clear():
                 yield self._note(Stage.FAILED, failure=codec.failure_of(why))
             raise why from error
@@ -440,12 +441,3 @@ def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) 
 
 def _proceed(result: engine.RestoreResult, world: HostRequirements) -> None:
     engine.proceed(result, world.stopped)
-
-
-def _failed(error: Exception) -> ReclaimError:
-    """Any error as one of ours, to be reported."""
-    if isinstance(error, ReclaimError):
-        return error
-    _log.error("- restore failed: internal", exc_info=error)
-    why = f"{type(error).__name__} inside the agent"
-    return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))
