@@ -1,7 +1,7 @@
 """Small readers of /proc/<pid> for processes that may end at any moment.
 
-A process that has gone reads as nothing, never as an error; nothing is written.
-
+A process that has gone reads as nothing, never as an error (but for :func:`words`);
+nothing is written.
 
 ``environ`` and ``cmdline`` are memory of the program itself: reading them takes the
 lock of its address space, which it can keep for as long as it likes, and they are as

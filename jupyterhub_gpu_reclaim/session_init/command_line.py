@@ -2,8 +2,7 @@
 
 The Hub's side finds an init again after its own restart, and the agent finds all inits
 of a node. The command line alone proves nothing: in a container its user writes it, so
-each caller judges first whose process it is. ``session_init`` has the other conventions
-that outsiders rely on: the init's name, its signals, its descriptors, its exit codes.
+each caller judges first whose process it is.
 """
 
 from __future__ import annotations

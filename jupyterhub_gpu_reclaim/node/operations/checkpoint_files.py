@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 #: The login of the session: ``common.models.Identity``.
 IDENTITY = "identity.json"
-#: What it needs of the place where it comes back: ``compat.requirements.World``.
+#: What it needs of the place where it comes back: ``requirements.HostRequirements``.
 WORLD = "world.json"
 #: CRIU's image files stand below this.
 IMAGES = "criu/"
 FILES = "files.img"
 FILES_IMAGE = IMAGES + FILES
-#: Archives of private file systems, numbered as in ``World.archives``.
+#: Archives of private file systems, numbered as in ``HostRequirements.archives``.
 ARCHIVE = "archive/{number}.tar"
 
 
