@@ -42,7 +42,7 @@ import session as tree
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
-from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_processes
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
 from jupyterhub_gpu_reclaim.linux import processes

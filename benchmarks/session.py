@@ -39,15 +39,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import COMMON, LOG, SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree import stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed, restore
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
+    fill,
+    proceed,
+    restore,
+    wait_ready,
+)
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
-from jupyterhub_gpu_reclaim.node.workflows.image_source import SavedImages
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
+    IMAGES,
+    CheckpointImages,
+)
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -57,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Piece, Range, Stop
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
 
 T = TypeVar("T")
 Make = Callable[[Path], "Stock | Ours"]
@@ -135,12 +142,12 @@ class Place:
         pid = wait_for(lambda: _init_of(children))
         start = processes.start_time(pid)
         assert start is not None
-        processes.wait_ready(pid, start, timeout=20)
+        wait_ready(pid, start, timeout=20)
         return cls(popen, pid, start)
 
     @property
-    def session(self) -> Session:
-        return Session(self.pid, self.start)
+    def session(self) -> SessionInit:
+        return SessionInit(self.pid, self.start)
 
     def end(self) -> None:
         processes.kill_session(self.pid, self.start, timeout=60)
@@ -225,7 +232,7 @@ class Files:
                     yield data
                 at = start + length
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
         del stop
         libc = ctypes.CDLL(None, use_errno=True)
         with (self.folder / name).open("r+b") as file:
@@ -344,10 +351,10 @@ class Ours:
         self.save_parts = [b - a for a, b in itertools.pairwise(times)]
 
     def bring_back(self, place: Place) -> None:
-        source: Files | SavedImages = Files(self.folder)
+        source: Files | CheckpointImages = Files(self.folder)
         if self.store is not None:
             checkpoint = self.store.open(f"benchmark-{self.generation}")
-            source = SavedImages(checkpoint, {})
+            source = CheckpointImages(checkpoint, {})
         result = self.result
         begun = time.monotonic()
         restored = restore(

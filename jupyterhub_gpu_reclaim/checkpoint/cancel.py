@@ -1,11 +1,15 @@
 """Cancels an operation from another thread.
 
-Dump and restore wait for :class:`Cancel` together with their other descriptors.
+Threads and tasks check it between two steps; a dump or a restore waits for it together
+with its other descriptors.
 """
 
 from __future__ import annotations
 
 import os
+
+from jupyterhub_gpu_reclaim.common.errors import RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 
 class Cancel:
@@ -24,6 +28,15 @@ class Cancel:
     def is_set(self) -> bool:
         """Whether it has been cancelled."""
         return self._set
+
+    def check(self) -> None:
+        """Go on, or end here.
+
+        Raises:
+            RolledBack: it was cancelled (``cancelled``); the caller undoes its work.
+        """
+        if self._set:
+            raise RolledBack(Reason.CANCELLED)
 
     def fileno(self) -> int:
         """For select(2)."""

@@ -41,23 +41,16 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
-    CAP_SYS_RESOURCE,
-    has_capability,
-)
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
-from jupyterhub_gpu_reclaim.checkpoint.files import unreadable
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
-from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import DEVICES as GPU_DEVICES
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
-from jupyterhub_gpu_reclaim.checkpoint.sockets.kinds import (
-    MULTIPATH_TCP,
-    unsupported_kind,
-)
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
@@ -67,6 +60,61 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.sock_diag import UnixSocket
+
+_SO_PROTOCOL: Final = 38
+_SO_DOMAIN: Final = 39
+_MPTCP: Final = 262
+MULTIPATH_TCP: Final = "multipath TCP"
+
+_FAMILIES: Final = frozenset(
+    {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+)
+_FAMILY_WORDS: Final = {
+    int(socket.AF_PACKET): "packet",
+    int(socket.AF_VSOCK): "vsock",
+    int(socket.AF_ALG): "kernel crypto",
+    int(socket.AF_CAN): "CAN bus",
+    44: "XDP",
+}
+#: IP, ICMP, TCP, UDP, ICMPv6, UDP-Lite (CRIU's ``can_dump_ipproto``).
+_PROTOCOLS: Final = frozenset({0, 1, 6, 17, 58, 136})
+_PROTOCOL_WORDS: Final = {
+    132: "SCTP",
+    _MPTCP: MULTIPATH_TCP,
+}
+
+
+def unsupported_kind(pid: int, fd: int) -> str:
+    """What a socket is that CRIU cannot save, in a word; empty when it can.
+
+    Also empty when the process or the descriptor has gone.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return ""
+    try:
+        with borrow(process, fd) as one:
+            return _socket_kind(one)
+    except OSError:
+        return ""
+    finally:
+        os.close(process)
+
+
+def _socket_kind(one: socket.socket) -> str:
+    family = one.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
+    protocol = one.getsockopt(socket.SOL_SOCKET, _SO_PROTOCOL)
+    kind = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    if family not in _FAMILIES:
+        return _FAMILY_WORDS.get(family, f"family {family}")
+    if family not in {socket.AF_INET, socket.AF_INET6}:
+        return ""
+    if kind == socket.SOCK_RAW:
+        return "raw"
+    if protocol not in _PROTOCOLS:
+        return _PROTOCOL_WORDS.get(protocol, f"protocol {protocol}")
+    return ""
 
 
 #: Kernel objects behind descriptors that CRIU saves.
@@ -249,8 +297,12 @@ def _ghosts(view: _View) -> Iterator[Finding]:
 
 
 def _unreadable(view: _View) -> Iterator[Finding]:
-    for path in sorted(unreadable.held_by(view.process.pid, view.descriptors)):
-        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=unreadable.words(path))
+    for path in sorted(
+        deleted_files.held_unreadable(view.process.pid, view.descriptors)
+    ):
+        yield view.found(
+            Reason.HANDLE_UNSUPPORTED, kind=deleted_files.unreadable_words(path)
+        )
 
 
 def _sockets(view: _View) -> Iterator[Finding]:
@@ -268,7 +320,7 @@ def _sockets(view: _View) -> Iterator[Finding]:
 
 def _owner(view: _View) -> Iterator[Finding]:
     uid = view.process.uid
-    if uid == 0 or has_capability(CAP_SYS_RESOURCE):
+    if uid == 0 or capabilities.has("SYS_RESOURCE"):
         return
     try:
         user = pwd.getpwuid(uid).pw_name

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import uuid
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 
@@ -42,14 +42,7 @@ def write(folder: Path, key: SessionKey) -> Path:
     orders = folder / FOLDER
     orders.mkdir(mode=0o700, exist_ok=True)
     path = orders / f"{uuid.uuid4().hex}{_SUFFIX}"
-    fresh = path.with_suffix(".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(codec.encode(key))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    _sync(orders)
+    write_durably(path, codec.encode(key))
     return path
 
 
@@ -69,12 +62,4 @@ def pending(folder: Path) -> Iterator[tuple[Path, SessionKey]]:
 def remove(path: Path) -> None:
     """Remove an order that is now in the journal."""
     path.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

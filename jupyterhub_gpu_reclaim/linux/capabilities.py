@@ -45,6 +45,11 @@ def own() -> int:
     return int(procfs.status(os.getpid()).get("CapEff", "0"), 16)
 
 
+def has(capability: str) -> bool:
+    """Whether this process has a capability, by its name without ``CAP_``."""
+    return bool(own() & _bits([capability]))
+
+
 def name(number: int) -> str:
     """A capability's name, e.g. ``CAP_SYS_ADMIN``; its number where it is too new."""
     return f"CAP_{NAMES[number]}" if number < len(NAMES) else f"capability {number}"

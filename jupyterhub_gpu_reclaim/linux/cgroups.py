@@ -1,20 +1,31 @@
-"""Reads, joins and limits the control groups of a session, v1, v2 and both at once.
+"""The control groups of a process: its pod and container, its limits, v1 and v2.
+
+A process cannot leave the groups into which the kubelet and the container runtime have
+put it, and the kernel reports them; so :func:`container_of`, unlike a command line,
+cannot be forged. It knows the systemd and the cgroupfs driver, containerd, CRI-O and
+cri-dockerd::
+
+    /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/
+        cri-containerd-<id>.scope          (crio-<id>.scope, docker-<id>.scope)
+    /kubepods/besteffort/pod<uid>/<id>     (crio-<id>, <id>/container)
+
+Whatever a cluster puts before ``kubepods`` (kind, k3s, a prefix of the administrator's,
+the ``..`` of a control group namespace of our own) is skipped. Below its container a
+user may be allowed to make groups of any name; so the outermost pod counts.
 
 A restored tree is accounted where its new init lives, and the memory limit is lifted
-while GPU memory is moved into the host's. It never moves a process between sessions and
-never deletes a group that holds one.
-
-An agent in a container may have only its own groups mounted: where our mounts do not
-show a group, the host's do (``host``).
-
-On a hybrid machine the controllers stand in v1 hierarchies and a v2 tree without
-controllers stands beside them; :func:`groups_of` lists all of them, and a look-up by
-controller returns the hierarchy that has it.
+while GPU memory is moved into the host's. Nothing here moves a process between sessions
+or deletes a group that holds one. An agent in a container may have only its own groups
+mounted: where our mounts do not show a group, the host's do (``host``). On a hybrid
+machine the controllers stand in v1 hierarchies and a v2 tree without controllers stands
+beside them; :func:`groups_of` lists all of them, and a look-up by controller returns
+the hierarchy that has it.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,9 +40,69 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
 
+#: A pod's uid: a UUID, with dashes or (systemd) underscores, or a static pod's hash.
+_UID = r"(?P<uid>[0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+_SLICE: Final = re.compile(
+    rf"(?:.+-)?kubepods(?:-(?:burstable|besteffort))?-pod{_UID}\.slice"
+)
+_FOLDER: Final = re.compile(rf"pod{_UID}")
+_QUALITY: Final = frozenset({"burstable", "besteffort"})
+_SCOPE: Final = re.compile(
+    r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{64})(?:\.scope)?"
+)
+
+
+class Container(NamedTuple):
+    """Where a process lives."""
+
+    pod: str  #: uid, with dashes where it is a UUID
+    id: str  #: of the container, 64 hexadecimal digits; empty for the pod's own group
+
+
+def container_of(pid: int) -> Container | None:
+    """The container of a process; None for one that is in no pod, or has ended."""
+    return parse_container(procfs.text(pid, "cgroup"))
+
+
+def parse_container(table: str) -> Container | None:
+    """The container named in a /proc/<pid>/cgroup; pure.
+
+    None also where the hierarchies name different pods: then nothing is known.
+    """
+    paths = [
+        line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1
+    ]
+    found = {one for one in map(_parse_path, paths) if one is not None}
+    if len({one.pod for one in found}) != 1:
+        return None
+    named = {one for one in found if one.id}
+    if len(named) > 1:
+        return None
+    return next(iter(named or found))
+
+
+def _parse_path(path: str) -> Container | None:
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        match = _SLICE.fullmatch(part)
+        if match is None and _is_below_kubepods(parts[:at]):
+            match = _FOLDER.fullmatch(part)
+        if match is not None:
+            scope = _SCOPE.fullmatch(parts[at + 1]) if at + 1 < len(parts) else None
+            return Container(
+                match["uid"].replace("_", "-"), scope[1] if scope is not None else ""
+            )
+    return None
+
+
+def _is_below_kubepods(above: list[str]) -> bool:
+    if above and above[-1] in _QUALITY:
+        above = above[:-1]
+    return bool(above) and above[-1] == "kubepods"
+
+
 #: v1 says "no limit" with a number near 2^63, rounded down to a page.
 _NO_LIMIT: Final = 1 << 62
-_CPU_PERIOD_MICROSECONDS: Final = 100_000
 
 
 class Group(NamedTuple):
@@ -227,67 +298,25 @@ def _put_back(record: LimitRecord) -> bool:
     return True
 
 
-def create(
-    parents: Iterable[Group],
-    name: str,
-    *,
-    memory_bytes: int | None = None,
-    cpus: float | None = None,
-) -> list[Group]:
-    """Make a group of that name below each parent, with its limits. Idempotent.
-
-    Args:
-        parents: as :func:`groups_of` lists them.
-        name: a plain name.
-        memory_bytes: None for no limit.
-        cpus: cores, e.g. 1.5; None for no limit.
+def create(parents: Iterable[Group], name: str) -> list[Group]:
+    """Make a group of that name below each parent. Idempotent.
 
     Raises:
         Refused: the kernel refuses, e.g. because a v2 parent holds processes itself.
     """
     made = []
     for parent in parents:
-        folder = parent.folder / name
         wanted = {"memory", "cpu"} & parent.controllers
         if parent.version == 2 and wanted:
             switches = " ".join(f"+{controller}" for controller in sorted(wanted))
             _write(parent.folder / "cgroup.subtree_control", switches)
+        folder = parent.folder / name
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise _refused(folder, error) from None
-        group = parent._replace(folder=folder)
-        if memory_bytes is not None and "memory" in wanted:
-            _write(folder / _limit_name(group.version), str(memory_bytes))
-        if cpus is not None and "cpu" in wanted:
-            _limit_cpu(group, cpus)
-        made.append(group)
+        made.append(parent._replace(folder=folder))
     return made
-
-
-def remove(groups: Iterable[Group]) -> bool:
-    """Remove empty groups; false when one still holds processes. Idempotent."""
-    emptied = True
-    for group in groups:
-        try:
-            group.folder.rmdir()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise _refused(group.folder, error) from None
-            emptied = False
-    return emptied
-
-
-def _limit_cpu(group: Group, cpus: float) -> None:
-    quota = max(int(cpus * _CPU_PERIOD_MICROSECONDS), 1000)  # the kernel's minimum
-    if group.version == 2:
-        _write(group.folder / "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")
-    else:
-        period = str(_CPU_PERIOD_MICROSECONDS)
-        _write(group.folder / "cpu.cfs_period_us", period)
-        _write(group.folder / "cpu.cfs_quota_us", str(quota))
 
 
 def _with(pid: int, controller: str) -> Group | None:

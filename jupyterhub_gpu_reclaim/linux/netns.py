@@ -3,7 +3,7 @@
 A session in a container answers on the loopback address of its own namespace, and the
 kernel's list of its sockets has to be requested there. A socket belongs to the
 namespace in which it was made, for ever; so only its making needs a visit. Nothing is
-connected, bound or sent here.
+bound or sent here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import socket
 import threading
 from pathlib import Path
+
+from jupyterhub_gpu_reclaim.linux import procfs
 
 _CLONE_NEWNET = 0x40000000
 #: Making a socket takes microseconds; a thread that takes longer has been forgotten.
@@ -44,13 +46,39 @@ def make_socket(
         path = Path(f"/proc/{pid}/ns/net")
         namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, namespace)
-        if start is not None and _start(pid) != start:
+        if start is not None and procfs.start_time(pid) != start:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(path))
         here = Path("/proc/thread-self/ns/net").stat()
         there = os.fstat(namespace)
         if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
             return socket.socket(family, kind, protocol)
         return _make_inside(namespace, family, kind, protocol)
+
+
+def connect(
+    pid: int, port: int, *, start: int | None = None, seconds: float
+) -> socket.socket:
+    """A TCP connection to a port on the loopback address of that namespace.
+
+    Args:
+        pid: as for :func:`make_socket`; 0 for our own namespace.
+        port: of a listener there.
+        start: see there.
+        seconds: until it is connected, and the time limit of the socket afterwards.
+
+    Raises:
+        OSError: nobody listens there, or as :func:`make_socket`.
+    """
+    made = make_socket(
+        pid or os.getpid(), socket.AF_INET, socket.SOCK_STREAM, start=start
+    )
+    try:
+        made.settimeout(seconds)
+        made.connect(("127.0.0.1", port))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def _make_inside(namespace: int, *what: int) -> socket.socket:
@@ -74,11 +102,3 @@ def _make_inside(namespace: int, *what: int) -> socket.socket:
     if isinstance(made, OSError):
         raise made
     return made
-
-
-def _start(pid: int) -> int | None:
-    """When that process started (proc(5), field 22); None when it is gone."""
-    with contextlib.suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])
-    return None

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 #: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
 STOPPED = "T"
 DEAD = frozenset("ZXx")
-#: What session_init.py calls itself when it is set up.
-INIT_NAME = "session-init"
 #: <linux/nsfs.h>
 _NS_GET_PARENT = 0xB702
 _STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
@@ -266,21 +264,6 @@ def send(process: Process, number: signal.Signals) -> bool:
         return True
 
 
-def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
-    """Wait until the init has set itself up (its name says so, session_init.py).
-
-    Raises:
-        NotFound: it has ended.
-        ReclaimError: it was not ready when the time (seconds) was up.
-    """
-    deadline = time.monotonic() + timeout
-    while snapshot_init(init_pid, start).name != INIT_NAME:
-        if time.monotonic() > deadline:
-            raise ReclaimError(Reason.TIMED_OUT, step="place", seconds=timeout)
-        # Nothing tells when a name changes, and Python's start takes 20 ms.
-        time.sleep(0.005)
-
-
 def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
     """The tree once all of it is stopped: CRIU has sent SIGSTOP and has ended.
 
@@ -319,12 +302,7 @@ def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> 
 
 
 def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:
-    """Wait until they have ended; return those that have not when the time is up.
-
-    Args:
-        processes: which to wait for.
-        deadline: of ``time.monotonic()``.
-    """
+    """Wait until they have ended; return those that have not when the time is up."""
     late = []
     for process in processes:
         with held(process) as pidfd:

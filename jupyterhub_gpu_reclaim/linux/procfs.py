@@ -1,8 +1,14 @@
 """Small readers of /proc/<pid> for processes that may end at any moment.
 
-A process that has gone reads as nothing, never as an error; nothing is written. All
-processes of the machine are read every few seconds, and ``pathlib`` would take four
-times as long.
+A process that has gone reads as nothing, never as an error (but for :func:`read` and
+:func:`words`); nothing is written. All processes of the machine are read every few
+seconds, and ``pathlib`` would take four times as long.
+
+``environ`` and ``cmdline`` are memory of the program itself: reading them takes the
+lock of its address space, which it can keep for as long as it likes, and they are as
+long as it likes. So :func:`words` reads each in a thread of its own, with a limit of
+time and of size, and never a second time while a first reader hangs in it. Nothing here
+logs or keeps what was read.
 """
 
 # ruff: noqa: PTH115, PTH116, PTH208
@@ -10,15 +16,17 @@ times as long.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROC = Path("/proc")
-#: Field of /proc/<pid>/stat, counted from the state.
-_TTY = 4
+#: Fields of /proc/<pid>/stat, counted from the state.
+_TTY, _START = 4, 19
 _READ_SIZE: Final = 1 << 16
 
 
@@ -102,13 +110,15 @@ def stat(pid: int, thread: int | None = None) -> list[str]:
     """The fields of /proc/<pid>/stat from the state on; empty when it is gone.
 
     Before them stands the name, which may hold anything.
-
-    Args:
-        pid: of the process.
-        thread: one of its threads' ids, whose own fields are wanted.
     """
     name = "stat" if thread is None else f"task/{thread}/stat"
     return text(pid, name).rpartition(")")[2].split()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started (clock ticks since boot); None when it is gone."""
+    fields = stat(pid)
+    return int(fields[_START]) if len(fields) > _START else None
 
 
 def has_terminal(pid: int) -> bool:
@@ -151,3 +161,103 @@ def mappings(pid: int) -> Iterator[Mapping]:
             int(fields[4]),
             fields[5].replace("\\012", "\n"),
         )
+
+
+#: Seconds that an honest process never needs.
+SECONDS = 2.0
+#: What Linux lets arguments and environment have together (fs/exec.c, 3/4 of 8 MiB).
+MAX_BYTES = 6 << 20
+
+MemoryFile = Literal["environ", "cmdline"]
+
+
+class _Read:
+    """One reading of one file, by a thread that may never come back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begun = time.monotonic()
+        self._done = threading.Event()
+        self._data = b""
+        self._error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            self._data = _read_at_most(self._path, MAX_BYTES)
+        except OSError as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def result(self, seconds: float) -> bytes:
+        left = self._begun + seconds - time.monotonic()
+        if not self._done.wait(max(0.0, left)):
+            raise TimeoutError(f"{self._path} does not come")
+        if self._error is not None:
+            raise self._error
+        return self._data
+
+
+#: Those under way, by their process (pid and start time) and file.
+_reads: dict[tuple[Path, str], _Read] = {}
+_lock = threading.Lock()
+
+
+def words(
+    pid: int, file: MemoryFile, *, seconds: float = SECONDS, proc: Path = Path("/proc")
+) -> list[bytes]:
+    """The words of ``/proc/<pid>/environ`` or ``cmdline``; blocks for so long at most.
+
+    Args:
+        pid: whose.
+        file: which of the two.
+        seconds: how long it may take; a reading that hangs since longer is not awaited.
+        proc: where processes are found.
+
+    Raises:
+        OSError: the process has ended or may not be read, or there is more than the
+            limit.
+        TimeoutError: (an OSError) it does not come in time.
+    """
+    path = proc / str(pid) / file
+    start = _start_text(proc, pid)
+    data = _begin(path, start).result(seconds)
+    if _start_text(proc, pid) != start:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return data.removesuffix(b"\0").split(b"\0")
+
+
+def _begin(path: Path, start: str) -> _Read:
+    """The reading under way, or a new one."""
+    key = (path, start)
+    with _lock:
+        read = _reads.get(key)
+        if read is None:
+            read = _reads[key] = _Read(path)
+            # A daemon: our own end does not wait for it.
+            threading.Thread(target=_run, args=(key, read), daemon=True).start()
+        return read
+
+
+def _run(key: tuple[Path, str], read: _Read) -> None:
+    read.run()
+    with _lock:
+        del _reads[key]
+
+
+def _start_text(proc: Path, pid: int) -> str:
+    """Its start time as ``stat`` has it: with the pid it names one process."""
+    stat = (proc / str(pid) / "stat").read_text(errors="replace")
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _read_at_most(path: Path, most: int) -> bytes:
+    """All of a file that has an end soon enough."""
+    pieces, size = [], 0
+    with path.open("rb", buffering=0) as file:
+        while piece := os.read(file.fileno(), 1 << 20):
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise OSError(f"{path} has more than {most} bytes")
+    return b"".join(pieces)

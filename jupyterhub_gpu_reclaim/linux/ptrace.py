@@ -110,10 +110,6 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
     A process that a signal had stopped is stopped again when the block has ended.
     Must be used by one thread from begin to end, as the kernel wants it.
 
-    Args:
-        pid: of the process.
-        seconds: that each of its threads has to stand still in.
-
     Raises:
         TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this is another kind of machine.

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
-from jupyterhub_gpu_reclaim.node.dependencies import Parts
 from jupyterhub_gpu_reclaim.node.http.listener import (
     CannotStartError,
     folder,
@@ -33,25 +33,30 @@ from jupyterhub_gpu_reclaim.node.http.listener import (
     own_folder,
     remove_socket,
 )
+from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
-from jupyterhub_gpu_reclaim.node.service import LocalNode
-from jupyterhub_gpu_reclaim.node.setup import inotify_limits
-from jupyterhub_gpu_reclaim.node.setup.criu import Tool
+from jupyterhub_gpu_reclaim.node.sessions.placements import make_placements
+from jupyterhub_gpu_reclaim.node.sessions.samples import SessionSampler
+from jupyterhub_gpu_reclaim.node.setup import readiness
+from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
-from jupyterhub_gpu_reclaim.node.unattended import make_placements
 from jupyterhub_gpu_reclaim.node.watchdog import Watched
-from jupyterhub_gpu_reclaim.node.watcher import Watcher
-from jupyterhub_gpu_reclaim.node.workflows import recovery
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
+from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -87,19 +92,26 @@ class AgentApp(AgentSettings):
         with _only_one(state):
             clock = SystemClock()
             store = await asyncio.to_thread(open_store, self, clock, state=state)
-            parts = self._parts(state, clock, store.repository)
+            accelerator = self._accelerator()
+            client = jupyter_api.make_client()
             operations = Operations()
             sampler = Sampler(
-                parts.clock,
-                parts.accelerator.cards,
-                answer_seconds=self.sample_seconds,
+                clock, accelerator.cards, answer_seconds=self.sample_seconds
             )
-            node = LocalNode(parts, operations, Watcher(parts.placements, sampler))
-            await recovery.recover(parts, operations)
+            node = self._node(
+                state=state,
+                clock=clock,
+                store=store.repository,
+                accelerator=accelerator,
+                client=client,
+                operations=operations,
+                sampler=sampler,
+            )
+            await node.recovery.recover()
             await asyncio.to_thread(self._watch, state)
             server = listen(self, node)
             _log.info("- listening on %s, version %s", self.listen, __version__)
-            for found in inotify_limits.findings():
+            for found in readiness.inotify_findings():
                 _log.warning("- %s %s", found.message, found.hint)
             try:
                 await _signalled()
@@ -107,12 +119,14 @@ class AgentApp(AgentSettings):
                 server.stop()
                 late = await operations.finish(self.stop_seconds)
                 for incarnation in late:
-                    _log.warning("- left for the next start: %s", incarnation)
+                    _log.warning(
+                        "- unfinished, the next start settles it: %s", incarnation
+                    )
                 _leave_after(_CLOSE_SECONDS)
                 await server.close_all_connections()
                 sampler.close()
-                parts.client.close()
-                await asyncio.to_thread(parts.accelerator.close)
+                client.close()
+                await asyncio.to_thread(accelerator.close)
                 await asyncio.to_thread(store.close)
                 remove_socket(self)
 
@@ -134,29 +148,64 @@ class AgentApp(AgentSettings):
         )
         cgroup_escape.move(pid)
 
-    def _parts(self, state: Path, clock: Clock, store: Repository) -> Parts:
+    def _accelerator(self) -> Accelerator:
+        limits = self.limits()
+        return Accelerator(
+            Driver(), Nvml(), lock_seconds=limits.gpu_lock, seconds=limits.dump
+        )
+
+    def _node(
+        self,
+        *,
+        state: Path,
+        clock: Clock,
+        store: Repository,
+        accelerator: Accelerator,
+        client: AsyncHTTPClient,
+        operations: Operations,
+        sampler: Sampler,
+    ) -> LocalNode:
         limits = self.limits()
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        return Parts(
-            placements=make_placements(self.placement, self.realm),
-            records=Records(folder(state / watchdog.RECORDS)),
+        placements = make_placements(self.placement, self.realm)
+        records = Records(folder(state / watchdog.RECORDS))
+        criu = CheckedCriu(Path(self.criu_dir), clock)
+        ports = Reservations(state)
+        releases = Releases(
+            records=records,
             store=store,
-            tool=Tool(Path(self.criu_dir), clock),
-            ports=Reservations(state),
-            client=jupyter_api.make_client(),
+            ports=ports,
+            accelerator=accelerator,
             clock=clock,
             limits=limits,
-            work=work,
-            accelerator=Accelerator(
-                Driver(),
-                Nvml(),
-                lock_seconds=limits.gpu_lock,
-                seconds=limits.dump,
+        )
+        return LocalNode(
+            placements=placements,
+            ports=ports,
+            operations=operations,
+            sampler=SessionSampler(placements, sampler),
+            tools=WorkflowTools(
+                records=records,
+                store=store,
+                criu=criu,
+                client=client,
+                clock=clock,
+                limits=limits,
+                work=work,
+                accelerator=accelerator,
+                memory=HostMemory(),
+                trusted_capabilities=tuple(self.trusted_capabilities),
             ),
-            memory=HostMemory(),
-            trusted_capabilities=tuple(self.trusted_capabilities),
+            releases=releases,
+            recovery=Recovery(
+                placements=placements,
+                operations=operations,
+                releases=releases,
+            ),
+            outcomes=Outcomes(placements=placements, records=records, store=store),
+            look=partial(readiness.node_findings, criu, accelerator),
         )
 
 
@@ -195,7 +244,7 @@ def _leave_after(seconds: float) -> None:
     """
 
     def leave() -> None:
-        _log.warning("- it ends while a call to the store or a program is unanswered")
+        _log.warning("- exiting although the store or a program has not answered")
         logging.shutdown()
         os._exit(0)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.linux import cgroups
-from jupyterhub_gpu_reclaim.linux.containers import container_of
+from jupyterhub_gpu_reclaim.linux.cgroups import container_of
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.cgroups import Group
@@ -43,7 +43,9 @@ def move(pid: int) -> None:
             cgroups.take(group, pid)
     except (Refused, OSError) as error:
         detail = error.detail if isinstance(error, Refused) else error
-        _log.warning("- CRIU would end with the agent's container: %s", detail)
+        _log.warning(
+            "- CRIU stays in the agent's container and ends with it: %s", detail
+        )
 
 
 def _pods(group: Group, container: str) -> Group | None:

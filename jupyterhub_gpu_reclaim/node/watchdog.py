@@ -75,7 +75,7 @@ def main() -> None:
                 return
             else:
                 held_since = None
-                if now - begun >= watched.patience and _all_go_on(watched):
+                if now - begun >= watched.patience and _thaw_all(watched):
                     return
         time.sleep(_PAUSE)
 
@@ -102,10 +102,10 @@ def _wait_for_end(agent: int) -> None:
         os.close(descriptor)
 
 
-def _all_go_on(watched: Watched) -> bool:
-    from jupyterhub_gpu_reclaim.node import unattended  # noqa: PLC0415 - see the top
+def _thaw_all(watched: Watched) -> bool:
+    from jupyterhub_gpu_reclaim.node.workflows import unattended  # noqa: PLC0415 - see the top
 
-    return unattended.let_go_on(watched)
+    return unattended.thaw_all(watched)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ NAME = b"session-init"
 ROOT_NAME = b"session-root"
 #: From the init to the root: every pid below the server's is taken.
 GO = signal.SIGUSR1
-AWAITED = {*FORWARDED, signal.SIGCHLD, signal.SIGUSR1}
+#: From the agent to a holding init: the value is the root's pid.
+ROOT_NAMED = signal.SIGUSR1
+AWAITED = {*FORWARDED, signal.SIGCHLD, ROOT_NAMED}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -333,7 +335,7 @@ def serve(root: int | None) -> int:
             if root is None:
                 return 128 + info.si_signo
             send(root, info.si_signo)
-        elif info.si_signo == signal.SIGUSR1:
+        elif info.si_signo == ROOT_NAMED:
             root = named_root(info) or root
             if root is not None and is_child(root):
                 # Not the one of a restore that failed before, under the same pid.

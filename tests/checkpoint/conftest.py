@@ -17,8 +17,11 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
-from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened, fingerprint
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
+    FileFingerprint,
+    fingerprint,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult, dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     RestoreResult,
@@ -28,28 +31,14 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
 )
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
-
-INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
-#: What the launcher does in production: private /dev/shm, terminals and /proc.
-MOUNTS = """
-mount -t tmpfs -o mode=1777 shm /dev/shm &&
-mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
-mount --bind /dev/pts/ptmx /dev/ptmx &&
-exec "$@"
-"""
-#: Where a machine may keep its private CRIU, in this order.
-FOLDERS = (
-    os.environ.get("GPU_RECLAIM_CRIU", ""),
-    str(Path(__file__).parents[2] / ".cache" / "criu"),
-    str(criu_module.FOLDER),
-)
+from tests.support.agent import CRIU_FOLDERS, INIT, MOUNTS
 
 
 @pytest.fixture(scope="session")
 def criu() -> criu_module.Criu:
     if os.geteuid() != 0:
         pytest.skip("needs root: CRIU enters namespaces")
-    for folder in FOLDERS:
+    for folder in CRIU_FOLDERS:
         if folder and Path(folder, "criu").is_file():
             return criu_module.locate(Path(folder))
     try:
@@ -69,8 +58,8 @@ class Place:
     seen: bytes = b""
 
     @property
-    def session(self) -> Session:
-        return Session(self.init_pid, self.init_start)
+    def session(self) -> SessionInit:
+        return SessionInit(self.init_pid, self.init_start)
 
     @property
     def tree(self) -> processes.Snapshot:
@@ -313,7 +302,7 @@ class Image(dict):
         self.copied += len(data)
 
 
-def fingerprints(place: Place) -> list[Opened]:
+def fingerprints(place: Place) -> list[FileFingerprint]:
     """Of the files that a stopped tree has open, as an agent takes them."""
     pids = [process.pid for process in place.tree.processes]
     return fingerprint(place.init_pid, pids)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.checkpoint.archive import reader, writer
-from jupyterhub_gpu_reclaim.checkpoint.archive.reader import Limits
+from jupyterhub_gpu_reclaim.checkpoint.archive.reader import ArchiveLimits
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import mounts
@@ -434,7 +434,7 @@ def test_unpack_over_a_symbolic_link_replaces_the_link(tmp_path):
 
 def test_unpack_larger_than_allowed_is_refused(tmp_path):
     data = stream(info("a", size=1000), info("b", size=1000), data=b"x" * 1000)
-    for limits in (Limits(bytes=1500), Limits(entries=1)):
+    for limits in (ArchiveLimits(bytes=1500), ArchiveLimits(entries=1)):
         with pytest.raises(RestoreFailed, match="larger than allowed"):
             unpack(data, tmp_path, limits=limits)
 

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import HELPER_PIDS, free_pid
 from jupyterhub_gpu_reclaim.cli import main
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import capabilities
 
 OLD = "#!/bin/sh\necho 'Version: 3.17.1'\n"
 
@@ -70,7 +71,7 @@ def test_locate_copy_that_does_not_run_says_why(tmp_path):
 
 def test_check_finds_at_most_the_capability(criu):
     findings = module.check(criu.binary.parent)
-    capable = module.has_capability(module.CAP_SYS_RESOURCE)
+    capable = capabilities.has("SYS_RESOURCE")
     assert [f.code for f in findings] == ([] if capable else ["capability_missing"])
     assert not any(f.fatal for f in findings)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.checkpoint.test_stream import Taken
 

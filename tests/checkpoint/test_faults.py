@@ -14,12 +14,8 @@ from dataclasses import replace
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-from jupyterhub_gpu_reclaim.checkpoint.criu.binary import (
-    CAP_SYS_RESOURCE,
-    has_capability,
-)
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,
@@ -28,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from tests.checkpoint.conftest import Image
 
 #: Something for pages-*.img: more than a pipe holds.
@@ -187,7 +183,7 @@ def test_dump_handed_over_that_takes_too_long_tree_goes_on(world, engine):
 AGENT = """
 import pathlib, sys, time
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
 class SinkThatHangs:
     count = 0
@@ -198,7 +194,7 @@ class SinkThatHangs:
             time.sleep(60)
     def close(self):
         pass
-session = Session(int(sys.argv[2]), int(sys.argv[3]))
+session = SessionInit(int(sys.argv[2]), int(sys.argv[3]))
 dump(criu.locate(pathlib.Path(sys.argv[1])), session,
      sinks=lambda name: SinkThatHangs(), folder=pathlib.Path(sys.argv[4]), limit=60)
 """
@@ -335,7 +331,7 @@ def test_send_never_touches_a_pid_used_again(world):
 RESTORER = """
 import pathlib, pickle, sys, time
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import restore
 image, result = pickle.loads(pathlib.Path(sys.argv[5]).read_bytes())
 class Source:
@@ -348,7 +344,7 @@ class Source:
         yield image[name][:4096]
         print("reached", flush=True)
         time.sleep(60)
-session = Session(int(sys.argv[2]), int(sys.argv[3]))
+session = SessionInit(int(sys.argv[2]), int(sys.argv[3]))
 restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=Source(), limit=60,
         folder=pathlib.Path(sys.argv[4]), root_pid=result.root_pid, pids=result.pids,
         pipes=result.pipes)
@@ -377,7 +373,7 @@ def test_restore_agent_killed_leaves_only_the_init(
 
 
 def test_dump_of_another_user_without_the_capability_says_so(places, engine):
-    if has_capability(CAP_SYS_RESOURCE):
+    if capabilities.has("SYS_RESOURCE"):
         pytest.skip("this machine has the capability")
     place = places.start(
         "sh",

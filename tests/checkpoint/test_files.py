@@ -14,8 +14,10 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
-from jupyterhub_gpu_reclaim.checkpoint.files.fingerprint import digest
-from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
+    FileFingerprint,
+    contents_digest,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.linux import beneath
@@ -39,7 +41,7 @@ class Holder:
         pid = self.process.pid
         self.opened = open_files.fingerprint(pid, [pid])
 
-    def one(self, path: Path) -> Opened:
+    def one(self, path: Path) -> FileFingerprint:
         (found,) = [o for o in self.opened if o.path == os.fsencode(path)]
         return found
 
@@ -91,7 +93,7 @@ def test_fingerprint_survives_json(hold, path):
     holder = hold(f"f = open({os.fsencode(odd)!r}, 'ab')")
     assert holder.one(odd).appended
     data = msgspec.json.encode(holder.opened)
-    assert msgspec.json.decode(data, type=list[Opened]) == holder.opened
+    assert msgspec.json.decode(data, type=list[FileFingerprint]) == holder.opened
 
 
 def test_fingerprint_kernel_files_and_deleted_ones_are_left_out(hold, path):
@@ -275,7 +277,7 @@ def test_compare_links_of_the_session_do_not_lead_out_of_its_root(tmp_path):
     (root / "etc").mkdir(parents=True)
     (root / "home").symlink_to("/../../etc")
     status = Path("/etc/passwd").stat()
-    one = Opened(
+    one = FileFingerprint(
         path=b"/home/passwd",
         device=0,
         inode=0,
@@ -296,7 +298,7 @@ def test_digest_header_that_lies_is_hashed_instead(tmp_path):
     path.write_bytes(b"\x7fELF\x02\x01" + b"\xff" * 200)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        assert digest(descriptor).startswith("blake3:")
+        assert contents_digest(descriptor).startswith("blake3:")
     finally:
         os.close(descriptor)
 

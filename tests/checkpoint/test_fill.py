@@ -11,12 +11,12 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.memory import pages
+from jupyterhub_gpu_reclaim.checkpoint.memory import plan
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from tests.checkpoint.conftest import Image
 
 MIB = 1 << 20
@@ -93,7 +93,7 @@ def test_memory_of_every_kind_comes_back(places, engine):
         server = place.tree.server.ns_pid
         kept, name = rseq_of(image, server), f"pages-{number_of(image, server)}.img"
         assert kept
-        for one in pages.make_plan(image).pieces[name]:
+        for one in plan.make_plan(image).pieces[name]:
             assert not one.address <= kept < one.address + one.length
         assert image.copied > 24 * MIB
         proceed(tree, result.stopped)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver_helper
-from jupyterhub_gpu_reclaim.checkpoint.gpu.ipc import examine
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import examine_sharing
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 from tests.support import gpu
@@ -49,7 +49,7 @@ def tree(tmp_path):
 
 def reasons(driver, snapshot: Snapshot, count: int = 2) -> list[tuple[str, int]]:
     users = snapshot.processes[:count]
-    found = examine(driver, users, snapshot, {p.pid for p in users})
+    found = examine_sharing(driver, users, snapshot, {p.pid for p in users})
     return [(one.reason.value, one.facts["pid"]) for one in found]
 
 
@@ -79,7 +79,7 @@ def test_examine_who_has_only_looked_at_a_card_has_no_memory_and_shares_none(tre
     """Neither the driver nor NVML counts any of whoever has initialised CUDA alone."""
     two = tree("x")
     driver = gpu.BlindDriver(*(p.pid for p in two.processes))
-    assert list(examine(driver, two.processes, two, counted=())) == []
+    assert list(examine_sharing(driver, two.processes, two, counted=())) == []
 
 
 def test_examine_an_event_of_one_that_has_ended_means_memory_that_nobody_counts(tree):

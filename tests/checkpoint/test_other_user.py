@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
+from jupyterhub_gpu_reclaim.linux import capabilities
 from tests.checkpoint.conftest import REPL, World
 from tests.checkpoint.test_cycle import TERMINAL
 
@@ -138,7 +138,7 @@ def go_on():
 @pytest.fixture
 def criu(criu, tmp_path):
     """CRIU for the sessions of any user; with the shim only where it has to be."""
-    if criu_module.has_capability(criu_module.CAP_SYS_RESOURCE):
+    if capabilities.has("SYS_RESOURCE"):
         return criu
     if shutil.which("gcc") is None:
         pytest.skip("root lacks CAP_SYS_RESOURCE here, and its shim needs gcc")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.tree import quiesce, thaw
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, quiesce
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag
 
 #: A server as Jupyter's is: what its kernel says goes to the tab while there is one,
@@ -87,7 +87,7 @@ def test_cut_in_silence_loses_no_output_of_a_kernel(talk):
             cut = quiesce.cut_in_silence(place.tree)
             said += received(tab)
         assert len(cut.inodes) == 1
-        thaw.thaw(place.tree)
+        freeze.thaw(place.tree)
     lines = said.split(b" ")[:-1]
     assert len(lines) > 100
     assert lines == [b"%d" % number for number in range(len(lines))]

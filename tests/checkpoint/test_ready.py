@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
 
 
 class End:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import remove_link_remaps
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import remove_link_remaps
 from jupyterhub_gpu_reclaim.linux import processes
 
 HOLDER = """

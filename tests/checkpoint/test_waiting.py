@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.tree.interrupted_waits import wait_again
+from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.linux import ptrace
@@ -84,7 +84,7 @@ def test_loop_that_waits_again_hears_before_it_looks_at_the_clock(
     image["timens-0.img"] = clock_image(int(time.monotonic()) + JUMP)
     name = f"core-{pid}.img"
     waited = image[name]
-    image[name] = wait_again(waited)
+    image[name] = restart_wait(waited)
     assert image[name] != waited
     if not again:
         image[name] = waited
@@ -109,7 +109,7 @@ def test_thread_that_waited_begins_its_call_anew():
     registers = images.parse(
         "core_entry",
         images.only(
-            wait_again(core(ax=EINTR, orig_ax=EPOLL_WAIT, ip=4096)), images.CORE_MAGIC
+            restart_wait(core(ax=EINTR, orig_ax=EPOLL_WAIT, ip=4096)), images.CORE_MAGIC
         ),
     ).thread_info.gpregs
     assert (registers.ax, registers.ip) == (EPOLL_WAIT, 4094)
@@ -126,9 +126,9 @@ def test_thread_that_waited_begins_its_call_anew():
     ],
 )
 def test_thread_that_did_something_else_is_left_as_it_was(registers):
-    assert wait_again(core(**registers)) == core(**registers)
+    assert restart_wait(core(**registers)) == core(**registers)
 
 
 def test_image_that_is_none_is_damage():
     with pytest.raises(RestoreFailed):
-        wait_again(b"not CRIU's")
+        restart_wait(b"not CRIU's")

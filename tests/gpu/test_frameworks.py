@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import held_by
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 
 TORCH = """
 import torch

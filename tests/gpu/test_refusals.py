@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.clients import clients_of_mps
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import clients_of_mps
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from tests.gpu.test_frameworks import TORCH

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
-from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_processes
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 

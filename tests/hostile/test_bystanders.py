@@ -17,8 +17,8 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.linux import processes
 

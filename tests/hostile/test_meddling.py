@@ -16,11 +16,11 @@ import threading
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import fill, proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import process_environment, processes
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 from tests.checkpoint.conftest import Engine, Places, fingerprints
 from tests.hostile.test_descriptors import strangers
 from tests.support.attacker import (
@@ -230,7 +230,7 @@ def test_session_that_says_its_environment_is_a_gigabyte_is_saved_as_any_other(s
     pid = world.place.tree.server.pid
     for file in ("environ", "cmdline"):
         with pytest.raises(OSError, match="more than"):
-            process_environment.words(pid, file)
+            procfs.words(pid, file)
     image = engine.image()
     result = engine.dump(world.place, image.sink)
     opened = fingerprints(world.place)

@@ -15,10 +15,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_rights import KeptCores
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.preflight import examine
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.checkpoint.conftest import Engine, Places, fingerprints
@@ -213,7 +213,7 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour, field, v
     world = neighbour.world
     image = neighbour.engine.image()
     result = neighbour.engine.dump(world.place, image.sink)
-    cores = KeptCores(neighbour.engine.image().sink)
+    cores = CheckedCores(neighbour.engine.image().sink)
     name = f"core-{result.root_pid}.img"
     core = images.parse("core_entry", images.only(image[name], images.CORE_MAGIC))
     creds = core.thread_core.creds

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
+from jupyterhub_gpu_reclaim.node.operations.records import Records
+from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
+from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
+from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.store.doubles import KEYS
 from tests.support import agent as support
+from tests.support import gpu
 from tests.support.agent import running_agent
 
 
@@ -59,3 +73,27 @@ def agent(request, folder):
 places = pytest.fixture(support.places)
 counter = pytest.fixture(support.counter)
 jupyter = pytest.fixture(support.jupyter)
+
+
+@pytest.fixture
+def recovery(folder):
+    """What settles sessions, over a real store in a folder and without a GPU."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sessions have namespaces")
+    (folder / "ports").mkdir()
+    (folder / "ports" / "sysctl").write_text("\n")
+    clock = SystemClock()
+    return Recovery(
+        placements=LocalPlacements(folder.name),
+        operations=Operations(),
+        releases=Releases(
+            records=Records(folder / "records"),
+            store=Repository(FolderBackend(folder / "store"), clock=clock, keys=KEYS),
+            ports=Reservations(folder / "ports", sysctl=folder / "ports" / "sysctl"),
+            accelerator=Accelerator(
+                gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1
+            ),
+            clock=clock,
+            limits=TimeLimits(criu=4.0),
+        ),
+    )

@@ -12,14 +12,14 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Card, State
-from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey, User
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-from jupyterhub_gpu_reclaim.node.compat import gpu as gpu_world
-from jupyterhub_gpu_reclaim.node.compat.gpu import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node import requirements as gpu_world
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
 from tests.support import gpu
 from tests.support.agent import wait_for
@@ -35,17 +35,17 @@ def gpus(*cards: GpuCard, driver: str = "580.1", size: int = 100) -> Gpus:
 
 
 def codes(there: Gpus, here, free, driver: str = "580.1") -> list[str]:
-    return [one.code for one in gpu_world.compare(there, driver, here, free)]
+    return [one.code for one in gpu_world.compare_gpus(there, driver, here, free)]
 
 
 def test_the_same_cards_are_no_move():
     moves = gpu_world.plan_moves([A, B], [B, A], {})
-    assert gpu_world.pairs(moves) == []
+    assert gpu_world.move_pairs(moves) == []
 
 
 def test_another_card_of_the_model_takes_the_place_and_all_are_named():
     moves = gpu_world.plan_moves([A, B], [B, C], {})
-    assert sorted(gpu_world.pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
+    assert sorted(gpu_world.move_pairs(moves)) == [(A.uuid, C.uuid), (B.uuid, B.uuid)]
 
 
 def test_the_emptiest_card_is_chosen():
@@ -54,7 +54,7 @@ def test_the_emptiest_card_is_chosen():
 
 
 def test_too_few_cards_of_the_model_are_a_mismatch_that_names_both():
-    (found,) = gpu_world.compare(gpus(A, B), "580.1", [A, OTHER], {})
+    (found,) = gpu_world.compare_gpus(gpus(A, B), "580.1", [A, OTHER], {})
     assert found.code == "gpu_mismatch"
     assert (
         found.message == "The session needs 2 x H200; here there is 1 x A100, 1 x H200."
@@ -134,7 +134,7 @@ def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(User(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, State.RUNNING),))
     described = accelerator.describe(survey)
     assert described.bytes() == 100
     assert described.users == [process.ns_pid]
@@ -163,7 +163,7 @@ def test_memory_that_is_not_told_counts_as_all_that_is_in_use(
             processes=[ProcessUse(pid=process.pid, memory=None)],
         )
     )
-    survey = Survey(users=(User(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, State.RUNNING),))
     assert accelerator.describe(survey).bytes() == expected
 
 
@@ -173,7 +173,7 @@ def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
     uses = [ProcessUse(pid=process.pid)] if known else None
     accelerator = told(CardUse(uuid=gpu.CARD.uuid, processes=uses))
     with pytest.raises(Refused) as caught:
-        accelerator.describe(Survey(users=(User(process, State.RUNNING),)))
+        accelerator.describe(Survey(users=(GpuUser(process, State.RUNNING),)))
     assert caught.value.reason is Reason.GPU_DRIVER_SILENT
 
 
@@ -186,18 +186,14 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(User(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, State.RUNNING),))
     described = accelerator.describe(survey)
     accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
     crowded = make(driver, free=99)
 
-    for call in (
-        lambda: crowded.fill(described, NO_LIMIT, sleeper),
-        lambda: crowded.await_room(described),
-    ):
-        with pytest.raises(ReclaimError) as caught:
-            call()
-        assert caught.value.reason.value == "gpu_memory"
+    with pytest.raises(ReclaimError) as caught:
+        crowded.fill(described, NO_LIMIT, sleeper)
+    assert caught.value.reason.value == "gpu_memory"
     assert driver.states == {process.pid: State.CHECKPOINTED}
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
@@ -262,7 +258,7 @@ def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
     sleeper,
 ):
     (process,) = sleeper.processes
-    survey = Survey(users=(User(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, State.RUNNING),))
     use = [ProcessUse(pid=process.pid, memory=100)]
     card = CardUse(uuid=gpu.CARD.uuid, free=9, processes=use)
     options = {"lock_seconds": 1, "seconds": 1, "look_seconds": 0.1}
@@ -275,7 +271,7 @@ def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
     for call in (
         lambda: never.describe(survey),
         lambda: list(never.findings(survey, sleeper)),
-        lambda: never.await_room(soon.describe(survey)),
+        lambda: never.fill(soon.describe(survey), NO_LIMIT, sleeper),
     ):
         with pytest.raises(Refused) as caught:
             call()
@@ -287,7 +283,7 @@ def test_fill_of_what_was_never_emptied_needs_no_room():
     try:
         process = holder.process(holder.pid)
         driver = gpu.WellDriver(process.pid)
-        survey = Survey(users=(User(process, State.RUNNING),))
+        survey = Survey(users=(GpuUser(process, State.RUNNING),))
         described = make(driver, pid=process.pid).describe(survey)
         make(driver, free=0).fill(described, NO_LIMIT, holder.snapshot())
         assert driver.calls == []
@@ -314,7 +310,7 @@ def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
             )
             *above, shell, program = tree.processes
             driver = gpu.WellDriver(program.pid)
-            survey = Survey(users=(User(program, State.RUNNING),))
+            survey = Survey(users=(GpuUser(program, State.RUNNING),))
             make(driver).empty(lambda: tree, survey, NO_LIMIT)
             wait_for(lambda: processes.is_stopped(shell))
             wait_for(lambda: processes.is_stopped(program))
@@ -330,7 +326,6 @@ def test_a_session_without_a_gpu_needs_nothing(sleeper):
     assert accelerator.describe(Survey()) is None
     assert accelerator.compare(None, os.getpid()) == []
     accelerator.fill(None, NO_LIMIT, sleeper)
-    accelerator.await_room(None)
 
 
 class FourCards(gpu.WellDriver):
@@ -344,7 +339,7 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     (process,) = sleeper.processes
     driver, init = FourCards(process.pid), sleeper.init.pid
     first, second = (card.uuid for card in driver.cards()[1:3])
-    survey = Survey(users=(User(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, State.RUNNING),))
     before = make(driver, visible={process.pid: {first}}.get)
     described = before.describe(survey)
     assert [card.uuid for card in described.cards] == [first]
@@ -375,7 +370,7 @@ def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
 def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
     (process,) = sleeper.processes
     accelerator = make(gpu.WellDriver(process.pid), divided=True)
-    survey = Survey(users=(User(process, State.RUNNING),), stopped=(process,))
+    survey = Survey(users=(GpuUser(process, State.RUNNING),), stopped=(process,))
     assert [one.code for one in accelerator.findings(survey, sleeper)] == [
         "gpu_stopped",
         "gpu_mig",
@@ -387,7 +382,7 @@ def test_findings_name_a_client_of_mps_also_one_that_the_driver_does_not_know(
     sleeper, known
 ):
     (process,) = sleeper.processes
-    user = (User(process, State.RUNNING),)
+    user = (GpuUser(process, State.RUNNING),)
     survey = Survey(users=user) if known else Survey(others=(process,))
     accelerator = make(gpu.WellDriver(process.pid), pid=process.pid, mps=True)
     assert [one.code for one in accelerator.findings(survey, sleeper)] == ["gpu_mps"]

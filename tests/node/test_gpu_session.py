@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import held_by
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from tests.support.agent import wait_for
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_cuda"

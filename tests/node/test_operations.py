@@ -13,8 +13,13 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.operations import Operation, Operations
-from jupyterhub_gpu_reclaim.node.operations.progress import Progress, durably, in_thread
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    Operation,
+    Operations,
+    Progress,
+    durably,
+    in_thread,
+)
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 
 KEY = SessionKey("ann")

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Sessio
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-from jupyterhub_gpu_reclaim.node.workflows import outcomes
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 
 KEY = SessionKey("ada")
 
@@ -27,7 +27,7 @@ def holding():
 
 
 @pytest.fixture
-def parts(tmp_path):
+def outcomes(tmp_path):
     info = CheckpointInfo(
         id="cp",
         key=KEY,
@@ -38,11 +38,12 @@ def parts(tmp_path):
         stored_bytes=1,
     )
     store = SimpleNamespace(info=lambda checkpoint: info)
-    return SimpleNamespace(records=Records(tmp_path / "records"), store=store)
+    records = Records(tmp_path / "records")
+    return Outcomes(placements=None, records=records, store=store)
 
 
-def _ended(parts, session, code) -> None:
-    parts.records.save(
+def _ended(outcomes, session, code) -> None:
+    outcomes.records.save(
         Record(
             operation="restore",
             incarnation=session.incarnation,
@@ -57,13 +58,15 @@ def _ended(parts, session, code) -> None:
     )
 
 
-def test_restored_failure_by_the_agents_end_is_told_to_who_comes_back(parts, holding):
-    _ended(parts, holding, "agent_restarted")
-    event = outcomes.restored(parts, holding, "cp")
+def test_restored_failure_by_the_agents_end_is_told_to_who_comes_back(
+    outcomes, holding
+):
+    _ended(outcomes, holding, "agent_restarted")
+    event = outcomes.restored(holding, "cp")
     assert event.failure.code == "agent_restarted"
 
 
 @pytest.mark.parametrize("code", ["gpu_memory", "file_missing", "checkpoint_damaged"])
-def test_restored_failure_that_was_told_may_be_tried_anew(parts, holding, code):
-    _ended(parts, holding, code)
-    assert outcomes.restored(parts, holding, "cp") is None
+def test_restored_failure_that_was_told_may_be_tried_anew(outcomes, holding, code):
+    _ended(outcomes, holding, code)
+    assert outcomes.restored(holding, "cp") is None

@@ -8,8 +8,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.sessions.placements import Told
-from jupyterhub_gpu_reclaim.node.sessions.pods import PodPlacements
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, PodPlacements
 
 POD = "0d6ed7e5-3b1a-4c39-9c3f-2d1f5f0a7b11"
 OTHER = "ffffffff-3b1a-4c39-9c3f-2d1f5f0a7b11"
@@ -69,7 +68,7 @@ def placements(proc):
 
 
 def told(pod=POD, **more):
-    return Told(pod=pod, **more)
+    return PodHint(pod=pod, **more)
 
 
 def test_session_of_any_user_is_found_in_the_pod_that_was_told(proc, placements):
@@ -78,14 +77,14 @@ def test_session_of_any_user_is_found_in_the_pod_that_was_told(proc, placements)
     session = placements.find("inc-1")
     assert (session.init_pid, session.init_start) == (7, 4242)
     assert (session.key, session.holding, session.container) == (ANN, True, ID)
-    assert (session.told.image, session.told.node_labels) == ("x@sha256:1", {"a": "b"})
+    assert (session.hint.image, session.hint.node_labels) == ("x@sha256:1", {"a": "b"})
     assert placements.find("inc-1", POD) == session
 
 
 def test_session_of_which_nothing_was_told_is_listed_but_not_found(proc, placements):
     proc.add()
     (session,) = placements.list()
-    assert (session.told.pod, session.container) == (POD, ID)
+    assert (session.hint.pod, session.container) == (POD, ID)
     with pytest.raises(NotFound) as caught:
         placements.find("inc-1")
     assert caught.value.reason is Reason.UNKNOWN_SESSION
@@ -94,13 +93,13 @@ def test_session_of_which_nothing_was_told_is_listed_but_not_found(proc, placeme
 
 def test_session_without_a_pod_in_the_order_is_not_known(placements):
     with pytest.raises(NotFound):
-        placements.tell("inc-1", Told())
+        placements.tell("inc-1", PodHint())
 
 
 def test_claim_of_another_pod_is_never_the_session(proc, placements):
     proc.add(7, start=100, pod=OTHER)
     proc.add(8, start=200)
-    assert [one.told.pod for one in placements.list()] == [OTHER, POD]
+    assert [one.hint.pod for one in placements.list()] == [OTHER, POD]
     placements.tell("inc-1", told(key=ANN))
     assert placements.find("inc-1").init_pid == 8
     assert [one.init_pid for one in placements.list()] == [8]
@@ -155,7 +154,7 @@ def test_told_again_keeps_what_was_not_said_of_the_same_pod(proc, placements):
     proc.add()
     placements.tell("inc-1", told(key=ANN, image="x"))
     placements.tell("inc-1", told())
-    assert placements.find("inc-1").told == told(key=ANN, image="x")
+    assert placements.find("inc-1").hint == told(key=ANN, image="x")
     placements.tell("inc-1", told(OTHER))
     with pytest.raises(NotFound):
         placements.find("inc-1")

@@ -12,7 +12,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import capabilities, processes
 from jupyterhub_gpu_reclaim.linux.processes import Process
-from jupyterhub_gpu_reclaim.node.compat.rights import (
+from jupyterhub_gpu_reclaim.node.requirements import (
     Rights,
     compare_rights,
     refuse_beyond_agent,
@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.node.compat.rights import (
     refuse_user_namespace,
     rights_of,
 )
-from jupyterhub_gpu_reclaim.node.sessions.placements import Session, Told
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, Session
 
 SAME = Rights(
     uids=[1000], capabilities=0xA80425FB, filtered=True, no_new_privileges=True
@@ -118,7 +118,9 @@ def test_rights_of_nobody_are_none():
 
 
 def in_pod(pod: str = "uid") -> Session:
-    return Session("i", SessionKey("ann", ""), 1, 1, holding=False, told=Told(pod=pod))
+    return Session(
+        "i", SessionKey("ann", ""), 1, 1, holding=False, hint=PodHint(pod=pod)
+    )
 
 
 def test_refuse_reaching_dockers_default_is_let_through():

@@ -2,27 +2,23 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.compat.gpu import GpuCard, Gpus
-from jupyterhub_gpu_reclaim.node.dependencies import Limits, Parts
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
-from jupyterhub_gpu_reclaim.node.operations.operations import Operation, Operations
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
-from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements
-from jupyterhub_gpu_reclaim.node.workflows import capture, recovery, release
-from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.repository import Repository
-from tests.store.doubles import KEYS
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus
+from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from tests.support.agent import goes_on, running_agent, wait_for
 
 KEY = SessionKey("ann")
@@ -63,39 +59,29 @@ class StoreWithoutDeletes:
 
 
 @pytest.fixture
-def parts(folder):
-    if os.geteuid() != 0:
-        pytest.skip("needs root: sessions have namespaces")
-    (folder / "ports").mkdir()
-    (folder / "ports" / "sysctl").write_text("\n")
-    clock = SystemClock()
-    store = Repository(FolderBackend(folder / "store"), clock=clock, keys=KEYS)
-    return Parts(
-        placements=LocalPlacements(folder.name),
-        records=Records(folder / "records"),
-        store=StoreWithoutDeletes(store),
-        tool=None,
-        ports=Reservations(folder / "ports", sysctl=folder / "ports" / "sysctl"),
-        client=None,
-        clock=clock,
-        limits=Limits(),
-        work=folder,
-        accelerator=TakenCards(),
-        memory=HostMemory(),
+def recovery(recovery):
+    releases = recovery.releases
+    return dataclasses.replace(
+        recovery,
+        releases=dataclasses.replace(
+            releases,
+            store=StoreWithoutDeletes(releases.store),
+            accelerator=TakenCards(),
+        ),
     )
 
 
 @pytest.fixture
-def captured(parts, counter):
+def captured(recovery, counter):
     """Its tree stands, its checkpoint is committed, and it has used a card."""
-    return stands_as(parts, counter, Stage.CAPTURED)
+    return stands_as(recovery, counter, Stage.CAPTURED)
 
 
-def stands_as(parts, place, stage: Stage) -> Record:
+def stands_as(recovery, place, stage: Stage) -> Record:
     for process in place.tree.processes:
         os.kill(process.pid, signal.SIGSTOP)
     wait_for(lambda: all(process.stopped for process in place.tree.processes))
-    commit(parts, place.incarnation)
+    commit(recovery, place.incarnation)
     record = Record(
         operation="capture",
         incarnation=place.incarnation,
@@ -108,23 +94,23 @@ def stands_as(parts, place, stage: Stage) -> Record:
         begun=0.0,
         gpus=Gpus(driver="580", cards=[CARD], users=[], uses=[]),
     )
-    parts.records.save(record)
+    recovery.releases.records.save(record)
     return record
 
 
-def commit(parts, incarnation: str) -> None:
-    writer = parts.store.begin(
+def commit(recovery, incarnation: str) -> None:
+    writer = recovery.releases.store.begin(
         id="cp", key=KEY, incarnation=incarnation, generation=1, expected_bytes=10
     )
     writer.add("identity.json", b"{}")
     writer.commit(steps=[], frozen_seconds=0.0, timeout=30)
 
 
-async def thawed(parts, record: Record) -> ReclaimError | None:
-    session = parts.placements.find(record.incarnation)
+async def thawed(recovery, record: Record) -> ReclaimError | None:
+    session = recovery.placements.find(record.incarnation)
     operation = Operation("thaw", KEY, "")
     try:
-        async for _ in release.thaw(parts, session, operation):
+        async for _ in recovery.releases.thaw(session, operation):
             pass
     except ReclaimError as error:
         return error
@@ -135,88 +121,88 @@ async def thawed(parts, record: Record) -> ReclaimError | None:
     ("cards_free", "code"), [(False, "gpu_memory"), (True, "store_failed")]
 )
 async def test_thaw_that_fails_leaves_the_tree_captured(
-    parts, counter, captured, cards_free, code
+    recovery, counter, captured, cards_free, code
 ):
-    parts.accelerator.free = cards_free
+    recovery.releases.accelerator.free = cards_free
 
-    error = await thawed(parts, captured)
+    error = await thawed(recovery, captured)
 
     assert error.reason.value == code
-    assert parts.records.find(counter.incarnation).stage is Stage.CAPTURED
-    assert parts.store.exists("cp")
+    assert recovery.releases.records.find(counter.incarnation).stage is Stage.CAPTURED
+    assert recovery.releases.store.exists("cp")
     assert all(process.stopped for process in counter.tree.processes)
-    assert release._committed_record(
-        parts, parts.placements.find(counter.incarnation), "cp"
+    assert recovery.releases._committed_record(
+        recovery.placements.find(counter.incarnation), "cp"
     )
 
-    parts.accelerator.free = parts.store.well = True
-    assert await thawed(parts, captured) is None
+    recovery.releases.accelerator.free = recovery.releases.store.well = True
+    assert await thawed(recovery, captured) is None
     assert goes_on(counter)
-    assert not parts.store.exists("cp")
+    assert not recovery.releases.store.exists("cp")
 
 
 @pytest.mark.parametrize("stage", [Stage.THAWING, Stage.ROLLING_BACK, Stage.CAPTURED])
 async def test_checkpoint_of_a_tree_that_has_died_is_kept_by_the_next_start(
-    parts, counter, stage
+    recovery, counter, stage
 ):
     """A failed thaw, or a roll-back whose commit had won; then the machine restarts."""
-    stands_as(parts, counter, stage)
-    parts.store.well = True
+    stands_as(recovery, counter, stage)
+    recovery.releases.store.well = True
     counter.kill()
 
-    await recovery.recover(parts, Operations(), patience=5)
+    await recovery.recover(patience=5)
 
-    assert parts.records.list() == []
-    assert parts.store.exists("cp")
+    assert recovery.releases.records.list() == []
+    assert recovery.releases.store.exists("cp")
 
 
 @pytest.mark.parametrize("stage", [Stage.THAWING, Stage.ROLLING_BACK])
-async def test_next_start_calls_a_committed_tree_captured(parts, counter, stage):
+async def test_next_start_calls_a_committed_tree_captured(recovery, counter, stage):
     """Its cards are taken: neither lost nor let go on without their memory."""
-    stands_as(parts, counter, stage)
+    stands_as(recovery, counter, stage)
 
-    await recovery.recover(parts, Operations(), patience=5)
+    await recovery.recover(patience=5)
 
-    assert parts.records.find(counter.incarnation).stage is Stage.CAPTURED
-    assert parts.store.exists("cp")
+    assert recovery.releases.records.find(counter.incarnation).stage is Stage.CAPTURED
+    assert recovery.releases.store.exists("cp")
     assert all(process.stopped for process in counter.tree.processes)
 
 
-async def test_release_that_had_begun_is_finished_and_not_thawed(parts, counter):
+async def test_release_that_had_begun_is_finished_and_not_thawed(recovery, counter):
     """Its connections may be gone: what would go on is not what was captured."""
-    record = stands_as(parts, counter, Stage.RELEASING)
-    parts.accelerator.free = parts.store.well = True
+    record = stands_as(recovery, counter, Stage.RELEASING)
+    recovery.releases.accelerator.free = recovery.releases.store.well = True
 
-    error = await thawed(parts, record)
+    error = await thawed(recovery, record)
     assert isinstance(error, Refused)
     assert error.reason is Reason.WRONG_PHASE
 
-    await recovery.recover(parts, Operations(), patience=5)
+    await recovery.recover(patience=5)
     assert not counter.alive
-    assert parts.store.exists("cp")
+    assert recovery.releases.store.exists("cp")
 
 
 async def test_roll_back_waits_for_its_cards_and_is_finished_by_itself(
-    parts, counter, monkeypatch
+    recovery, counter, monkeypatch
 ):
     """Nobody has to start the agent again for a tree that could not go on at once."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.05)
-    record = stands_as(parts, counter, Stage.ROLLING_BACK)
-    parts.store.well = True
-    parts.store.delete("cp")  # nothing was committed
-    operations = Operations()
+    monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
+    record = stands_as(recovery, counter, Stage.ROLLING_BACK)
+    recovery.releases.store.well = True
+    recovery.releases.store.delete("cp")  # nothing was committed
+    operations = recovery.operations
     operation = Operation("capture", KEY, "cp")
     operations.begin(record.incarnation, operation, fails)
-    session = parts.placements.find(record.incarnation)
-    recovery.settle_after(parts, operations, session, operation)
+    session = recovery.placements.find(record.incarnation)
+    recovery.settle_after(session, operation)
     await operation.wait()
 
     await eventually(lambda: operations.running(record.incarnation))
-    parts.accelerator.free = True
+    recovery.releases.accelerator.free = True
     await operations.running(record.incarnation).wait(10)
 
     assert goes_on(counter)
-    assert parts.records.find(record.incarnation).stage is Stage.FAILED
+    assert recovery.releases.records.find(record.incarnation).stage is Stage.FAILED
 
 
 async def fails(operation: Operation):
@@ -285,21 +271,34 @@ class CommitHadWon:
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_left(
-    parts, counter, ended
+    recovery, counter, ended
 ):
     """Its tree has ended meanwhile, or could not be given its GPU memory back."""
-    record = stands_as(parts, counter, Stage.ROLLING_BACK)
-    session = parts.placements.find(record.incarnation)
-    taken_back = capture.Capture(parts, session, Operation("capture", KEY, "cp"), 1)
+    record = stands_as(recovery, counter, Stage.ROLLING_BACK)
+    session = recovery.placements.find(record.incarnation)
+    releases = recovery.releases
+    tools = WorkflowTools(
+        records=releases.records,
+        store=releases.store,
+        criu=None,
+        client=None,
+        clock=releases.clock,
+        limits=releases.limits,
+        work=None,
+        accelerator=releases.accelerator,
+        memory=HostMemory(),
+    )
+    operation = Operation("capture", KEY, "cp")
+    taken_back = capture.Capture(tools, session, operation, 1)
     taken_back._writer, taken_back._committing = CommitHadWon(), True
     taken_back._record = record
-    parts.store.well = True
+    recovery.releases.store.well = True
     if ended:
         counter.kill()
 
     stage = await taken_back._roll_back()
 
     assert stage is (Stage.CAPTURED if ended else Stage.ROLLING_BACK)
-    assert parts.store.exists("cp")
+    assert recovery.releases.store.exists("cp")
     if not ended:
         assert all(process.stopped for process in counter.tree.processes)

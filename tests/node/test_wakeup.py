@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.node.jupyter.wake_server import WakeUp
+from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
 from tests.support.agent import wait_for
 

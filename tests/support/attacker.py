@@ -14,11 +14,12 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.linux import capabilities
 from tests.checkpoint.conftest import (
     REPL,
     Engine,
@@ -28,6 +29,9 @@ from tests.checkpoint.conftest import (
     fingerprints,
 )
 from tests.checkpoint.test_other_user import GID, SHIM, UID
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 
 SECRET = "the secret of another user"
 
@@ -103,7 +107,7 @@ class Victim:
 
 def criu_for_any_user(criu: criu_module.Criu, folder: Path) -> criu_module.Criu:
     """CRIU, with a shim where root lacks CAP_SYS_RESOURCE (see ``test_other_user``)."""
-    if criu_module.has_capability(criu_module.CAP_SYS_RESOURCE):
+    if capabilities.has("SYS_RESOURCE"):
         return criu
     if shutil.which("gcc") is None:
         pytest.skip("root lacks CAP_SYS_RESOURCE here, and its shim needs gcc")

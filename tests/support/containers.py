@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.sessions.pods import PodPlacements
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from tests.support.agent import INIT, PATIENCE, SERVER, Agent, Jupyter, wait_for
 
 #: What Docker and containerd leave to a container's root.
@@ -241,11 +241,11 @@ class Pod(Ordered):
         run(*inside, "link", "set", "lo", "up")
 
     @property
-    def session(self) -> Session:
+    def session(self) -> SessionInit:
         """The init, which may have an entry point above it."""
         placements = PodPlacements(self.folder.parent.name)
         found = placements.find(self.incarnation, self.uid)
-        return Session(found.init_pid, found.init_start)
+        return SessionInit(found.init_pid, found.init_start)
 
     @property
     def tree(self) -> processes.Snapshot:

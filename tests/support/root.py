@@ -24,7 +24,7 @@ FILES = {
     "node/test_accelerator.py",
     "node/test_gpu_session.py",
     "node/test_rights.py",
-    "node/test_server_last.py",
+    "node/test_thaw_server_last.py",
     "node/test_undo.py",
     "checkpoint/test_archive.py",
     "checkpoint/test_cycle.py",

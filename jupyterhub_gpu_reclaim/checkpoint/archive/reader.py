@@ -27,18 +27,19 @@ from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
     layout_of,
     time_of,
 )
+from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_beneath, remove
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _TEMPORARY: Final = b".gpu-reclaim-restore"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 
 
-class Limits(NamedTuple):
+class ArchiveLimits(NamedTuple):
     """How much an archive may make."""
 
     bytes: int = 1 << 42
@@ -58,7 +59,7 @@ def unpack(
     *,
     overlay: bool = False,
     clear: bool = False,
-    limits: Limits | None = None,
+    limits: ArchiveLimits | None = None,
 ) -> Unpacked:
     """Unpack everything in a stream that ``pack`` wrote. Idempotent.
 
@@ -74,13 +75,13 @@ def unpack(
             (``checkpoint_damaged``), or the place does not take it
             (``restore_failed``).
     """
-    unpacker = _Unpacker(folder, overlay=overlay, limits=limits or Limits())
+    unpacker = _Unpacker(folder, overlay=overlay, limits=limits or ArchiveLimits())
     try:
         if clear:
             for name in names_in(folder):
                 remove(folder, name)
         with tarfile.open(
-            fileobj=cast("IO[bytes]", _Source(iter(buffers))),  # read suffices
+            fileobj=cast("IO[bytes]", BufferReader(iter(buffers))),  # read suffices
             mode="r|",
             encoding="utf-8",
             errors="surrogateescape",
@@ -97,31 +98,10 @@ def unpack(
         ) from None
 
 
-class _Source:
-    """The file that tarfile wants, over buffers."""
-
-    def __init__(self, buffers: Iterator[bytes | bytearray | memoryview]) -> None:
-        self._buffers = buffers
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        out = bytearray()
-        while len(out) < size:
-            if not self._rest:
-                following = next(self._buffers, None)
-                if following is None:
-                    break
-                self._rest = memoryview(following).cast("B")
-            take = self._rest[: size - len(out)]
-            out += take
-            self._rest = self._rest[len(take) :]
-        return bytes(out)
-
-
 class _Unpacker:
     """One run of :func:`unpack`."""
 
-    def __init__(self, folder: int, *, overlay: bool, limits: Limits) -> None:
+    def __init__(self, folder: int, *, overlay: bool, limits: ArchiveLimits) -> None:
         self._folder = folder
         self._overlay = overlay
         self._limits = limits

@@ -60,10 +60,6 @@ def sessions_own(session: list[Mount], ours: list[Mount]) -> list[Mount]:
     What the host had mounted when the session began, and has no longer (/run/user/UID
     of a user logged out since), is still mounted in the session where the host's
     mounts do not propagate. So only what the launcher mounts is the session's.
-
-    Args:
-        session: all mounts of the session.
-        ours: all mounts of the agent.
     """
     found = [one for one in private_tmpfs(session, ours) if one.target in _LAUNCHERS]
     overlay = root_overlay(session)
@@ -73,13 +69,7 @@ def sessions_own(session: list[Mount], ours: list[Mount]) -> list[Mount]:
 
 
 def pods_own(session: list[Mount], outside: list[Mount], pod: str) -> list[Mount]:
-    """The mounts of a container that are its pod's alone; pure.
-
-    Args:
-        session: all mounts of the container.
-        outside: all mounts of the host.
-        pod: the pod's uid.
-    """
+    """The mounts of a container that are its pod's alone; pure."""
     places: dict[str, list[Path]] = {}
     for mount in outside:
         places.setdefault(mount.device, []).append(mount.target)

@@ -10,6 +10,10 @@ An upper folder need not hold all that it changes: of a file whose owner or mode
 are new, and of a renamed folder of the image, it has only a name ("metacopy" and
 "redirect"). What is missing there is taken from the merged folder.
 
+Only the parts of a file that hold data are read: a shared memory file may be a thousand
+times longer than what was ever written to it, and neither the stream nor the restored
+file should be.
+
 The format is POSIX pax with numeric owners; see ``tarformat`` for what we add: exact
 times, extended attributes, holes that stay holes, and a last entry.
 """
@@ -21,9 +25,9 @@ import itertools
 import os
 import stat
 import tarfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
-from jupyterhub_gpu_reclaim.checkpoint.archive.holes import Content, extents, open_again
 from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
     BLOCK_BYTES,
     END,
@@ -38,8 +42,64 @@ from jupyterhub_gpu_reclaim.linux.beneath import open_beneath, open_in_root, ope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import BinaryIO
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
+
+#: A file in more pieces is read whole: their list stands in one header.
+_MAX_EXTENTS: Final = 4096
+
+
+class Content:
+    """The data of a file, part after part; what vanished meanwhile reads as zeros."""
+
+    def __init__(self, file: BinaryIO, parts: list[tuple[int, int]]) -> None:
+        self._file = file
+        self._parts = parts[::-1]
+        self._seek()
+
+    def read(self, size: int = BLOCK_BYTES) -> bytes:
+        """The next bytes, over the borders of the parts."""
+        out = bytearray()
+        while len(out) < size and self._parts:
+            start, length = self._parts.pop()
+            wanted = min(length, size - len(out))
+            data = self._file.read(wanted)
+            out += data.ljust(wanted, b"\0")
+            if wanted < length:
+                self._parts.append((start + wanted, length - wanted))
+            self._seek()
+        return bytes(out)
+
+    def _seek(self) -> None:
+        if self._parts:
+            self._file.seek(self._parts[-1][0])
+
+
+def open_again(entry: int) -> BinaryIO:
+    """An O_PATH descriptor of a regular file, opened for reading."""
+    return Path(f"/proc/self/fd/{entry}").open("rb", buffering=0)
+
+
+def extents(file: BinaryIO, size: int) -> list[tuple[int, int]] | None:
+    """Where a file has data, as (offset, length); None when it has no holes."""
+    if os.fstat(file.fileno()).st_blocks * 512 >= size:
+        return None
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(file.fileno(), at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return found  # nothing but a hole up to the end
+            return None
+        at = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), size)
+        found.append((start, at - start))
+        if len(found) > _MAX_EXTENTS:
+            return None
+    return found
+
 
 _OVERLAY: Final = ("trusted.overlay.", "user.overlay.")
 

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import capabilities
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jupyterhub_gpu_reclaim.common.models import Finding
 
 #: Where ``criu install`` puts the private copy unless told otherwise.
@@ -37,8 +40,6 @@ NO_REASON = "no reason given"
 READ_ONLY_PROC = "ns_last_pid sysctl is inaccessible: Read-only file system"
 #: CRIU's answers come in a second; more means that it hangs.
 PATIENCE = 20.0
-#: Bit of a capability set that lets CRIU change limits of another user's processes.
-CAP_SYS_RESOURCE = 24
 #: What CRIU's loader must not take from the session's file system, and GnuTLS (which
 #: CRIU links and we never use) must not read there.
 ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
@@ -98,7 +99,7 @@ class Criu:
         Raises:
             Refused: it cannot be started.
         """
-        code, text = _run(self.command("--version"))
+        code, text = run(self.command("--version"))
         match = re.search(r"Version: (\d+(?:\.\d+)*)", text)
         if code != 0 or match is None:
             raise Refused(Reason.CRIU_UNUSABLE, why=_last_line(text), detail=text)
@@ -132,10 +133,10 @@ def check(folder: Path = FOLDER) -> list[Finding]:
     except Refused as error:
         return [finding(error.reason, **error.facts)]
     findings = []
-    code, text = _run(criu.command("check"))
+    code, text = run(criu.command("check"))
     if code != 0 and not _says_only(text, READ_ONLY_PROC):
         findings.append(finding(Reason.CRIU_UNUSABLE, why=_complaint(text)))
-    if not has_capability(CAP_SYS_RESOURCE):
+    if not capabilities.has("SYS_RESOURCE"):
         findings.append(
             finding(
                 Reason.CAPABILITY_MISSING,
@@ -162,13 +163,6 @@ def _says_only(log: str, words: str) -> bool:
         if line.startswith("Error ") and not any(each in line for each in HARMLESS)
     ]
     return bool(errors) and all(words in line for line in errors)
-
-
-def has_capability(bit: int) -> bool:
-    """Whether this process holds that capability (its number in capabilities(7))."""
-    status = Path("/proc/self/status").read_text()
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return match is not None and bool(int(match[1], 16) >> bit & 1)
 
 
 def first_error(log: str) -> str:
@@ -231,7 +225,7 @@ def _system() -> Criu | None:
 
 def with_system_libraries(binary: Path) -> Criu | None:
     """A program of the system, with the loader and the folders that ldd(1) lists."""
-    code, text = _run(["ldd", str(binary)])
+    code, text = run(["ldd", str(binary)])
     files = [Path(name) for name in re.findall(r"(/\S+) \(0x", text)]
     loaders = [file for file in files if file.name.startswith("ld-")]
     if code != 0 or not loaders:
@@ -245,7 +239,12 @@ def with_system_libraries(binary: Path) -> Criu | None:
     )
 
 
-def _run(command: list[str]) -> tuple[int, str]:
+def run(
+    command: list[str],
+    *,
+    seconds: float = PATIENCE,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Exit status and all output; a program that cannot run or hangs answers 127."""
     try:
         done = subprocess.run(
@@ -254,13 +253,14 @@ def _run(command: list[str]) -> tuple[int, str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
+            timeout=seconds,
             check=False,
+            env=environment,
         )
     except OSError as error:
         return 127, error.strerror or str(error)
     except subprocess.TimeoutExpired:
-        return 127, f"no answer in {PATIENCE:.0f} s"
+        return 127, f"no answer in {seconds:.0f} s"
     return done.returncode, done.stdout + done.stderr
 
 

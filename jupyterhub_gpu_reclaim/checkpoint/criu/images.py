@@ -8,6 +8,7 @@ unknown fields, and an entry that is not changed keeps its very bytes.
 
 from __future__ import annotations
 
+import errno
 import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,13 +32,11 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
-FIFO_DATA_MAGIC: Final = 0x59333054
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
 TYPE_FIFO: Final = 3
 TYPE_INETSK: Final = 4
-TYPE_UNIXSK: Final = 5
 TYPE_INOTIFY: Final = 8
 TYPE_TTY: Final = 11
 TYPE_FANOTIFY: Final = 12
@@ -457,3 +456,32 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
             entry.in_parent = True
         payloads.append(serialize(entry))
     return join(PAGEMAP_MAGIC, payloads)
+
+
+#: epoll_wait, epoll_pwait and epoll_pwait2 of x86-64.
+_WAITS: Final = frozenset({232, 281, 441})
+_INTERRUPTED: Final = (1 << 64) - errno.EINTR
+#: Length of the instruction ``syscall``. CRIU itself goes back by as much for the calls
+#: that the kernel would take up again.
+_SYSCALL_BYTES: Final = 2
+#: Registers of a 32-bit program, whose calls have other numbers.
+_COMPAT: Final = 2
+
+
+def restart_wait(core_img: bytes) -> bytes:
+    """CRIU's image of a thread, with an interrupted wait made one to be begun.
+
+    The image of a thread that did something else, or of another kind of machine, is
+    given back as it is.
+
+    Raises:
+        RestoreFailed: it is no such image (``checkpoint_damaged``).
+    """
+    core = parse("core_entry", only(core_img, CORE_MAGIC))
+    registers = core.thread_info.gpregs
+    waited = registers.orig_ax in _WAITS and registers.ax == _INTERRUPTED
+    if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
+        return core_img
+    registers.ax = registers.orig_ax
+    registers.ip -= _SYSCALL_BYTES
+    return join(CORE_MAGIC, [serialize(core)])

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -213,27 +212,16 @@ def _run(command: list[str]) -> None:
     Raises:
         Refused: it failed; the reason is its last line of complaint.
     """
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=APT_PATIENCE,
-            check=False,
-            env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
-        )
-    except subprocess.TimeoutExpired:
-        raise _refused(f"{command[0]} took longer than {APT_PATIENCE:.0f} s") from None
-    if done.returncode != 0:
-        lines = [
+    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    code, text = criu_module.run(command, seconds=APT_PATIENCE, environment=environment)
+    if code != 0:
+        complaints = [
             line.removeprefix("E: ")
-            for line in done.stderr.splitlines()
-            if line.startswith(("E: ", "dpkg-deb: error"))
+            for line in text.splitlines()
+            if line.startswith(("E: ", "dpkg-deb: error", "no answer in"))
         ]
-        why = lines[0] if lines else f"it ended with {done.returncode}"
-        raise _refused(f"{command[0]} failed: {why}", done.stdout + done.stderr)
+        why = complaints[0] if complaints else f"it ended with {code}"
+        raise _refused(f"{command[0]} failed: {why}", text)
 
 
 def _refused(why: str, detail: str = "") -> Refused:

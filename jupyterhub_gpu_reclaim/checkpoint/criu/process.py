@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
-from jupyterhub_gpu_reclaim.checkpoint.criu.detached_mounts import open_detached
-from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run_inside
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import Inside
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Server
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamServer
 
 LOG = "criu.log"
 #: How long CRIU may take to cure the session after it was cut off, in seconds.
@@ -67,14 +66,14 @@ COMMON = (
 
 
 @dataclass(frozen=True)
-class Session:
+class SessionInit:
     """Whose namespaces: the session's init by pid and start time."""
 
     init_pid: int
     init_start: int
 
 
-class Attempt:
+class CriuRun:
     """One CRIU: started, awaited, ended.
 
     Args:
@@ -89,9 +88,9 @@ class Attempt:
     def __init__(
         self,
         criu: Criu,
-        session: Session,
+        session: SessionInit,
         folder: Path,
-        server: Server,
+        server: StreamServer,
         *,
         limit: float,
         cancel: Cancel | None,
@@ -182,7 +181,7 @@ class Attempt:
         return ReclaimError(reason, why=why, detail=detail)
 
     def _await(self, inside: Inside, step: str, deadline: float) -> int:
-        watched: list[Inside | Server | Cancel] = [inside, self._server]
+        watched: list[Inside | StreamServer | Cancel] = [inside, self._server]
         if self._cancel is not None:
             watched.append(self._cancel)
         while (status := inside.poll()) is None:

@@ -5,6 +5,10 @@ each is then a pipe. There is a thread for each pipe, because several are open a
 and in no fixed order. Nothing here looks into a file. ``docs/explanation/criu.md`` has
 the measurements.
 
+The protocol (criu/img-streamer.c): CRIU sends ``u32 size`` and a protobuf message
+``{1: filename}``; when it restores it reads ``u32 size`` and ``{1: exists}``; then it
+passes its end of a pipe over with SCM_RIGHTS and one byte. None of that is trusted.
+
 An error of ours (a store that is full, a checkpoint that is damaged) closes every pipe
 and the socket. CRIU then fails by itself and cures the session's processes; the error
 is kept in ``failure`` for the caller to raise.
@@ -12,25 +16,84 @@ is kept in ``failure`` for the caller to raise.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import os
 import select
 import socket
+import struct
 import threading
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.stream_protocol import (
-    receive_pipe,
-    reply,
-    request,
-)
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
+
+#: A request holds a file name; more is not CRIU.
+REQUEST_LIMIT = 4096
+
+
+def reply(*, exists: bool) -> bytes:
+    """Whether there is such a file: ``{1: exists}`` behind its length."""
+    return struct.pack("=IBB", 2, 0x08, exists)
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Exactly that many bytes; empty when the other side has ended instead."""
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            if data:
+                raise ValueError("cut off in a request")
+            return b""
+        data += part
+    return data
+
+
+def request(connection: socket.socket) -> str | None:
+    """The file name that CRIU asks for; None when it has ended.
+
+    Raises:
+        ValueError: that was not a request.
+    """
+    head = _receive_exactly(connection, 4)
+    if not head:
+        return None
+    (size,) = struct.unpack("=I", head)
+    if not 2 <= size <= REQUEST_LIMIT:
+        raise ValueError(f"a request of {size} bytes")
+    body = _receive_exactly(connection, size)
+    # {1: filename}: tag 0x0a, the length as a varint, the name.
+    length, at, shift = 0, 1, 0
+    while at < len(body) and shift < 21:
+        length |= (body[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if not body[at - 1] & 0x80:
+            break
+    if body[:1] != b"\x0a" or at + length != len(body):
+        raise ValueError("a request without a file name")
+    return body[at:].decode("ascii")
+
+
+def receive_pipe(connection: socket.socket) -> int:
+    """The end of a pipe that CRIU passes over.
+
+    Raises:
+        ValueError: something else came.
+    """
+    room = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+    data, ancillary, _, _ = connection.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            return array.array("i", payload[:4])[0]
+    raise ValueError("no pipe came" if data else "cut off before a pipe came")
+
 
 CAPTURE_SOCKET = "streamer-capture.sock"
 RESTORE_SOCKET = "streamer-serve.sock"
@@ -65,7 +128,7 @@ class PipeSink(Sink, Protocol):
         """Make a ``take_pipe`` raise soon; from any thread, any number of times."""
 
 
-class Server:
+class StreamServer:
     """Base of both directions: a listening socket, a thread per pipe, one failure."""
 
     SOCKET = ""
@@ -185,7 +248,7 @@ class Server:
         return not self._ended.is_set()
 
 
-class CaptureServer(Server):
+class CaptureServer(StreamServer):
     """Takes what ``criu dump --stream`` sends, a sink for each file.
 
     Args:
@@ -257,7 +320,7 @@ class CaptureServer(Server):
                 return
 
 
-class RestoreServer(Server):
+class RestoreServer(StreamServer):
     """Gives ``criu restore --stream`` its files.
 
     Args:

@@ -14,7 +14,6 @@ Only what the kernel alone makes is left to CRIU by name: terminals, and files o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import socket
@@ -22,17 +21,17 @@ import stat
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, unix_names
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
-from jupyterhub_gpu_reclaim.checkpoint.files import unix_names, unreadable
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     Credentials,
-    Place,
+    PathContext,
     run_as,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.ghosts import Ghost
+from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Ghost, Link
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
     Identity,
     Reopener,
@@ -42,7 +41,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of, read_saved
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.beneath import open_root
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -56,13 +55,16 @@ if TYPE_CHECKING:
     )
     from typing import Any
 
-    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
-    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles, Wish
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import (
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import (
+        FileRequest,
+        SavedFiles,
+    )
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
+        ImageSource,
         Piece,
         Range,
-        Source,
-        Stop,
+        StopSignal,
     )
 
 #: No process of /proc has a number like that, so no such path can be made.
@@ -75,14 +77,6 @@ _HARMLESS: Final = frozenset(
         *("statm", "status", "task"),
     }
 )
-
-
-class Link(NamedTuple):
-    """A name that a capture has given to a deleted file."""
-
-    path: bytes
-    identity: Identity
-    holder: Credentials
 
 
 @dataclass
@@ -124,15 +118,15 @@ class Handover:
         )
 
 
-class Rewritten:
-    """A source of images (``pages.Source``) of which some are replaced."""
+class ReplacedImages:
+    """A source of images (``plan.ImageSource``) of which some are replaced."""
 
-    def __init__(self, source: Source, files: Mapping[str, bytes]) -> None:
+    def __init__(self, source: ImageSource, files: Mapping[str, bytes]) -> None:
         self._source = source
         self._files = files
 
     def size(self, name: str) -> int | None:
-        """See ``Source``."""
+        """See ``ImageSource``."""
         if name in self._files:
             return len(self._files[name])
         return self._source.size(name)
@@ -140,18 +134,21 @@ class Rewritten:
     def stream(
         self, name: str, skip: Sequence[Range] = ()
     ) -> Iterable[bytes | memoryview]:
-        """See ``Source``."""
+        """See ``ImageSource``."""
         if name in self._files:
             return [self._files[name]]
         return self._source.stream(name, skip)
 
-    def copy(self, name: str, pieces: Sequence[Piece], stop: Stop) -> None:
-        """See ``Source``."""
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+        """See ``ImageSource``."""
         self._source.copy(name, pieces, stop)
 
 
 def open_all(
-    source: Source, init_pid: int, opened: Sequence[Opened], stack: ExitStack
+    source: ImageSource,
+    init_pid: int,
+    opened: Sequence[FileFingerprint],
+    stack: ExitStack,
 ) -> Handover:
     """Open everything; the descriptors are closed with the stack.
 
@@ -177,46 +174,20 @@ def open_all(
     _check_left(saved, init_pid)
     network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
     stack.callback(os.close, network)
-    _Opening(handover, Place(root, network), known, source, stack).run(read)
+    _Opener(handover, PathContext(root, network), known, source, stack).run(read)
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
     return handover
 
 
-def remove_links(init_pid: int, links: Iterable[Link]) -> None:
-    """Take those names away again, each with the rights of its holder; idempotent.
-
-    One that its user has given to something else meanwhile, or has locked away, stays.
-    """
-    if not links:
-        return
-    with contextlib.suppress(OSError), ExitStack() as stack:
-        root = open_root(f"/proc/{init_pid}/root")
-        stack.callback(os.close, root)
-        for link in links:
-            with contextlib.suppress(OSError):
-                run_as(link.holder, lambda: _unlink(root, link))  # noqa: B023
-
-
-def _unlink(root: int, link: Link) -> None:
-    parent, _, name = link.path.rpartition(b"/")
-    folder = open_in_root(root, parent or b"/", os.O_PATH | os.O_DIRECTORY)
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if Identity(status.st_dev, status.st_ino) == link.identity:
-            os.unlink(name, dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-class _Opening:
+class _Opener:
     def __init__(
         self,
         handover: Handover,
-        place: Place,
-        known: Mapping[bytes, Opened],
-        source: Source,
+        place: PathContext,
+        known: Mapping[bytes, FileFingerprint],
+        source: ImageSource,
         stack: ExitStack,
     ) -> None:
         self._handover = handover
@@ -244,8 +215,8 @@ class _Opening:
             for number, (ghost, owner) in ghosts.items():
                 run_as(owner, lambda: ghost.finish(made[number]))  # noqa: B023
 
-    def _by_holder(self) -> dict[Credentials, list[Wish]]:
-        found: dict[Credentials, list[Wish]] = defaultdict(list)
+    def _by_holder(self) -> dict[Credentials, list[FileRequest]]:
+        found: dict[Credentials, list[FileRequest]] = defaultdict(list)
         for wish in self._saved.wishes:
             found[wish.holder].append(wish)
         for number in self._saved.instances:
@@ -253,7 +224,7 @@ class _Opening:
         return found
 
     def _open(
-        self, opener: Reopener, wishes: Iterable[Wish], made: Mapping[int, int]
+        self, opener: Reopener, wishes: Iterable[FileRequest], made: Mapping[int, int]
     ) -> None:
         for wish in wishes:
             self._keep(wish.id, opener.open(wish, made.get(wish.ghost)))
@@ -312,10 +283,10 @@ class _Opening:
         for wish in self._saved.wishes:
             if wish.ghost != number or wish.is_contents:
                 continue
-            if unreadable.can_read(self._saved.entries[wish.id].reg.flags):
+            if deleted_files.can_read(self._saved.entries[wish.id].reg.flags):
                 continue
             holders = self._saved.holders.get(wish.id, {wish.holder})
-            if not all(unreadable.may_read(one, ghost) for one in holders):
+            if not all(deleted_files.may_read(one, ghost) for one in holders):
                 raise refused(Reason.FILE_DENIED, wish.path, "its user may not read it")
 
     def _owner(self, number: int, uid: int, path: bytes) -> Credentials:

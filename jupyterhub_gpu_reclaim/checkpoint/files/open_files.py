@@ -7,7 +7,9 @@ file. Deleted files that are still open are in CRIU's image, and the contents of
 file systems are in the archive: neither is handled here.
 
 CRIU would refuse a file whose size, build ID or mode differs. That is right for a
-library and wrong for a log that grew. So we judge by how the file was open.
+library and wrong for a log that grew. So we judge by how the file was open. The
+contents of mapped files are compared by a library's build ID (the linker makes it from
+them) or by a hash, once per version.
 
 =========================  ===========================  ==========================
 changed file               harmless                     refused
@@ -26,10 +28,13 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
+from collections import OrderedDict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.files.fingerprint import digest
+from blake3 import blake3
+
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
@@ -42,6 +47,95 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+#: Files above this are not read; a change of their time then counts as a change.
+MAX_HASHED_BYTES: Final = 1 << 30
+
+_CACHE_ENTRIES: Final = 4096
+_NOTE_SEGMENT: Final = 4
+_GNU_BUILD_ID: Final = 3
+_HEADERS_BYTES: Final = 1 << 16
+
+_cache: OrderedDict[tuple[int, ...], str] = OrderedDict()
+
+
+def contents_digest(descriptor: int) -> str:
+    """What stands for the contents of an open regular file; empty when too large."""
+    status = os.fstat(descriptor)
+    key = (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+    known = _cache.get(key)
+    if known is None:
+        known = _build_id(descriptor) or _hash(descriptor, status.st_size)
+        _cache[key] = known
+        while len(_cache) > _CACHE_ENTRIES:
+            _cache.popitem(last=False)
+    return known
+
+
+def _hash(descriptor: int, size: int) -> str:
+    if size > MAX_HASHED_BYTES:
+        return ""
+    hasher = blake3(max_threads=blake3.AUTO)
+    at = 0
+    while block := os.pread(descriptor, 1 << 20, at):
+        hasher.update(block)
+        at += len(block)
+    return f"blake3:{hasher.hexdigest()}"
+
+
+def _build_id(descriptor: int) -> str:
+    """The GNU build ID of an ELF file of this machine's byte order, or nothing."""
+    head = os.pread(descriptor, _HEADERS_BYTES, 0)
+    if len(head) < 64 or head[:4] != b"\x7fELF" or head[5] != 1:
+        return ""
+    wide = head[4] == 2
+    offset, size, count = (
+        (*struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54))
+        if wide
+        else (*struct.unpack_from("<I", head, 28), *struct.unpack_from("<HH", head, 42))
+    )
+    for index in range(count):
+        at = offset + index * size
+        if at + size > len(head) or size < (56 if wide else 32):
+            return ""
+        if struct.unpack_from("<I", head, at)[0] != _NOTE_SEGMENT:
+            continue
+        start, length = (
+            (
+                struct.unpack_from("<Q", head, at + 8)[0],
+                struct.unpack_from("<Q", head, at + 32)[0],
+            )
+            if wide
+            else (
+                struct.unpack_from("<I", head, at + 4)[0],
+                struct.unpack_from("<I", head, at + 16)[0],
+            )
+        )
+        if start > 1 << 62:
+            return ""
+        found = _note(os.pread(descriptor, min(length, _HEADERS_BYTES), start))
+        if found:
+            return found
+    return ""
+
+
+def _note(notes: bytes) -> str:
+    at = 0
+    while at + 12 <= len(notes):
+        name_size, size, kind = struct.unpack_from("<III", notes, at)
+        name = notes[at + 12 : at + 12 + name_size].rstrip(b"\0")
+        start = at + 12 + (name_size + 3 & ~3)
+        if kind == _GNU_BUILD_ID and name == b"GNU" and start + size <= len(notes):
+            return f"build-id:{notes[start : start + size].hex()}"
+        at = start + (size + 3 & ~3)
+    return ""
+
+
 #: File systems whose files are views into the kernel, made again at a restore.
 _KERNEL_FILES: Final = frozenset(
     {"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts", "debugfs", "tracefs"}
@@ -50,7 +144,7 @@ _KINDS: Final = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO})
 _SQLITE: Final = b"SQLite format 3\0"
 
 
-class Opened(Value, frozen=True, kw_only=True):
+class FileFingerprint(Value, frozen=True, kw_only=True):
     """One file, folder or fifo that a session had open, when it was saved."""
 
     path: bytes  #: as the session names it; need not be UTF-8, so base64 in JSON
@@ -92,7 +186,7 @@ class _Use:
 
 def fingerprint(
     init_pid: int, pids: Iterable[int], archived: Collection[str] = ()
-) -> list[Opened]:
+) -> list[FileFingerprint]:
     """Every file that those processes have open, mapped or as their folder, sorted.
 
     Call it while they are stopped, so that nothing changes any more.
@@ -118,7 +212,7 @@ def fingerprint(
         return sorted((one for one in found if one), key=lambda one: one.path)
 
 
-def compare(opened: Iterable[Opened], root: Path) -> list[Finding]:
+def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
     """What speaks against those files, as their paths below a root are now.
 
     Raises:
@@ -135,7 +229,7 @@ def compare(opened: Iterable[Opened], root: Path) -> list[Finding]:
 
 
 def refuse_changed(
-    opened: Iterable[Opened], held: Mapping[bytes, Sequence[int]], root: int
+    opened: Iterable[FileFingerprint], held: Mapping[bytes, Sequence[int]], root: int
 ) -> None:
     """Judge the files that were opened, each by its descriptor.
 
@@ -154,11 +248,11 @@ def refuse_changed(
                 raise RestoreFailed(reason, path=_name(one))
 
 
-def _name(one: Opened) -> str:
+def _name(one: FileFingerprint) -> str:
     return one.path.decode("utf-8", "backslashreplace")
 
 
-def _finding(one: Opened, reason: Reason) -> Finding:
+def _finding(one: FileFingerprint, reason: Reason) -> Finding:
     return finding(reason, path=_name(one))
 
 
@@ -179,7 +273,9 @@ def _uses(pids: Iterable[int]) -> dict[bytes, _Use]:
     return uses
 
 
-def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened | None:
+def _opened(
+    root: int, path: bytes, use: _Use, skip: Collection[str]
+) -> FileFingerprint | None:
     """The fingerprint of one path; None for what is not a file of this module."""
     try:
         name = open_in_root(root, path, os.O_PATH)
@@ -191,7 +287,7 @@ def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened 
         if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
             return None
         is_file = stat.S_ISREG(status.st_mode)
-        return Opened(
+        return FileFingerprint(
             path=path,
             device=status.st_dev,
             inode=status.st_ino,
@@ -210,7 +306,7 @@ def _opened(root: int, path: bytes, use: _Use, skip: Collection[str]) -> Opened 
         os.close(name)
 
 
-def _judge_path(one: Opened, root: int) -> Reason | None:
+def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
     """A reason to refuse what stands at the path; see the table."""
     try:
         name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
@@ -222,7 +318,7 @@ def _judge_path(one: Opened, root: int) -> Reason | None:
         os.close(name)
 
 
-def _judge(one: Opened, found: int, root: int) -> Reason | None:
+def _judge(one: FileFingerprint, found: int, root: int) -> Reason | None:
     status = os.fstat(found)
     if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):
         return Reason.FILE_MISSING
@@ -240,7 +336,7 @@ def _judge(one: Opened, found: int, root: int) -> Reason | None:
     return None
 
 
-def has_contents(one: Opened, found: int) -> bool:
+def has_contents(one: FileFingerprint, found: int) -> bool:
     """Whether what a descriptor leads to has the contents that were mapped."""
     status = os.fstat(found)
     same = one.digest and status.st_size == one.size and stat.S_ISREG(status.st_mode)
@@ -259,7 +355,7 @@ def _digest(found: int) -> str:
     except OSError:
         return ""
     try:
-        return digest(descriptor)
+        return contents_digest(descriptor)
     except OSError:
         return ""  # unreadable counts as not known, so that any change refuses
     finally:

@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
-    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
-    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import Watch, Wish
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import (
+        FileRequest,
+        InotifyWatch,
+    )
 
 #: Flags that fcntl(2) sets on an open file.
 _SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME
@@ -77,7 +80,7 @@ class Reopener:
         self,
         who: Credentials,
         root: int,
-        saved: Mapping[bytes, Opened],
+        saved: Mapping[bytes, FileFingerprint],
         pipes: dict[int, int],
     ) -> None:
         self.who = who
@@ -85,7 +88,7 @@ class Reopener:
         self._saved = saved
         self._pipes = pipes
 
-    def open(self, wish: Wish, made: int | None = None) -> int:
+    def open(self, wish: FileRequest, made: int | None = None) -> int:
         """A descriptor of what was wished.
 
         Args:
@@ -108,7 +111,7 @@ class Reopener:
             why = error.strerror or "it cannot be opened"
             raise refused(Reason.FILE_DENIED, wish.path, why) from None
 
-    def watch(self, watches: Iterable[Watch], flags: int) -> int:
+    def watch(self, watches: Iterable[InotifyWatch], flags: int) -> int:
         """An inotify instance with those watches.
 
         Raises:
@@ -128,7 +131,7 @@ class Reopener:
             raise
         return instance
 
-    def _add(self, instance: int, watch: Watch) -> None:
+    def _add(self, instance: int, watch: InotifyWatch) -> None:
         name = open_in_root(self._root, watch.path, os.O_PATH | os.O_NOFOLLOW)
         try:
             if stat.S_ISLNK(os.fstat(name).st_mode):
@@ -141,7 +144,7 @@ class Reopener:
         if got != watch.number:
             raise OSError(errno.EEXIST, "another watch is there already")
 
-    def _find(self, wish: Wish) -> int:
+    def _find(self, wish: FileRequest) -> int:
         """The file at a path, opened by name only (O_PATH)."""
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
@@ -154,7 +157,7 @@ class Reopener:
             os.close(found)
             raise
 
-    def _open(self, wish: Wish, found: int) -> int:
+    def _open(self, wish: FileRequest, found: int) -> int:
         status = os.fstat(found)
         kind = stat.S_IFMT(status.st_mode)
         if wish.mode and kind != stat.S_IFMT(wish.mode):
@@ -178,7 +181,7 @@ class Reopener:
             raise
         return descriptor
 
-    def _reopen(self, wish: Wish, found: int) -> int:
+    def _reopen(self, wish: FileRequest, found: int) -> int:
         """Open that inode without blocking."""
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         try:
@@ -190,7 +193,7 @@ class Reopener:
             with overriding():
                 return os.open(again(found), flags)
 
-    def _enter(self, wish: Wish, found: int) -> int:
+    def _enter(self, wish: FileRequest, found: int) -> int:
         """A folder that a process is to stand in."""
         descriptor = os.open(again(found), FOLDER)
         try:
@@ -202,12 +205,12 @@ class Reopener:
                 raise
         return descriptor
 
-    def _name(self, wish: Wish, found: int) -> int:
+    def _name(self, wish: FileRequest, found: int) -> int:
         if stat.S_ISLNK(os.fstat(found).st_mode):
             return os.dup(found)
         return os.open(again(found), wish.flags)
 
-    def _open_fifo(self, wish: Wish, found: int) -> int:
+    def _open_fifo(self, wish: FileRequest, found: int) -> int:
         """One end of a FIFO. Both are held until all ends are open, for its contents.
 
         To open the writing end alone needs a reader, so rights are asked for first.
@@ -225,7 +228,7 @@ class Reopener:
         _set_flags(descriptor, wish.flags)
         return descriptor
 
-    def _may_have(self, wish: Wish, found: int) -> bool:
+    def _may_have(self, wish: FileRequest, found: int) -> bool:
         """Whether it is the file that was saved, and its holder's or in its memory."""
         saved, status = self._saved.get(wish.path), os.fstat(found)
         if saved is None or Identity(saved.device, saved.inode) != identity(found):

@@ -55,7 +55,7 @@ FOLDER: Final = os.O_PATH | os.O_DIRECTORY
 _OF_A_PROCESS: Final = re.compile(rb"/proc/(\d+)(?:/|$)")
 
 
-class Wish(NamedTuple):
+class FileRequest(NamedTuple):
     """One file to be opened, for CRIU's entry of that number."""
 
     id: int
@@ -75,7 +75,7 @@ class Wish(NamedTuple):
         return self.flags == FOLDER
 
 
-class Watch(NamedTuple):
+class InotifyWatch(NamedTuple):
     """One watch of an inotify instance."""
 
     number: int
@@ -83,7 +83,7 @@ class Watch(NamedTuple):
     mask: int
 
 
-class Use(NamedTuple):
+class FileUse(NamedTuple):
     """Where one process has a file."""
 
     pid: int  #: in the session's namespace
@@ -112,14 +112,14 @@ class SavedFiles:
 
     entries: dict[int, Any] = field(default_factory=dict)
     descriptors: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    wishes: list[Wish] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
+    wishes: list[FileRequest] = field(default_factory=list)
+    uses: list[FileUse] = field(default_factory=list)
     holders: dict[int, set[Credentials]] = field(
         default_factory=lambda: defaultdict(set)
     )
     rewritten: dict[str, bytes] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
-    instances: dict[int, tuple[int, list[Watch]]] = field(default_factory=dict)
+    instances: dict[int, tuple[int, list[InotifyWatch]]] = field(default_factory=dict)
     sockets: dict[int, Named] = field(default_factory=dict)
     credentials: dict[int, Credentials] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
@@ -256,7 +256,7 @@ class _Reader:
         new = self._first + len(self._ways)
         way = self._ways.setdefault((number, flags, is_shared), new)
         saved.holders[way].add(saved.credentials[pid])
-        saved.uses.append(Use(pid, where, way, is_shared))
+        saved.uses.append(FileUse(pid, where, way, is_shared))
         return way
 
     def _split(self, number: int, way: int) -> None:
@@ -282,7 +282,8 @@ class _Reader:
         for number, entry in saved.entries.items():
             if entry.type == images.TYPE_INOTIFY:
                 watches = [
-                    Watch(one.wd, one.f_handle.path, one.mask) for one in entry.ify.wd
+                    InotifyWatch(one.wd, one.f_handle.path, one.mask)
+                    for one in entry.ify.wd
                 ]
                 saved.instances[number] = (entry.ify.flags, watches)
             if entry.type == images.TYPE_FANOTIFY:
@@ -337,7 +338,7 @@ class _Reader:
         position = reg.pos if number == way else 0
         holder = saved.holder(way)
         saved.wishes.append(
-            Wish(
+            FileRequest(
                 id=way,
                 path=path,
                 flags=flags,

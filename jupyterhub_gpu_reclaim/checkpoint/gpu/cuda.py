@@ -18,6 +18,13 @@ No program may run while its GPU memory is away: JAX, for one, has a thread that
 at memory which the driver maps, and ends by a segmentation fault when it is not there.
 So while memory moves all threads are held but the driver's own (which a stopped process
 would stop, too), and what was emptied is stopped before they are released.
+
+The driver's checkpoint gives up a process's own descriptors and mappings of the
+devices, not the copies in its forked children, which CRIU cannot save. The children
+have no use for them (``survey``), so :func:`give_up` makes them give them up
+themselves: every descriptor is replaced by one of ``/dev/null`` and every mapping by an
+inaccessible one, so that neither the numbers nor the addresses are reused. That is not
+undone when the capture fails afterwards: there is nothing to give back.
 """
 
 from __future__ import annotations
@@ -28,11 +35,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver as cuda_driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError, State
-from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import held_by
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES, held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import HeldDevices
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
 _VERSION = Path("/sys/module/nvidia/version")
@@ -356,4 +364,62 @@ def _name(process: Process) -> dict[str, Any]:
 def _failed(process: Process, why: object) -> ReclaimError:
     return ReclaimError(
         Reason.GPU_FAILED, pid=process.ns_pid, name=process.name, detail=str(why)
+    )
+
+
+#: Seconds in which the threads of one process must stand still, and it do its calls.
+_CALL_SECONDS: Final = 10.0
+
+# x86-64 system calls and their constants.
+_CLOSE, _MMAP, _OPENAT, _DUP3 = 3, 9, 257, 292
+_AT_FDCWD, _READ_WRITE, _CLOEXEC = -100, 2, 0o2000000
+_NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
+
+
+def give_up(process: Process) -> None:
+    """Make a stale child give up every GPU device. Idempotent.
+
+    Must be called for children only that ``survey`` calls stale.
+
+    Raises:
+        ReclaimError: it could not be made to (``gpu_stale_child``); it runs as before.
+    """
+    with processes.held(process) as pidfd:
+        if pidfd is None:
+            return
+        try:
+            with ptrace.stopped(process.pid, seconds=_CALL_SECONDS) as traced:
+                # Looked at now that nothing of it moves.
+                _replace_devices(traced, held_by(process.pid))
+        except OSError as error:
+            if processes.start_time(process.pid) != process.start_time:
+                return  # it has ended: all the better
+            raise _stale_failed(process, str(error)) from error
+    left = held_by(process.pid)
+    if left:
+        raise _stale_failed(process, f"still holds {DEVICES}*")
+
+
+def _replace_devices(traced: ptrace.Traced, held: HeldDevices) -> None:
+    if held.descriptors:
+        with traced.text("/dev/null") as path:
+            null = traced.call(_OPENAT, _AT_FDCWD, path, _READ_WRITE | _CLOEXEC)
+        for descriptor in held.descriptors:
+            traced.call(_DUP3, null, descriptor.fd, _CLOEXEC)
+        traced.call(_CLOSE, null)
+    for mapping in held.mappings:
+        traced.call(
+            _MMAP,
+            mapping.start,
+            mapping.end - mapping.start,
+            _NO_ACCESS,
+            _PRIVATE_ANONYMOUS_FIXED_NORESERVE,
+            -1,
+            0,
+        )
+
+
+def _stale_failed(process: Process, detail: str) -> ReclaimError:
+    return ReclaimError(
+        Reason.GPU_STALE_CHILD, pid=process.ns_pid, name=process.name, detail=detail
     )

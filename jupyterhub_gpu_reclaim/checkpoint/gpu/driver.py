@@ -82,11 +82,7 @@ class Memory:
 
 
 class Driver:
-    """The driver of this machine.
-
-    Args:
-        command: what starts the helper; tests pass one of their own.
-    """
+    """The driver of this machine."""
 
     def __init__(self, command: Sequence[str] = ()) -> None:
         self._command = list(command) or [sys.executable, "-I", "-S", str(HELPER)]
@@ -101,16 +97,12 @@ class Driver:
             return True
         return False
 
-    def version(self) -> int:
-        """Of CUDA, as the driver counts it: 13000 is 13.0.
+    def cards(self) -> list[Card]:
+        """Every GPU of this machine.
 
         Raises:
             DriverError: there is no driver; likewise all that follow.
         """
-        return int(self._started().facts["version"])
-
-    def cards(self) -> list[Card]:
-        """Every GPU of this machine."""
         return [Card(**card) for card in self._started().facts["cards"]]
 
     def state(self, pid: int) -> State | None:

@@ -34,10 +34,6 @@ _MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 def visible_to(pid: int, *, driver: Path | None = None) -> frozenset[str] | None:
     """The cards of the container of a process, by UUID (32 hexadecimal digits).
 
-    Args:
-        pid: a process of it.
-        driver: the folder of the driver in the host's /proc.
-
     Returns:
         None where that is not told: no such driver, no node of a card of its, or an
         agent that may not look at the host's files.

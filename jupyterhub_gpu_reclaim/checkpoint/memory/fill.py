@@ -14,32 +14,25 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.linux.processes import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Plan, Source
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource, MemoryPlan
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 
 def copy_all(
-    plan: Plan,
+    plan: MemoryPlan,
     tree: Snapshot,
-    source: Source,
+    source: ImageSource,
     *,
     limit: float,
     cancel: Cancel | None = None,
 ) -> None:
     """Write every piece into its process; blocks.
-
-    Args:
-        plan: what is missing.
-        tree: the restored tree; every process in it is stopped.
-        source: writes the pieces.
-        limit: seconds that it may take.
-        cancel: cancels it.
 
     Raises:
         ReclaimError: a process is not there (any more), time was up, or it was

@@ -103,7 +103,11 @@ def open_again(tree: Snapshot, closed: Collection[int]) -> None:
         try:
             _set(process, 1)
         except OSError as error:
-            _log.warning("- process %d is no debugger's: %s", process.pid, error)
+            _log.warning(
+                "- process %d cannot be debugged until it restarts: %s",
+                process.pid,
+                error,
+            )
 
 
 def _set(process: Process, value: int) -> None:

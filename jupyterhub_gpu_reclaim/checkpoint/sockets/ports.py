@@ -26,6 +26,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Connection, Port
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
@@ -161,13 +162,8 @@ class Reservations:
             raise _refused(self._path, error) from None
 
     def _write(self, record: _Record) -> None:
-        temporary = self._path.with_suffix(".tmp")
         try:
-            with temporary.open("wb") as file:
-                file.write(codec.encode(record))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            write_durably(self._path, codec.encode(record))
         except OSError as error:
             raise _refused(self._path, error) from None
 

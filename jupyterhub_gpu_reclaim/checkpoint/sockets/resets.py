@@ -32,7 +32,7 @@ import termios
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.pidfd import borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, State
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     STOP_PATIENCE,
-    Attempt,
-    Session,
+    CriuRun,
+    SessionInit,
 )
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
-from jupyterhub_gpu_reclaim.checkpoint.files import unreadable
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_rights import KeptCores
-from jupyterhub_gpu_reclaim.checkpoint.files.unlinked import HeldBack, Unlinked
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
+from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, stdio
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -69,7 +69,7 @@ class DumpResult:
 
 def dump(
     criu: Criu,
-    session: Session,
+    session: SessionInit,
     *,
     sinks: Callable[[str], Sink],
     folder: Path,
@@ -107,15 +107,15 @@ def dump(
         raise Refused(Reason.NO_TREE)
     if stopped is None:
         stopped = freeze.stopped_before(before)
-    held = HeldBack(sinks)
-    cores = KeptCores(held)
+    held = HeldImages(sinks)
+    cores = CheckedCores(held)
     server = CaptureServer(folder, cores)
-    attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
+    attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
     arguments = ["--leave-stopped", "--tree", str(before.root.ns_pid)]
     try:
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
-        unreadable.refuse(tree)
+        deleted_files.refuse_unreadable(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
             attempt.run(
@@ -154,7 +154,7 @@ def _closed(tree: Snapshot) -> Iterator[set[int]]:
         undumpable.open_again(tree, closed)
 
 
-def _roll_back(session: Session, stopped: Collection[int]) -> None:
+def _roll_back(session: SessionInit, stopped: Collection[int]) -> None:
     """Undo what CRIU has not cured; harmless where nothing is left."""
     try:
         now = processes.snapshot(session.init_pid, session.init_start)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Identity
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS, process_of
-from jupyterhub_gpu_reclaim.checkpoint.memory.address_space import TOP
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import TOP
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason

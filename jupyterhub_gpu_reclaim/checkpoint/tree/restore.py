@@ -1,9 +1,19 @@
 """Restores a session's tree under an init that holds its place.
 
 There are three steps: :func:`restore` has CRIU make the tree, stopped and without its
-large areas of memory; :func:`fill` fills those (``memory.pages``); :func:`proceed` lets
+large areas of memory; :func:`fill` fills those (``memory.plan``); :func:`proceed` lets
 the tree continue, so that more can be done to it before. When one of the first two
 fails, nothing is left but the holding init.
+
+A session's orphans stay below its root (:class:`OrphanAdoption`). A program whose
+parent has ended (``!train &`` in a notebook) is a child of the session's root, which is
+a "child subreaper", and still belongs to the session (setsid) of the kernel or the
+shell that it came from. CRIU (4.1, 4.2: ``prepare_pstree_ids``) makes such a process as
+the child of a helper below that leader, so that it inherits the session, and has the
+helper end. But it makes the root a subreaper only at its very end, so these children
+would go to the init, where no later dump finds them, and they cannot be moved back. So
+the root is made one earlier, by a system call forced upon it while it waits for an
+image of its own from us: it exists then, and no helper has ended yet.
 """
 
 from __future__ import annotations
@@ -12,35 +22,89 @@ import contextlib
 import ctypes
 import itertools
 import os
-import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, Attempt
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files import handover
+from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_links
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
-from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Plan, make_plan
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
 from jupyterhub_gpu_reclaim.checkpoint.sockets import resets
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
-from jupyterhub_gpu_reclaim.checkpoint.tree.orphans import Adoption
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import processes, ptrace
+from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
-    from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
-    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import Opened
-    from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Source
+    from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+#: Seconds in which CRIU's process must stand still, and do its call.
+_ADOPTION_SECONDS: Final = 10.0
+_PRCTL: Final = 157  # x86-64
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class OrphanAdoption:
+    """Makes the root a subreaper in time, where it is needed."""
+
+    def __init__(
+        self, session: SessionInit, source: ImageSource, root_pid: int
+    ) -> None:
+        self._session = session
+        self._root_pid = root_pid
+        self._needed = _has_orphans(source, root_pid)
+
+    def before(self, name: str) -> None:
+        """CRIU waits for that image.
+
+        Raises:
+            RestoreFailed: the root cannot be made to do it.
+        """
+        if not self._needed or name != f"pagemap-{self._root_pid}.img":
+            return
+        init = processes.snapshot_init(self._session.init_pid, self._session.init_start)
+        inside = processes.inhabitants(init)
+        pids = [one.pid for one in inside if one.ns_pid == self._root_pid]
+        try:
+            with ptrace.stopped(pids[0], seconds=_ADOPTION_SECONDS) as traced:
+                traced.call(_PRCTL, _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        except (IndexError, OSError) as error:
+            why = "programs without a parent would be lost to the next suspend"
+            raise RestoreFailed(
+                Reason.RESTORE_FAILED, why=why, detail=str(error)
+            ) from error
+
+
+def _has_orphans(source: ImageSource, root_pid: int) -> bool:
+    """Whether a child of the root belongs to a session that neither of them leads."""
+    if source.size("pstree.img") is None:
+        return False
+    tree = b"".join(source.stream("pstree.img"))
+    entries: list[Any] = [
+        images.parse("pstree_entry", payload)
+        for payload in images.split(tree, images.PSTREE_MAGIC)
+    ]
+    own = {entry.sid for entry in entries if entry.pid == root_pid}
+    return any(
+        entry.ppid == root_pid and entry.sid not in {*own, entry.pid}
+        for entry in entries
+    )
+
 
 #: CRIU's own processes take some tens of pids; as many are kept free for them.
 HELPER_PIDS = 1000
@@ -69,22 +133,22 @@ class RestoreResult:
     tree: Snapshot
     seconds: float
     log: str
-    missing: Plan = field(default_factory=Plan)
-    links: tuple[handover.Link, ...] = ()
+    missing: MemoryPlan = field(default_factory=MemoryPlan)
+    links: tuple[Link, ...] = ()
     beside: tuple[Process, ...] = ()
 
 
 def restore(
     criu: Criu,
-    session: Session,
+    session: SessionInit,
     *,
-    source: Source,
+    source: ImageSource,
     folder: Path,
     limit: float,
     root_pid: int,
     pids: Sequence[int],
     pipes: Sequence[str] = (),
-    opened: Sequence[Opened] = (),
+    opened: Sequence[FileFingerprint] = (),
     ended: Collection[int] = (),
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
@@ -114,19 +178,17 @@ def restore(
     """
     begun = time.monotonic()
     try:
-        processes.wait_ready(
-            session.init_pid, session.init_start, timeout=READY_PATIENCE
-        )
+        wait_ready(session.init_pid, session.init_start, timeout=READY_PATIENCE)
         beside = freeze.freeze(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
             given = handover.open_all(source, session.init_pid, opened, stack)
-            images = handover.Rewritten(source, given.files)
+            images = handover.ReplacedImages(source, given.files)
             plan = make_plan(images, advise=_advice_counts())
-            adoption = Adoption(session, source, root_pid)
+            adoption = OrphanAdoption(session, source, root_pid)
             server = RestoreServer(folder, _serving(plan, images, adoption))
-            attempt = Attempt(criu, session, folder, server, limit=limit, cancel=cancel)
+            attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
             ends = stdio.open_ends(session.init_pid, tuple(pipes))
             for descriptor in ends.values():
                 stack.callback(os.close, descriptor)
@@ -154,10 +216,10 @@ def restore(
 
 
 def fill(
-    session: Session,
+    session: SessionInit,
     restored: RestoreResult,
     *,
-    source: Source,
+    source: ImageSource,
     limit: float,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
@@ -188,15 +250,11 @@ def fill(
             raise _failed(error) from error
         raise
     seconds = restored.seconds + time.monotonic() - begun
-    return replace(restored, seconds=seconds, missing=Plan())
+    return replace(restored, seconds=seconds, missing=MemoryPlan())
 
 
 def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None:
     """Thaw a restored tree; from here on the init ends when the tree's root does.
-
-    Args:
-        restored: what :func:`fill` returned.
-        keep_stopped: ``DumpResult.stopped``.
 
     Raises:
         NotFound: the init has ended meanwhile.
@@ -211,9 +269,25 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
             raise NotFound(
                 Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
             )
-    handover.remove_links(tree.init.pid, restored.links)
-    freeze.go_on(restored.beside)
+    remove_links(tree.init.pid, restored.links)
+    freeze.continue_bystanders(restored.beside)
     processes.resume(tree.processes, keep_stopped)
+
+
+def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
+    """Wait until the init has set itself up (its name says so, session_init.py).
+
+    Raises:
+        NotFound: it has ended.
+        ReclaimError: it was not ready when the time (seconds) was up.
+    """
+    name = session_init.NAME.decode()
+    deadline = time.monotonic() + timeout
+    while processes.snapshot_init(init_pid, start).name != name:
+        if time.monotonic() > deadline:
+            raise ReclaimError(Reason.TIMED_OUT, step="place", seconds=timeout)
+        # Nothing tells when a name changes, and Python's start takes 20 ms.
+        time.sleep(0.005)
 
 
 def free_pid(pids: Sequence[int], pid_max: int) -> int:
@@ -230,7 +304,7 @@ def free_pid(pids: Sequence[int], pid_max: int) -> int:
 
 
 def _serving(
-    plan: Plan, images: Source, adoption: Adoption
+    plan: MemoryPlan, images: ImageSource, adoption: OrphanAdoption
 ) -> Callable[[str], Iterable[bytes | memoryview] | None]:
     """How CRIU is given its images, with orphans adopted before it makes them."""
 
@@ -241,7 +315,7 @@ def _serving(
     return serve
 
 
-def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
+def _tree(session: SessionInit, root_pid: int, attempt: CriuRun) -> Snapshot:
     """What has come back.
 
     Raises:
@@ -255,14 +329,14 @@ def _tree(session: Session, root_pid: int, attempt: Attempt) -> Snapshot:
     return tree
 
 
-def _refuse_if_it_went_on(session: Session, tree: Snapshot) -> None:
+def _refuse_if_it_went_on(session: SessionInit, tree: Snapshot) -> None:
     """Check that no process ran before its memory was there: it worked on zeros.
 
     Raises:
         ReclaimError: its user, from outside, has let a process of it go on.
     """
     now = processes.snapshot(session.init_pid, session.init_start)
-    who = freeze.gone_on(now, [process.ns_pid for process in tree.processes])
+    who = freeze.continued(now, [process.ns_pid for process in tree.processes])
     if who:
         why = f"{who} was let go on before its memory was there"
         raise ReclaimError(Reason.RESTORE_FAILED, why=why)
@@ -285,10 +359,10 @@ def _name_root(init_pid: int, root_pid: int) -> bool:
     """Tell the holding init which child is the session's root (session_init.py)."""
     libc = ctypes.CDLL(None)
     value = ctypes.c_void_p(root_pid)
-    return bool(libc.sigqueue(init_pid, signal.SIGUSR1, value) == 0)
+    return bool(libc.sigqueue(init_pid, session_init.ROOT_NAMED, value) == 0)
 
 
-def _clear(session: Session) -> None:
+def _clear(session: SessionInit) -> None:
     """Leave nothing under the init; an init that has ended has cleared it itself."""
     with contextlib.suppress(NotFound):
         processes.kill_tree(session.init_pid, session.init_start, timeout=KILL_PATIENCE)

@@ -1,8 +1,7 @@
 """The pipes between a session's tree and its init: the tree's output.
 
-A dump records which pipes these are; a restore puts the new init's in their place. The
-init's descriptors are a convention of ``session_init/session_init.py``: with
-``--relay`` 3 is the pipe's write end and 4 its read end; without, the tree has
+A dump records which pipes these are; a restore puts the new init's in their place. With
+``--relay`` the init has both ends of a pipe (``session_init``); without, the tree has
 inherited the init's own 1 and 2.
 """
 
@@ -13,14 +12,15 @@ import stat
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
+from jupyterhub_gpu_reclaim.session_init.session_init import (
+    RELAY_READ_FD,
+    RELAY_WRITE_FD,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
-
-RELAY_WRITE_FD = 3
-RELAY_READ_FD = 4
 
 
 def _pipe(path: Path) -> str | None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.hub.spawner.state import Place
-from jupyterhub_gpu_reclaim.linux import process_environment
-from jupyterhub_gpu_reclaim.session_init import launcher
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.session_init import command_line, launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ class Session:
     def _variable(self, wanted: bytes) -> str:
         for pid in self._children():
             with contextlib.suppress(OSError):
-                for word in process_environment.words(pid, "environ"):
+                for word in procfs.words(pid, "environ"):
                     if word.startswith(wanted):
                         return word[len(wanted) :].decode(errors="replace")
         return ""
@@ -118,8 +118,8 @@ def find_session(incarnation: str) -> Place | None:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        ours = any(word.endswith(b"session_init.py") for word in words[:6])
-        if ours and incarnation.encode() in words[:10]:
+        found = command_line.parse(words)
+        if found is not None and found.incarnation == incarnation:
             pid = int(entry.name)
             start = launcher.start_time(pid)
             if start:

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 from tornado.netutil import bind_sockets, bind_unix_socket
 
+from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.node.http import routes
-from jupyterhub_gpu_reclaim.node.operations.records import write_durably
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.http.server import Door
-    from jupyterhub_gpu_reclaim.node.http.handler import Node
+    from jupyterhub_gpu_reclaim.node.http.routes import Node
     from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 
 _UNIX = "unix:"

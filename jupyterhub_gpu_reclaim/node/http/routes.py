@@ -1,27 +1,206 @@
-"""The agent's HTTP routes, exactly those of ``docs/explanation/architecture.md``.
+"""The agent's HTTP interface, exactly as ``docs/explanation/architecture.md`` lists it.
 
 Every call but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or its
-stand-in of this run (``common/auth/handshake.py``). A handler reads the request, calls
-the :class:`Node`, and writes the answer; it decides nothing.
+stand-in of this run (``common/auth/handshake.py``); a caller without it never learns
+what exists. A handler reads the request, calls the :class:`Node`, and writes the
+answer; it decides nothing.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
+from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim import __version__
-from jupyterhub_gpu_reclaim.common.auth.handshake import Hello
-from jupyterhub_gpu_reclaim.common.models import Identifier, SessionKey, Value
-from jupyterhub_gpu_reclaim.node.http.handler import Handler, Node
-from jupyterhub_gpu_reclaim.node.sessions.placements import Told
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.models import Failure, Identifier, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Event,
+        Finding,
+        Identity,
+        Sample,
+        Tree,
+    )
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
+
+
+class Node(Protocol):
+    """What the calls ask of this node; every method raises only ``ReclaimError``."""
+
+    async def ready(self) -> list[Finding]:
+        """What keeps this node from saving sessions; empty when nothing does."""
+
+    async def trees(self) -> list[Tree]:
+        """Every incarnation with an init or a record here."""
+
+    async def tree(self, incarnation: str) -> Tree:
+        """That incarnation, or ``NotFound``."""
+
+    async def samples(self) -> list[Sample]:
+        """What every session does now."""
+
+    async def tell(self, incarnation: str, hint: PodHint) -> None:
+        """Take the service's facts about that incarnation; first of all, or not."""
+
+    async def preflight(self, incarnation: str) -> list[Finding]:
+        """What keeps that session from being saved; touches nothing."""
+
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Capture it, or attach to the capture under way."""
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Restore it under a holding init, or attach to the restore under way."""
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Thaw a captured tree; its checkpoint is discarded."""
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree; only when that checkpoint is committed."""
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End a tree whatever it does, but not during a capture."""
+
+    async def cancel(self, incarnation: str) -> None:
+        """Cancel a running capture."""
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed checkpoints."""
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login of a saved session."""
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint; idempotent."""
+
+
+class Handler(RequestHandler):
+    """Common to all handlers: the token check, JSON both ways, errors as ``Failure``.
+
+    A caller that sends ``common.auth.handshake.NONCE`` gets each answer with a proof
+    that it is the agent's.
+    """
+
+    node: Node
+    run: str
+
+    def initialize(self, node: Node, token: str, run: str) -> None:
+        """Take what the application was made with."""
+        self.node = node
+        self.run = run
+        self._token = token.encode()
+        self._vouching = Vouching(self._token)
+
+    def prepare(self) -> None:
+        """Refuse a caller without the token.
+
+        Raises:
+            HTTPError: 401; nothing about what exists is revealed.
+        """
+        scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
+        shown = given.strip().encode("utf-8", "replace")
+        of_run = self._vouching.token(self.run).encode()
+        same = hmac.compare_digest(shown, self._token)
+        same |= hmac.compare_digest(shown, of_run)
+        if scheme.lower() not in {"bearer", "token"} or not same:
+            self.set_header("WWW-Authenticate", "Bearer")
+            raise HTTPError(401)
+
+    def set_default_headers(self) -> None:
+        """JSON, never cached, without the server's version."""
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Cache-Control", "no-store")
+        self.clear_header("Server")
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        """Write one value and end."""
+        self.set_status(status)
+        self.finish(codec.encode(value))
+
+    @property
+    def _nonce(self) -> str:
+        return str(self.request.headers.get(NONCE, ""))[:200]
+
+    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
+        """End the answer, with its proof."""
+        if chunk is not None:
+            self.write(chunk)
+        if self._nonce and not self._headers_written:
+            body = b"".join(self._write_buffer)
+            proof = self._vouching.proof(self._nonce, self.get_status(), body)
+            self.set_header(PROOF, proof)
+        return super().finish()
+
+    def body(self, kind: type[T]) -> T:
+        """The request's body as that value.
+
+        Raises:
+            BadRequest: it is not JSON or does not fit.
+        """
+        return codec.decode(self.request.body or b"{}", kind)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Errors as ``Failure``; the traceback goes to the log alone."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        if isinstance(error, ReclaimError):
+            _log.info("%s %s: %s", self.request.method, self.request.path, error)
+            self.answer(codec.failure_of(error), error.status)
+            return
+        reason = _REASONS.get(status_code, Reason.INTERNAL)
+        what = f"{status_code} {self._reason}."
+        self.answer(
+            Failure(
+                code=reason.value,
+                message=reason.sentence(what=what),
+                hint=reason.hint,
+                retryable=reason.retryable,
+            ),
+            status_code,
+        )
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """Log only unexpected errors; our own are answers."""
+        if not isinstance(value, ReclaimError):
+            super().log_exception(typ, value, tb)
+
+    async def stream(self, events: AsyncIterator[Event]) -> None:
+        """Newline-delimited JSON, each line flushed; a reader may leave."""
+        self.set_header("Content-Type", "application/x-ndjson")
+        number = 0
+        try:
+            async for event in events:
+                line = codec.encode(event)
+                if self._nonce:
+                    line = self._vouching.sealed(self._nonce, number, line)
+                self.write(line + b"\n")
+                number += 1
+                await self.flush()
+        except StreamClosedError:
+            return
+        self.finish()
+
 
 #: No call of ours carries more than a few names.
 MAX_BODY_BYTES = 64 * 1024
@@ -46,7 +225,7 @@ class CheckpointOrder(Value, frozen=True, kw_only=True):
     image: str = ""
 
 
-class Health(Handler):
+class GetHealth(Handler):
     """``GET /healthz``: alive. No token: the kubelet asks, too."""
 
     def prepare(self) -> None:
@@ -57,7 +236,7 @@ class Health(Handler):
         self.answer({"version": __version__})
 
 
-class Ready(Handler):
+class GetReadiness(Handler):
     """``GET /readyz``: whether this node can save sessions, and what is missing.
 
     No token, as for ``/healthz``: sentences about the machine, nothing of a session.
@@ -73,7 +252,7 @@ class Ready(Handler):
         self.answer({"ready": ready, "findings": findings}, 200 if ready else 503)
 
 
-class SayHello(Handler):
+class GetHello(Handler):
     """``GET /v1/hello``: the agent proves itself before it is sent anything."""
 
     def prepare(self) -> None:
@@ -84,7 +263,7 @@ class SayHello(Handler):
         self.answer(Hello(run=self.run))
 
 
-class Sessions(Handler):
+class ListSessions(Handler):
     """``GET /v1/sessions``."""
 
     async def get(self) -> None:
@@ -92,16 +271,16 @@ class Sessions(Handler):
         self.answer(await self.node.trees())
 
 
-class OneSession(Handler):
+class SessionHandler(Handler):
     """Handlers for one session; in Kubernetes ``?pod=`` says where it lives."""
 
     async def tell(self, incarnation: str, **more: Any) -> None:
         """Pass on the service's facts about the session, before it is looked up."""
         pod = self.get_query_argument("pod", "")
-        await self.node.tell(incarnation, Told(pod=pod, **more))
+        await self.node.tell(incarnation, PodHint(pod=pod, **more))
 
 
-class Session(OneSession):
+class GetSession(SessionHandler):
     """``GET /v1/sessions/{incarnation}``."""
 
     async def get(self, incarnation: str) -> None:
@@ -110,7 +289,7 @@ class Session(OneSession):
         self.answer(await self.node.tree(incarnation))
 
 
-class Samples(Handler):
+class GetSamples(Handler):
     """``GET /v1/samples``."""
 
     async def get(self) -> None:
@@ -118,7 +297,7 @@ class Samples(Handler):
         self.answer(await self.node.samples())
 
 
-class Order(OneSession):
+class PostOrder(SessionHandler):
     """``POST /v1/sessions/{incarnation}/{order}``."""
 
     async def post(self, incarnation: str, order: str) -> None:
@@ -158,7 +337,7 @@ class Order(OneSession):
                 self.answer({}, 202)
 
 
-class Checkpoints(Handler):
+class ListCheckpoints(Handler):
     """``GET /v1/checkpoints``."""
 
     async def get(self) -> None:
@@ -166,7 +345,7 @@ class Checkpoints(Handler):
         self.answer(await self.node.checkpoints())
 
 
-class Checkpoint(Handler):
+class DeleteCheckpoint(Handler):
     """``DELETE /v1/checkpoints/{id}``."""
 
     async def delete(self, checkpoint: str) -> None:
@@ -176,7 +355,7 @@ class Checkpoint(Handler):
         self.finish()
 
 
-class SavedIdentity(Handler):
+class GetIdentity(Handler):
     """``GET /v1/checkpoints/{id}/identity``."""
 
     async def get(self, checkpoint: str) -> None:
@@ -184,7 +363,7 @@ class SavedIdentity(Handler):
         self.answer(await self.node.identity(checkpoint))
 
 
-class Nothing(Handler):
+class NoSuchPath(Handler):
     """Any other path: 404, after the same token check."""
 
     def prepare(self) -> None:
@@ -209,20 +388,20 @@ def make_application(node: Node, token: str) -> Application:
     orders = "(preflight|capture|restore|thaw|release|kill|cancel)"
     bound = {"node": node, "token": token, "run": token_hex()}
     routes: list[tuple[str, type[Handler]]] = [
-        ("/healthz", Health),
-        ("/readyz", Ready),
-        ("/v1/hello", SayHello),
-        ("/v1/sessions", Sessions),
-        (f"/v1/sessions/{name}", Session),
-        (f"/v1/sessions/{name}/{orders}", Order),
-        ("/v1/samples", Samples),
-        ("/v1/checkpoints", Checkpoints),
-        (f"/v1/checkpoints/{name}", Checkpoint),
-        (f"/v1/checkpoints/{name}/identity", SavedIdentity),
+        ("/healthz", GetHealth),
+        ("/readyz", GetReadiness),
+        ("/v1/hello", GetHello),
+        ("/v1/sessions", ListSessions),
+        (f"/v1/sessions/{name}", GetSession),
+        (f"/v1/sessions/{name}/{orders}", PostOrder),
+        ("/v1/samples", GetSamples),
+        ("/v1/checkpoints", ListCheckpoints),
+        (f"/v1/checkpoints/{name}", DeleteCheckpoint),
+        (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]
     return Application(
         [(path, handler, bound) for path, handler in routes],
-        default_handler_class=Nothing,
+        default_handler_class=NoSuchPath,
         default_handler_args=bound,
         log_function=_log_request,
     )

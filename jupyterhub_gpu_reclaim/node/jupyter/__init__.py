@@ -1,1 +1,1 @@
-"""Wakes a restored Jupyter server before its cullers look at the clock."""
+"""A session's Jupyter server: its login, and how it is woken after a restore."""

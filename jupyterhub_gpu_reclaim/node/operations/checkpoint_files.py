@@ -1,22 +1,24 @@
-"""Names of the files in a checkpoint, and findings turned into errors.
+"""The files in a checkpoint: their names, the descriptions, CRIU's images as streams.
 
 It writes nothing.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.compat.requirements import World
+from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
 
 #: The login of the session: ``common.models.Identity``.
 IDENTITY = "identity.json"
-#: What it needs of the place where it comes back: ``compat.requirements.World``.
+#: What it needs of the place where it comes back: ``requirements.HostRequirements``.
 WORLD = "world.json"
 #: CRIU's image files stand below this.
 IMAGES = "criu/"
 FILES = "files.img"
 FILES_IMAGE = IMAGES + FILES
-#: Archives of private file systems, numbered as in ``World.archives``.
+#: Archives of private file systems, numbered as in ``HostRequirements.archives``.
 ARCHIVE = "archive/{number}.tar"
 
 
-class Saved:
+class CheckpointContents:
     """What stands in a checkpoint, read once.
 
     Raises:
@@ -45,7 +47,7 @@ class Saved:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         try:
-            self.world = codec.decode(checkpoint.read(WORLD), World)
+            self.world = codec.decode(checkpoint.read(WORLD), HostRequirements)
             self.identity = codec.decode(checkpoint.read(IDENTITY), Identity)
         except BadRequest as error:
             why = "it was written by another version"
@@ -82,3 +84,57 @@ def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:
     error.args = (first.message,)
     error.detail = "; ".join(finding.message for finding in fatal[1:])
     raise error
+
+
+class CheckpointImages:
+    """CRIU's images in a checkpoint (``memory.plan.ImageSource``), for one operation.
+
+    Attributes:
+        bytes: handed out or written so far.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self.bytes = 0
+
+    def size(self, name: str) -> int | None:
+        """See ``ImageSource``."""
+        stored = IMAGES + name
+        return self._checkpoint.size(stored) if stored in self._checkpoint else None
+
+    def stream(
+        self, name: str, skip: Sequence[Range] = ()
+    ) -> Iterable[bytes | memoryview]:
+        """See ``ImageSource``."""
+        return self._counted(self._checkpoint.stream(IMAGES + name, skip=skip))
+
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+        """See ``ImageSource``."""
+        self._checkpoint.copy_to(
+            IMAGES + name,
+            pieces,
+            cancel=_StoreCancel(stop),
+            progress=self._count,
+        )
+
+    def _count(self, number: int) -> None:
+        with self._lock:
+            self.bytes += number
+
+    def _counted(
+        self, buffers: Iterable[bytes | bytearray | memoryview]
+    ) -> Iterator[memoryview]:
+        for buffer in buffers:
+            yield memoryview(buffer)
+            self._count(len(buffer))
+
+
+class _StoreCancel:
+    """A stop as the store asks for it."""
+
+    def __init__(self, stop: StopSignal) -> None:
+        self._stop = stop
+
+    def is_set(self) -> bool:
+        return self._stop.is_set

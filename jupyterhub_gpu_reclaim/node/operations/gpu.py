@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu import clients, cuda, inherited_mappings, ipc
-from jupyterhub_gpu_reclaim.checkpoint.gpu import processes as gpu_processes
+from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
+from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_survey
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.visible_devices import visible_to
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
@@ -23,12 +23,12 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
-from jupyterhub_gpu_reclaim.node.compat.gpu import (
+from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
     Gpus,
     GpuUse,
-    compare,
-    pairs,
+    compare_gpus,
+    move_pairs,
     plan_moves,
 )
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -111,7 +111,7 @@ class Accelerator:
                 next ones.
         """
         try:
-            return gpu_processes.survey(self._driver, snapshot)
+            return gpu_survey.survey(self._driver, snapshot)
         except DriverError as error:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
@@ -127,13 +127,13 @@ class Accelerator:
         elif concerned:
             cards = self._nvml.look(time.time()) or []
         shared = {use.pid for card in cards for use in card.processes or () if use.mps}
-        yield from clients.examine(concerned, shared)
+        yield from gpu_survey.examine_clients(concerned, shared)
         for card in cards:
             if card.divided:
                 yield finding(Reason.GPU_MIG, card=card.name)
         users = [user.process for user in survey.users]
         counted = _counted(cards)
-        for one in ipc.examine(self._driver, users, snapshot, counted):
+        for one in gpu_survey.examine_sharing(self._driver, users, snapshot, counted):
             yield finding(one.reason, **one.facts)
 
     def describe(self, survey: Survey) -> Gpus | None:
@@ -206,7 +206,7 @@ class Accelerator:
             RolledBack: a process has begun to use one (``capture_failed``).
         """
         for process in snapshot.processes:
-            if gpu_processes.held_by(process.pid):
+            if gpu_survey.held_by(process.pid):
                 raise _began(process)
 
     def _settle(
@@ -227,7 +227,7 @@ class Accelerator:
         """
         for _ in range(_ROUNDS):
             snapshot = look()
-            now = gpu_processes.survey(self._driver, snapshot)
+            now = gpu_survey.survey(self._driver, snapshot)
             _refuse_new(now, users, shells)
             if not now.stale:
                 break
@@ -235,11 +235,13 @@ class Accelerator:
             for child in now.stale:
                 if cancel is not None and cancel.is_set:
                     raise ReclaimError(Reason.CANCELLED)
-                inherited_mappings.give_up(child.process)
+                cuda.give_up(child.process)
         else:
             raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
         counted = _counted(self._look())
-        for shared in ipc.examine(self._driver, users, snapshot, counted):
+        for shared in gpu_survey.examine_sharing(
+            self._driver, users, snapshot, counted
+        ):
             raise ReclaimError(shared.reason, **shared.facts)
 
     def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
@@ -250,9 +252,11 @@ class Accelerator:
         if gpus is None:
             return []
         if not self._driver.present():
-            return list(compare(gpus, "", [], {}))
+            return list(compare_gpus(gpus, "", [], {}))
         free = self._room()
-        return list(compare(gpus, cuda.driver_version(), self._cards(init_pid), free))
+        return list(
+            compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
+        )
 
     def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
         """Give a session its GPU memory back. Idempotent.
@@ -272,26 +276,21 @@ class Accelerator:
             return
         users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
         # The driver cannot be asked about stopped ones, but the kernel can.
-        emptied = [p for p in users if not gpu_processes.held_by(p.pid)]
+        emptied = [p for p in users if not gpu_survey.held_by(p.pid)]
         here = self._cards(snapshot.init.pid)
         moves = plan_moves(gpus.cards, here, self._room()) or {}
         fill = object()
         try:
             self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
-            cuda.fill(self._driver, users, seconds=self._seconds, moves=pairs(moves))
+            cuda.fill(
+                self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
+            )
         finally:
             self._filling.pop(fill, None)
         if not cgroups.restore_memory_limit(limit):
-            _log.warning("- %s stays lifted: more is in use", limit.file)
-
-    def await_room(self, gpus: Gpus | None) -> None:
-        """Wait until a session that was emptied here could be filled here.
-
-        Raises:
-            ReclaimError: others use that memory, and go on to (``gpu_memory``).
-        """
-        if gpus is not None:
-            self._await_room(gpus, set(gpus.users), {})
+            _log.warning(
+                "- memory limit %s stays off: more than that is in use", limit.file
+            )
 
     def close(self) -> None:
         """End what was started."""
@@ -303,15 +302,9 @@ class Accelerator:
         gpus: Gpus,
         emptied: set[int],
         moves: dict[str, str],
-        fill: object | None = None,
+        fill: object,
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process.
-
-        Args:
-            gpus: what is needed.
-            emptied: the processes that need it.
-            moves: the cards that take the place of others.
-            fill: whose room is kept, until it is taken off the list.
 
         Raises:
             ReclaimError: others use the memory for longer than we wait.
@@ -333,9 +326,7 @@ class Accelerator:
                 )
             time.sleep(_ROOM_PAUSE)  # memory comes free without a word
 
-    def _take_room(
-        self, needed: Counter[str], fill: object | None
-    ) -> tuple[str, int] | None:
+    def _take_room(self, needed: Counter[str], fill: object) -> tuple[str, int] | None:
         """Keep room for a fill, or say on which card it is short, and what is free.
 
         What others are about to fill is not free, and some of it counts twice while
@@ -348,8 +339,7 @@ class Accelerator:
                 room = free.get(card)
                 if room is not None and room - kept[card] < count:
                     return card, max(0, room - kept[card])
-            if fill is not None:
-                self._filling[fill] = needed
+            self._filling[fill] = needed
         return None
 
     def _room(self) -> dict[str, int | None]:
@@ -400,11 +390,6 @@ def _refuse_new(
 ) -> None:
     """Check that only the held processes and their stale children hold a GPU.
 
-    Args:
-        now: the tree.
-        users: the processes that are held.
-        shells: those that we have stopped.
-
     Raises:
         ReclaimError: another process does (``capture_failed``, ``gpu_stopped``).
     """
@@ -414,7 +399,7 @@ def _refuse_new(
         raise _began(process)
     ours = {process.pid for process in shells}
     for process in now.stopped:
-        if process.pid not in ours or gpu_processes.held_by(process.pid):
+        if process.pid not in ours or gpu_survey.held_by(process.pid):
             raise ReclaimError(Reason.GPU_STOPPED, **_name(process))
 
 

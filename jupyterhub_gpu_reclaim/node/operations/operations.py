@@ -2,38 +2,53 @@
 
 An operation runs to its end whether or not anything listens: a stream that breaks
 changes nothing, and the next call of the same kind attaches to it. The operations are
-async generators of steps, passed in by the caller; see ``workflows``.
+async generators of steps, passed in by the caller (``workflows``). Each step has a time
+limit, and its blocking work runs in a thread; a record that a step yields is on disk
+before the next step begins (:func:`durably`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.checkpoint import cancel
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
+from jupyterhub_gpu_reclaim.common.errors import (
+    ReclaimError,
+    Refused,
+    RolledBack,
+    StoreError,
+)
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.operations.records import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
 
 _log = logging.getLogger(__name__)
 
 
-class Cancel(cancel.Cancel):
-    """A request to stop, seen by threads, tasks and the running dump or restore."""
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How many seconds each step may take."""
 
-    def check(self) -> None:
-        """Go on, or end here.
-
-        Raises:
-            RolledBack: it was cancelled (``cancelled``); the caller undoes its work.
-        """
-        if self.is_set:
-            raise RolledBack(Reason.CANCELLED)
+    check: float = 60.0  #: looking at processes, files and sockets
+    dump: float = 1800.0
+    archive: float = 600.0
+    commit: float = 600.0
+    restore: float = 1800.0
+    answer: float = 60.0  #: until a restored server answers
+    end: float = 30.0  #: until killed processes are gone
+    criu: float = 60.0  #: until a CRIU of an agent that died has undone its work
+    gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
 
 
 class Operation:
@@ -181,11 +196,6 @@ class Operations:
         task.add_done_callback(lambda _: self._tasks.pop(incarnation, None))
         return operation
 
-    def forget(self, incarnation: str) -> None:
-        """Drop an operation that has ended, so that the same call begins a new one."""
-        if self.running(incarnation) is None:
-            self._current.pop(incarnation, None)
-
     async def finish(self, seconds: float) -> list[str]:
         """Cancel all captures and wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
@@ -234,3 +244,134 @@ async def _run(
         operation.fail(ReclaimError(Reason.INTERNAL))
     finally:
         operation.end()
+
+
+T = TypeVar("T")
+
+#: Stages after which the way goes on even if the record of it cannot be written: the
+#: tree must not stay stopped because the agent's own disk is full.
+_UNDOING = {Stage.ROLLING_BACK, Stage.FAILED, Stage.RESTORED}
+
+#: How often a step tells how far it is.
+TICK_SECONDS = 0.5
+
+
+async def durably(
+    steps: AsyncGenerator[Record | Event, None], records: Records
+) -> AsyncIterator[Event]:
+    """Run an operation, each record saved before its next step is taken.
+
+    A record that cannot be saved is an error *inside* the operation, so that it undoes
+    what it has begun.
+    """
+    failure: ReclaimError | None = None
+    while True:
+        try:
+            news = await (steps.athrow(failure) if failure else anext(steps))
+        except StopAsyncIteration:
+            return
+        failure = None
+        if isinstance(news, Event):
+            yield news
+            continue
+        try:
+            await asyncio.to_thread(records.save, news)
+        except OSError as error:
+            _log.error("%s record cannot be written: %s", news.key, error)
+            if news.stage not in _UNDOING:
+                failure = StoreError(Reason.STATE_FULL, detail=str(error))
+
+
+def reported(
+    error: Exception, kind: type[ReclaimError], reason: Reason
+) -> ReclaimError:
+    """Any error of an operation as one of ours; an unexpected one is logged."""
+    if isinstance(error, ReclaimError):
+        return error
+    _log.error("- unexpected error in an operation", exc_info=error)
+    why = f"{type(error).__name__} inside the agent"
+    return kind(reason, why=why, detail=str(error))
+
+
+async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:
+    """Run what blocks in a thread, and wait for it for so long.
+
+    The thread itself cannot be ended: its work has to have limits of its own, a
+    little shorter; this is the last line of defence.
+
+    Raises:
+        RolledBack: ``timed_out``; and whatever the work raises.
+    """
+    task = asyncio.create_task(asyncio.to_thread(work))
+    done, _ = await asyncio.wait({task}, timeout=limit)
+    if not done:
+        task.add_done_callback(_log_late)
+        raise RolledBack(Reason.TIMED_OUT, step=step, seconds=limit)
+    return task.result()
+
+
+def _log_late(task: asyncio.Task[object]) -> None:
+    """Log how work ended that is no longer awaited."""
+    error = None if task.cancelled() else task.exception()
+    _log.warning("- a step ended after its time limit: %s", error or "success")
+
+
+class Progress:
+    """Tells an operation's followers about its steps."""
+
+    def __init__(self, operation: Operation, clock: Clock) -> None:
+        self._operation = operation
+        self._clock = clock
+
+    @contextlib.asynccontextmanager
+    async def step(
+        self,
+        name: str,
+        title: str,
+        *,
+        done: Callable[[], int] = int,
+        total: Callable[[], int] = int,
+    ) -> AsyncIterator[None]:
+        """One step, from ``begun`` to ``done`` or ``failed``.
+
+        Args:
+            name: its stable name.
+            title: what a user reads.
+            done: bytes so far; asked twice a second, from this thread.
+            total: bytes in all, 0 while that is not known.
+        """
+        begun = self._clock.monotonic()
+
+        def tell(state: str) -> None:
+            seconds = self._clock.monotonic() - begun
+            self._operation.add(
+                Event(
+                    step=Step(
+                        step=name,
+                        title=title,
+                        state=state,
+                        seconds=round(seconds, 3),
+                        bytes=done(),
+                        total_bytes=total(),
+                    )
+                )
+            )
+
+        tell("begun")
+        ticker = asyncio.create_task(self._tick(lambda: tell("going")))
+        try:
+            yield
+        except BaseException as error:
+            tell("failed")
+            why = error.reason.value if isinstance(error, ReclaimError) else "internal"
+            _log.info("%s step %s failed: %s", self._operation.key, name, why)
+            raise
+        else:
+            tell("done")
+        finally:
+            ticker.cancel()
+
+    async def _tick(self, tell: Callable[[], None]) -> None:
+        while True:
+            await self._clock.sleep(TICK_SECONDS)
+            tell()

@@ -9,17 +9,17 @@ anything of the session's contents.
 from __future__ import annotations
 
 import logging
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step, Value
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus  # noqa: TC001 msgspec reads it
+from jupyterhub_gpu_reclaim.node.requirements import Gpus  # noqa: TC001 msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,7 @@ class Records:
     def delete(self, incarnation: str) -> None:
         """Forget that incarnation; idempotent."""
         self._path(incarnation).unlink(missing_ok=True)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
 
     def _all(self) -> Iterator[Record]:
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
@@ -123,23 +123,3 @@ class Records:
         except (OSError, BadRequest) as error:
             _log.error("record %s cannot be read: %s", path.name, error)
             return None
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file, mode 0600, so that a crash leaves the old or the new."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

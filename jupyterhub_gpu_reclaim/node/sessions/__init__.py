@@ -1,1 +1,1 @@
-"""Finds the sessions of this node: looked up on each call, never registered."""
+"""The sessions of this node: found on each call, never registered; state and use."""

@@ -1,15 +1,26 @@
 """Finds the sessions on this node: nothing is registered, so nothing is lost.
 
 It only reads ``/proc``: it never starts, stops or signals anything.
-``LocalPlacements`` believes only what a user cannot forge: a process of root that is
-pid 1 of a pid namespace of its own and runs our ``session_init``. For sessions in
-containers see ``pods``.
+
+:class:`LocalPlacements` believes only what a user cannot forge: a process of root that
+is pid 1 of a pid namespace of its own and runs our ``session_init``.
+
+:class:`PodPlacements` lets no pod pose as another. There a session's init runs as the
+pod's user, possibly behind the image's own entry point, and the user may write anything
+into its command line, which is therefore only a claim. The kernel tells in which pod a
+process lives (``linux.cgroups``), the service tells which pod belongs to which
+incarnation (:meth:`PodPlacements.tell`), and an order is carried out only where all
+three agree. If several processes in a pod claim the same, the oldest is the init: it
+was there before its user's first program.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field
+import threading
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,19 +29,19 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, host, procfs
+from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_MODES = ("start", "hold")
 #: Lines of /proc/<pid>/status: pid 1 of a namespace below ours; all four uids root's.
 _FIRST = re.compile(rb"^NSpid:(?:\t\d+)+\t1$", re.MULTILINE)
 _OF_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
 
 
-class Told(Value, frozen=True, kw_only=True):
+class PodHint(Value, frozen=True, kw_only=True):
     """The service's facts about a session, which the session itself cannot change."""
 
     pod: str = ""  #: uid of the pod that it lives in; empty outside of Kubernetes
@@ -50,7 +61,7 @@ class Session:
             names one process for ever.
         holding: the init was started to wait for a tree (``hold``).
         container: id of the container that it lives in; empty outside of Kubernetes.
-        told: the service's facts about it. Its ``pod`` is where it was found.
+        hint: the service's facts about it. Its ``pod`` is where it was found.
     """
 
     incarnation: str
@@ -59,7 +70,7 @@ class Session:
     init_start: int
     holding: bool
     container: str = ""
-    told: Told = field(default_factory=Told)
+    hint: PodHint = field(default_factory=PodHint)
 
 
 class Placements(Protocol):
@@ -74,15 +85,11 @@ class Placements(Protocol):
     def find(self, incarnation: str, pod: str = "") -> Session:
         """That incarnation's session.
 
-        Args:
-            incarnation: which.
-            pod: the uid of its pod; empty for the one that the service named.
-
         Raises:
             NotFound: there is no init of that incarnation here (``unknown_session``).
         """
 
-    def tell(self, incarnation: str, told: Told) -> None:
+    def tell(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about an incarnation, before anything is done to it.
 
         Raises:
@@ -127,7 +134,7 @@ class LocalPlacements:
                 return session
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
-    def tell(self, incarnation: str, told: Told) -> None:
+    def tell(self, incarnation: str, hint: PodHint) -> None:
         """Do nothing: an init of root can be trusted on its session."""
 
     def _session(self, pid: int) -> Session | None:
@@ -141,12 +148,10 @@ class LocalPlacements:
             stat = procfs.read(pid, "stat", self._proc)
         except OSError:  # it has ended while we looked
             return None
-        if not any(b"session_init" in word for word in words[:6]):
-            return None
         fields = stat.rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
             return None
-        return parse(words, pid, int(fields[19]), self._realm)
+        return _session_of(words, pid, int(fields[19]), self._realm)
 
 
 def _is_root_and_first(status: bytes) -> bool:
@@ -154,38 +159,198 @@ def _is_root_and_first(status: bytes) -> bool:
     return bool(_FIRST.search(status) and _OF_ROOT.search(status))
 
 
-def parse(words: Iterable[bytes], pid: int, start: int, realm: str) -> Session | None:
-    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
+def _session_of(
+    words: Sequence[bytes], pid: int, start: int, realm: str
+) -> Session | None:
+    """The session whose init has that command line; None for another realm's."""
+    found = command_line.parse(words)
+    if found is None or not found.user or found.realm != realm:
+        return None
+    if not _IDENTIFIER.fullmatch(found.incarnation):
+        return None
+    key = SessionKey(found.user, found.server)
+    return Session(found.incarnation, key, pid, start, holding=found.holding)
+
+
+#: A first program that is younger may still become a session's init: a container is
+#: said to run when its runtime has not even started it. Seconds.
+_PATIENCE = 10.0
+_PAUSE = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Incarnations whose pod is remembered; a node has some hundred pods.
+_REMEMBERED = 4096
+
+
+class PodPlacements:
+    """Sessions in the containers of this node's pods.
 
     Args:
-        words: a command line.
-        pid: whose.
-        start: its start time.
-        realm: the agent's own; None comes back for a session of another.
+        realm: only sessions of this realm are ours.
+        proc: where processes are found; it must be that of the host (``hostPID``).
+        patience: seconds that a pod's first program has to become an init.
     """
-    text = [word.decode("utf-8", "replace") for word in words]
-    mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
-    if mode_at is None:
-        return None
-    options = text[mode_at + 1 :]
-    if "--" in options:
-        options = options[: options.index("--")]
-    values = _values(options)
-    incarnation, user = values.get("--incarnation", ""), values.get("--user", "")
-    if not user or not _IDENTIFIER.fullmatch(incarnation):
-        return None
-    if values.get("--realm", "") != realm:
-        return None
-    key = SessionKey(user, values.get("--server", ""))
-    return Session(incarnation, key, pid, start, holding=text[mode_at] == "hold")
+
+    def __init__(
+        self,
+        realm: str = "",
+        proc: Path = Path("/proc"),
+        *,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._realm = realm
+        self._proc = proc
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._hints: dict[str, PodHint] = {}
+
+    def tell(self, incarnation: str, hint: PodHint) -> None:
+        """Remember which pod an incarnation lives in; what is not said again stays.
+
+        Raises:
+            NotFound: no pod was named (``unknown_session``).
+        """
+        if not hint.pod:
+            raise _unknown(incarnation, "no pod was named")
+        with self._lock:
+            before = self._hints.pop(incarnation, None)
+            if before is not None and before.pod == hint.pod:
+                said = {
+                    field: value
+                    for field in ("key", "image", "node_labels")
+                    if (value := getattr(hint, field))
+                }
+                hint = msgspec.structs.replace(before, **said)
+            self._hints[incarnation] = hint
+            while len(self._hints) > _REMEMBERED:
+                del self._hints[next(iter(self._hints))]
+
+    def list(self) -> list[Session]:
+        """Every claim on this node; one of an incarnation once its pod is known."""
+        return sorted(
+            (one for one in _oldest(self._claims()) if self._may_be(one)),
+            key=lambda one: (one.incarnation, one.init_start),
+        )
+
+    def find(self, incarnation: str, pod: str = "") -> Session:
+        """That incarnation's session, in that pod or the one that the service named.
+
+        Raises:
+            NotFound: it is not there, or names another session
+                (``unknown_session``).
+        """
+        with self._lock:
+            hint = self._hints.get(incarnation, PodHint())
+        if not pod or pod == hint.pod:
+            pod = hint.pod
+        else:
+            hint = PodHint(pod=pod)
+        if not pod:
+            raise _unknown(incarnation, "its pod was not told")
+        deadline = time.monotonic() + self._patience
+        while True:
+            for session in _oldest(self._claims(pod)):
+                if session.incarnation != incarnation:
+                    continue
+                if hint.key not in {None, session.key}:
+                    raise _unknown(incarnation, f"it claims to be {session.key}")
+                return replace(session, hint=hint)
+            if time.monotonic() > deadline or not self._is_young(pod):
+                raise _unknown(incarnation, f"not in pod {pod}")
+            time.sleep(_PAUSE)  # nothing tells when a process has set its name
+
+    def _may_be(self, claim: Session) -> bool:
+        with self._lock:
+            hint = self._hints.get(claim.incarnation)
+        return hint is None or hint.pod == claim.hint.pod
+
+    def _claims(self, pod: str = "") -> Iterator[Session]:
+        """Every process that claims to be the init of a session of ours."""
+        for pid in procfs.pids(self._proc):
+            # Of most processes no more than this has to be read.
+            if self._name(pid) != session_init.NAME.decode():
+                continue
+            found = self._look(pid, pod)
+            if found is None:
+                continue
+            start, container = found
+            # The command line last: it is memory of the process, and its user can
+            # keep its reader waiting.
+            try:
+                words = procfs.words(pid, "cmdline", proc=self._proc)
+            except OSError:
+                continue
+            session = _session_of(words, pid, start, self._realm)
+            if session is not None and self._look(pid, pod) == found:
+                yield replace(
+                    session, container=container.id, hint=PodHint(pod=container.pod)
+                )
+
+    def _look(self, pid: int, pod: str) -> tuple[int, cgroups.Container] | None:
+        """When a process of (that) pod was started, and its container.
+
+        None for one of a nested pid namespace: a user who may make these could give a
+        program any environment there.
+        """
+        entry = self._proc / str(pid)
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+            container = cgroups.parse_container((entry / "cgroup").read_text())
+        except OSError:  # it has ended while we looked
+            return None
+        fields = stat.rpartition(")")[2].split()
+        if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
+            return None
+        depth = len(_field(self._proc / "self", "NSpid")) + 1
+        if len(_field(entry, "NSpid")) != depth:
+            return None
+        return int(fields[19]), container
+
+    def _is_young(self, pod: str) -> bool:
+        """Whether a first program of that pod may be about to become an init."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return any(
+            _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
+            and (found := self._look(pid, pod)) is not None
+            and now - found[0] / _TICKS < self._patience
+            for pid in procfs.pids(self._proc)
+        )
+
+    def _name(self, pid: int) -> str:
+        try:
+            name = procfs.read(pid, "comm", self._proc)
+        except OSError:
+            return ""
+        return name.decode(errors="replace").strip()
 
 
-def _values(options: list[str]) -> dict[str, str]:
-    """Options with their values, in one word or two; a value is never a name."""
-    values: dict[str, str] = {}
-    words = iter(options)
-    for word in words:
-        if word.startswith("--") and word != "--relay":
-            name, equals, value = word.partition("=")
-            values.setdefault(name, value if equals else next(words, ""))
-    return values
+def make_placements(placement: str, realm: str) -> Placements:
+    """Where sessions of this node are found, for an agent of that placement."""
+    if placement == "kubernetes":
+        # Control groups are named from here on as the host names them.
+        host.name_groups_as_host()
+        return PodPlacements(realm)
+    return LocalPlacements(realm)
+
+
+def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
+    """The oldest of those in one pod that claim the same."""
+    found: dict[tuple[str, str], Session] = {}
+    for one in claims:
+        first = found.setdefault((one.incarnation, one.hint.pod), one)
+        if one.init_start < first.init_start:
+            found[one.incarnation, one.hint.pod] = one
+    return found.values()
+
+
+def _field(entry: Path, name: str) -> list[str]:
+    """The words of a line of /proc/<pid>/status; none when it is gone."""
+    try:
+        text = (entry / "status").read_text(errors="replace")
+    except OSError:
+        return []
+    _, found, rest = text.partition(f"\n{name}:")
+    return rest.partition("\n")[0].split() if found else []
+
+
+def _unknown(incarnation: str, detail: str) -> NotFound:
+    return NotFound(Reason.UNKNOWN_SESSION, session=incarnation, detail=detail)

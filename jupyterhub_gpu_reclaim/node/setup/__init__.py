@@ -1,1 +1,1 @@
-"""What the agent needs before it can work: settings, the store, CRIU, limits."""
+"""What the agent needs before it can work: settings, the store, a ready node."""

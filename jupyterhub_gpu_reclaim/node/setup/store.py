@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.node.setup.store_settings import StoreSettings
+    from jupyterhub_gpu_reclaim.node.setup.settings import StoreSettings
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
@@ -115,10 +115,6 @@ def backend_of(settings: StoreSettings) -> Backend:
 
 def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
     """The master keys, from the one place that is set.
-
-    Args:
-        settings: which place.
-        state: the agent's own folder.
 
     Raises:
         StoreError: several places are set, or what is there is no key.

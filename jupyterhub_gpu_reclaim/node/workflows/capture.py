@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
-from jupyterhub_gpu_reclaim.checkpoint.tree.thaw import thaw
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -32,30 +34,42 @@ from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.compat.rights import (
+from jupyterhub_gpu_reclaim.node.jupyter.server import (
+    Login,
+    address_of,
+    ask_state,
+    read_login,
+    speaks_tls,
+)
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    Progress,
+    TimeLimits,
+    durably,
+    in_thread,
+    reported,
+)
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_beyond_agent,
     refuse_reaching,
     rights_of,
 )
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files, trees
-from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
-from jupyterhub_gpu_reclaim.node.operations.progress import Progress, durably, in_thread
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.sessions import tls
-from jupyterhub_gpu_reclaim.node.sessions.login import Login, read_login
+from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.processes import Survey
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
-    from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus
-    from jupyterhub_gpu_reclaim.node.dependencies import Limits, Parts
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.node.requirements import Gpus
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 T = TypeVar("T")
@@ -74,7 +88,7 @@ class Look(NamedTuple):
     gpus: Gpus | None
 
 
-async def ask_server(parts: Parts, session: Placed) -> list[Finding]:
+async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
     """Findings from its server itself that keep a session from being saved."""
 
     def look() -> Login | None:
@@ -87,31 +101,31 @@ async def ask_server(parts: Parts, session: Placed) -> list[Finding]:
     login = await asyncio.to_thread(look)
     if login is None:
         return []
-    address = filesystem.address_of(session, login)
-    if await tls.speaks(parts.client, address, login):
+    address = address_of(session, login)
+    if await speaks_tls(tools.client, address, login):
         return [finding(Reason.SERVER_TLS)]
     return []
 
 
-def examine(parts: Parts, session: Placed, snapshot: Snapshot) -> Look:
-    """Look at everything that may keep a session from being saved; touches nothing."""
-    survey = parts.accelerator.survey(snapshot)
-    gpus = parts.accelerator.describe(survey)
+def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
+    """Everything that may keep a session from being captured; touches nothing."""
+    survey = tools.accelerator.survey(snapshot)
+    gpus = tools.accelerator.describe(survey)
     moved = gpus.bytes() if gpus else 0
     # First: what they say of a GPU is the cause of what the others see of it.
-    found = list(parts.accelerator.findings(survey, snapshot))
+    found = list(tools.accelerator.findings(survey, snapshot))
     found += preflight.examine(
         session.init_pid,
         snapshot,
-        parts.tool.findings(),
+        tools.criu.findings(),
         gpu_savable=survey.savable,
     )
-    found += parts.memory.findings(_need(session, gpus))
+    found += tools.memory.findings(_need(session, gpus))
     found += filesystem.refuse_root(session)
     rights = rights_of(snapshot.processes)
     found += refuse_beyond_agent(rights)
-    found += refuse_reaching(rights, session, parts.trusted_capabilities)
-    needed, free = trees.resident_bytes(snapshot) + moved, parts.store.free_bytes()
+    found += refuse_reaching(rights, session, tools.trusted_capabilities)
+    needed, free = trees.resident_bytes(snapshot) + moved, tools.store.free_bytes()
     if free is not None and free < needed:
         found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
     return Look(found, survey, gpus)
@@ -121,19 +135,23 @@ class Capture:
     """One capture of one session."""
 
     def __init__(
-        self, parts: Parts, session: Placed, operation: Operation, generation: int
+        self,
+        tools: WorkflowTools,
+        session: Session,
+        operation: Operation,
+        generation: int,
     ) -> None:
-        self._parts = parts
+        self._tools = tools
         self._session = session
         self._cancel = operation.cancel
         self._checkpoint = operation.checkpoint
         self._operation = operation
         self._generation = generation
-        self._progress = Progress(operation, parts.clock)
-        self._limits = parts.limits
+        self._progress = Progress(operation, tools.clock)
+        self._limits = tools.limits
         self._writer: CheckpointWriter | None = None
         self._committing = False
-        former = parts.records.find(session.incarnation)
+        former = tools.records.find(session.incarnation)
         self._record = Record(
             operation="capture",
             incarnation=session.incarnation,
@@ -143,15 +161,15 @@ class Capture:
             generation=generation,
             init_pid=session.init_pid,
             init_start=session.init_start,
-            begun=parts.clock.now(),
-            pod=session.told.pod,
+            begun=tools.clock.now(),
+            pod=session.hint.pod,
             parent=former.origin if former and trees.matches(former, session) else "",
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run the capture; the last event is the checkpoint."""
         del operation
-        async for event in durably(self._steps(), self._parts.records):
+        async for event in durably(self._steps(), self._tools.records):
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
@@ -163,7 +181,7 @@ class Capture:
             "preflight", lambda: freeze.stopped_before(snapshot)
         )
         if gpus:
-            pod = self._session.told.pod
+            pod = self._session.hint.pod
             limit = cgroups.find_memory_limit(init_pid, pod)
         yield self._note(
             Stage.CAPTURING,
@@ -177,7 +195,7 @@ class Capture:
         # CancelledError is left out: it is the agent's own end, and recovery undoes
         # at the next start what is unfinished then.
         except Exception as error:
-            why = _rolled_back(error)
+            why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -187,7 +205,7 @@ class Capture:
             # Its programs have ended, and what was committed is all that is left.
             yield self._note(Stage.CAPTURED, failure=None)
             info = await self._thread(
-                "commit", lambda: self._parts.store.info(self._checkpoint)
+                "commit", lambda: self._tools.store.info(self._checkpoint)
             )
         yield Event(checkpoint=info)
 
@@ -209,15 +227,15 @@ class Capture:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
             look = await self._thread(
-                "preflight", lambda: examine(self._parts, self._session, snapshot)
+                "preflight", lambda: examine(self._tools, self._session, snapshot)
             )
             checkpoint_files.refuse_fatal(look.found, Refused)
             try:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
                 raise Refused(Reason.NO_TREE, detail=str(error)) from None
-            address = filesystem.address_of(self._session, login)
-            if await tls.speaks(self._parts.client, address, login):
+            address = address_of(self._session, login)
+            if await speaks_tls(self._tools.client, address, login):
                 raise Refused(Reason.SERVER_TLS)
             await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
@@ -234,17 +252,17 @@ class Capture:
             _need(self._session, look.gpus),
             taken=lambda: trees.resident_bytes(self._tree()) - before,
         )
-        self._parts.memory.promise(self._operation, need)
+        self._tools.memory.promise(self._operation, need)
 
     async def _save(
         self, snapshot: Snapshot, login: Login, survey: Survey
     ) -> CheckpointInfo:
         """From the first thing that is touched to the commit."""
-        opened = await filesystem.ask_server(self._parts.client, self._session, login)
+        state = await ask_state(self._tools.client, self._session, login)
         self._writer = writer = await self._thread(
             "store", lambda: self._begin(snapshot)
         )
-        frozen = self._parts.clock.monotonic()
+        frozen = self._tools.clock.monotonic()
         await self._empty(survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
@@ -253,10 +271,10 @@ class Capture:
                 "files",
                 lambda: filesystem.describe(
                     self._session,
-                    criu=self._parts.tool.version(),
+                    criu=self._tools.criu.version(),
                     result=result,
                     cut=cut,
-                    opened=opened,
+                    server_state=state,
                     uid=login.uid,
                     gpus=self._record.gpus,
                 ),
@@ -287,12 +305,12 @@ class Capture:
         )
 
     def _since(self, begun: float) -> float:
-        return round(self._parts.clock.monotonic() - begun, 3)
+        return round(self._tools.clock.monotonic() - begun, 3)
 
     def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
         gpus = self._record.gpus
         moved = gpus.bytes() if gpus else 0
-        return self._parts.store.begin(
+        return self._tools.store.begin(
             id=self._checkpoint,
             key=self._session.key,
             incarnation=self._session.incarnation,
@@ -311,13 +329,13 @@ class Capture:
             "gpu", "Saving the memory of its GPU", total=lambda: total
         ):
             await in_thread(
-                lambda: self._parts.accelerator.empty(
+                lambda: self._tools.accelerator.empty(
                     self._tree, survey, self._record.memory_limit, self._cancel
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
-        self._parts.memory.release(self._operation)  # it is in use from here on
+        self._tools.memory.release(self._operation)  # it is in use from here on
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.
@@ -351,13 +369,13 @@ class Capture:
     def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
         if self._record.gpus is not None:
             # CRIU cannot save a device; it would say so in its own words.
-            self._parts.accelerator.refuse_holders(self._tree())
-        with self._parts.work_folder() as folder:
+            self._tools.accelerator.refuse_holders(self._tree())
+        with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return dump.dump(
-                self._parts.tool.criu(),
-                Session(self._session.init_pid, self._session.init_start),
+                self._tools.criu.criu(),
+                SessionInit(self._session.init_pid, self._session.init_start),
                 sinks=lambda name: writer.file(checkpoint_files.IMAGES + name),
-                folder=folder,
+                folder=Path(folder),
                 limit=self._limits.dump,
                 stopped=self._record.stopped_before,
                 prepare=cgroup_escape.move,
@@ -384,8 +402,8 @@ class Capture:
         committing, limits = self._committing, self._limits
         try:
             await in_thread(
-                lambda: let_go_on(
-                    self._parts.accelerator,
+                lambda: thaw_tree(
+                    self._tools.accelerator,
                     self._session,
                     self._record,
                     together=committing,
@@ -394,10 +412,14 @@ class Capture:
                 limit=thaw_limit(limits, self._record),
             )
         except NotFound:
-            _log.warning("%s has ended while it was saved", self._session.key)
+            _log.warning("%s ended during its capture", self._session.key)
             return await self._keep()
         except ReclaimError as error:
-            _log.error("%s is not known to run again: %s", self._session.key, error)
+            _log.error(
+                "%s may still be frozen after a failed capture: %s",
+                self._session.key,
+                error,
+            )
             await self._keep()
             return Stage.ROLLING_BACK
         return await self._discard()
@@ -421,7 +443,7 @@ class Capture:
             return stage
         try:
             await in_thread(
-                lambda: self._parts.store.delete(self._checkpoint),
+                lambda: self._tools.store.delete(self._checkpoint),
                 step="abort",
                 limit=_ABORT_SECONDS,
             )
@@ -442,17 +464,17 @@ class Capture:
         return await in_thread(work, step=step, limit=self._limits.check)
 
 
-def _need(session: Placed, gpus: Gpus | None) -> Need:
+def _need(session: Session, gpus: Gpus | None) -> Need:
     """The memory that its GPUs' is moved into, with its own limit off."""
     if gpus is None:
         return Need(0, session.init_pid)
-    lifted = cgroups.find_memory_limit(session.init_pid, session.told.pod)
+    lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
     return Need(gpus.bytes(), session.init_pid, lifted)
 
 
-def let_go_on(
+def thaw_tree(
     accelerator: Accelerator,
-    session: Placed,
+    session: Session,
     record: Record,
     *,
     together: bool = False,
@@ -484,15 +506,6 @@ def let_go_on(
         raise failure
 
 
-def thaw_limit(limits: Limits, record: Record) -> float:
-    """How long :func:`let_go_on` may take, in seconds."""
+def thaw_limit(limits: TimeLimits, record: Record) -> float:
+    """How long :func:`thaw_tree` may take, in seconds."""
     return limits.check + (limits.restore if record.gpus else 0.0)
-
-
-def _rolled_back(error: Exception) -> ReclaimError:
-    """Any error as one of ours, to be reported."""
-    if isinstance(error, ReclaimError):
-        return error
-    _log.error("- capture failed: internal", exc_info=error)
-    why = f"{type(error).__name__} inside the agent"
-    return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))

@@ -10,79 +10,38 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
-from jupyterhub_gpu_reclaim.node.compat.requirements import World, this_machine
-from jupyterhub_gpu_reclaim.node.compat.rights import rights_of
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files, trees
-from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.requirements import (
+    HostRequirements,
+    rights_of,
+    this_machine,
+)
+from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tornado.httpclient import AsyncHTTPClient
-
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
-    from jupyterhub_gpu_reclaim.node.compat.gpu import Gpus
-    from jupyterhub_gpu_reclaim.node.operations.operations import Cancel
-    from jupyterhub_gpu_reclaim.node.sessions.login import Login
+    from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
+    from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-#: The server is asked right before the capture; one that is slow is not waited for.
-_ASK_SECONDS = 2.0
-
-
-class Opened(Value, frozen=True, kw_only=True):
-    """What a session's server had open: what must not be culled after a resume."""
-
-    kernels: list[str]
-    terminals: list[str]
-
-
-def address_of(session: Session, login: Login) -> jupyter_api.Address:
-    """Where its server listens."""
-    return jupyter_api.Address(
-        login.port, login.prefix, login.token, session.init_pid, session.init_start
-    )
-
-
-async def ask_server(client: AsyncHTTPClient, session: Session, login: Login) -> Opened:
-    """The kernels and terminals of a session's server; what is unknown is left out."""
-    if not login.port:
-        return Opened(kernels=[], terminals=[])
-    address = address_of(session, login)
-
-    async def ask(path: str, kind: type[list[T]]) -> list[T]:
-        try:
-            return await jupyter_api.ask(
-                client, address, path, kind, seconds=_ASK_SECONDS
-            )
-        except ReclaimError as error:
-            _log.info("- not told by the server: %s", error.detail)
-            return []
-
-    kernels = await ask("api/kernels", list[jupyter_api.Kernel])
-    terminals = await ask("api/terminals", list[jupyter_api.Terminal])
-    return Opened(
-        kernels=[kernel.id for kernel in kernels],
-        terminals=[terminal.name for terminal in terminals],
-    )
 
 
 def describe(
@@ -91,10 +50,10 @@ def describe(
     criu: str,
     result: DumpResult,
     cut: list[int],
-    opened: Opened,
+    server_state: ServerState,
     uid: int,
     gpus: Gpus | None,
-) -> World:
+) -> HostRequirements:
     """The requirements of a tree that has just been stopped.
 
     Raises:
@@ -103,7 +62,7 @@ def describe(
     """
     snapshot = trees.look(session)
     server, private = snapshot.server, _private(session)
-    return World(
+    return HostRequirements(
         machine=this_machine(),
         criu=criu,
         root=result.root_pid,
@@ -119,19 +78,19 @@ def describe(
             {mount.device for mount in private},
         ),
         archives=[str(mount.target) for mount in private],
-        kernels=opened.kernels,
-        terminals=opened.terminals,
+        kernels=server_state.kernels,
+        terminals=server_state.terminals,
         memory=trees.resident_bytes(snapshot),
         gpus=gpus,
-        image=session.told.image,
-        node_labels=session.told.node_labels,
+        image=session.hint.image,
+        node_labels=session.hint.node_labels,
         rights=rights_of(snapshot.processes),
     )
 
 
 def refuse_root(session: Session) -> list[Finding]:
     """Why the root file system of its container cannot be saved; touches nothing."""
-    if not session.told.pod:
+    if not session.hint.pod:
         return []  # the machine's own, which stays
     kind = rootfs.unsavable_root(read_mounts(session.init_pid))
     return [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
@@ -161,7 +120,9 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
             _log.info("%s %s: %s", session.key, mount.target, note)
 
 
-def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> None:
+def restore_archives(
+    session: Session, checkpoint: Checkpoint, world: HostRequirements
+) -> None:
     """Put the private file systems back into the place of a holding init.
 
     Raises:
@@ -191,7 +152,7 @@ def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> 
 
 
 def _private(session: Session) -> list[Mount]:
-    return rootfs.private_mounts(session.init_pid, session.told.pod)
+    return rootfs.private_mounts(session.init_pid, session.hint.pod)
 
 
 def _checked(
@@ -204,13 +165,17 @@ def _checked(
     return take
 
 
-def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[inet.Port]:
+def ports_needed(
+    checkpoint: Checkpoint, world: HostRequirements
+) -> Iterable[inet.Port]:
     """The ports that the saved session will bind again."""
     image = checkpoint.read(checkpoint_files.FILES_IMAGE)
     return inet.ports_of(inet.close_external(image, (), world.cut))
 
 
-def memory_needed(session: Session, checkpoint: Checkpoint, world: World) -> int:
+def memory_needed(
+    session: Session, checkpoint: Checkpoint, world: HostRequirements
+) -> int:
     """Bytes of host memory that a restore under that init takes.
 
     What its GPUs held is memory of its processes first. Shared memory, which no

@@ -1,127 +1,111 @@
-"""What is settled about a session and its checkpoints: ended, leased, still needed.
+"""How orders have ended, and which checkpoints are leased or still needed.
 
-It reads records, store and processes and begins nothing; only ``released`` repeats what
-a release has to leave behind.
+It reads records, store and processes, and begins and changes nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Event, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import Event, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations import trees
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.workflows import release
+from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.node.dependencies import Parts
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.operations.records import Records
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 _NEEDED = _SAVED | {Stage.RESTORING, Stage.CONTINUING}
 
 
-def captured(parts: Parts, incarnation: str, checkpoint: str) -> Event | None:
-    """How that capture ended, if it has."""
-    record = parts.records.find(incarnation)
-    if record is not None and record.checkpoint == checkpoint:
-        if record.stage is Stage.FAILED and record.failure is not None:
-            return Event(failure=record.failure)
-        if record.stage not in _SAVED:
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """How orders have ended, and which checkpoints are still needed."""
+
+    placements: Placements
+    records: Records
+    store: Repository
+
+    def captured(self, incarnation: str, checkpoint: str) -> Event | None:
+        """How that capture ended, if it has."""
+        record = self.records.find(incarnation)
+        if record is not None and record.checkpoint == checkpoint:
+            if record.stage is Stage.FAILED and record.failure is not None:
+                return Event(failure=record.failure)
+            if record.stage not in _SAVED:
+                return None
+        if not self.store.saved_here(checkpoint):
             return None
-    if not parts.store.saved_here(checkpoint):
-        return None
-    info = parts.store.info(checkpoint)
-    return Event(checkpoint=info) if info.incarnation == incarnation else None
+        info = self.store.info(checkpoint)
+        return Event(checkpoint=info) if info.incarnation == incarnation else None
 
-
-def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
-    """How that restore ended, if it has; refuses what cannot begin."""
-    record = parts.records.find(session.incarnation)
-    record = record if trees.matches(record, session) else None
-    tree = trees.tree_of(session, record, None)
-    if record is not None and record.checkpoint == checkpoint:
-        failure = record.failure if record.stage is Stage.FAILED else None
-        # Told of any other, the caller asks again when it may go better. Of this one
-        # it was not reported: it may be the restore that has ended the agent.
-        if failure is not None and failure.code == Reason.AGENT_RESTARTED.value:
-            return Event(failure=failure)
-        if record.stage is Stage.RESTORED:
-            return Event(tree=tree)
-    info = parts.store.info(checkpoint)
-    if tree.state is not TreeState.HOLDING:
-        raise Refused(
-            Reason.WRONG_PHASE,
-            phase=tree.state.value,
-            action="take up a saved session",
-        )
-    if info.key != session.key:
-        raise Refused(Reason.RENAMED, there=info.key, here=session.key)
-    return None
-
-
-def refuse_if_leased(
-    parts: Parts, operations: Operations, incarnation: str, checkpoint: str
-) -> None:
-    """A checkpoint is restored in one place at a time.
-
-    The holder of the lease is looked up: an incarnation whose tree exists, stopped or
-    running, has it; one that has ended has lost it.
-    """
-    busy = Refused(Reason.CHECKPOINT_BUSY)
-    if operations.restoring(checkpoint):
-        raise busy
-    for record in parts.records.list():
-        if record.checkpoint != checkpoint or record.incarnation == incarnation:
-            continue
-        if record.stage in _NEEDED | {Stage.RESTORED} and _stands(parts, record):
-            raise busy
-
-
-def refuse_if_needed(parts: Parts, checkpoint: str) -> None:
-    """Refuse to delete the only image of a stopped tree.
-
-    Raises:
-        Refused: ``wrong_phase``.
-    """
-    for record in parts.records.list():
-        if record.checkpoint != checkpoint or record.stage not in _NEEDED:
-            continue
-        if _stands(parts, record):
+    def restored(self, session: Session, checkpoint: str) -> Event | None:
+        """How that restore ended, if it has; refuses what cannot begin."""
+        record = self.records.find(session.incarnation)
+        record = record if trees.matches(record, session) else None
+        tree = trees.tree_of(session, record, None)
+        if record is not None and record.checkpoint == checkpoint:
+            failure = record.failure if record.stage is Stage.FAILED else None
+            # Told of any other, the caller asks again when it may go better. Of this
+            # one it was not reported: it may be the restore that has ended the agent.
+            if failure is not None and failure.code == Reason.AGENT_RESTARTED.value:
+                return Event(failure=failure)
+            if record.stage is Stage.RESTORED:
+                return Event(tree=tree)
+        info = self.store.info(checkpoint)
+        if tree.state is not TreeState.HOLDING:
             raise Refused(
-                Reason.WRONG_PHASE, phase=record.stage.value, action="be discarded"
+                Reason.WRONG_PHASE,
+                phase=tree.state.value,
+                action="take up a saved session",
             )
+        if info.key != session.key:
+            raise Refused(Reason.RENAMED, there=info.key, here=session.key)
+        return None
 
+    def refuse_if_leased(
+        self, operations: Operations, incarnation: str, checkpoint: str
+    ) -> None:
+        """A checkpoint is restored in one place at a time.
 
-def _stands(parts: Parts, record: Record) -> bool:
-    """Whether the incarnation of a record has processes besides its init."""
-    try:
-        session = parts.placements.find(record.incarnation, record.pod)
-        if not trees.matches(record, session):
+        The holder of the lease is looked up: an incarnation whose tree exists, stopped
+        or running, has it; one that has ended has lost it.
+        """
+        busy = Refused(Reason.CHECKPOINT_BUSY)
+        if operations.restoring(checkpoint):
+            raise busy
+        for record in self.records.list():
+            if record.checkpoint != checkpoint or record.incarnation == incarnation:
+                continue
+            if record.stage in _NEEDED | {Stage.RESTORED} and self._stands(record):
+                raise busy
+
+    def refuse_if_needed(self, checkpoint: str) -> None:
+        """Refuse to delete the only image of a stopped tree.
+
+        Raises:
+            Refused: ``wrong_phase``.
+        """
+        for record in self.records.list():
+            if record.checkpoint != checkpoint or record.stage not in _NEEDED:
+                continue
+            if self._stands(record):
+                raise Refused(
+                    Reason.WRONG_PHASE, phase=record.stage.value, action="be discarded"
+                )
+
+    def _stands(self, record: Record) -> bool:
+        """Whether the incarnation of a record has processes besides its init."""
+        try:
+            session = self.placements.find(record.incarnation, record.pod)
+            if not trees.matches(record, session):
+                return False
+            return trees.has_programs(session)
+        except NotFound:
             return False
-        return trees.has_programs(session)
-    except NotFound:
-        return False
-
-
-def released(parts: Parts, incarnation: str, checkpoint: str) -> Tree:
-    """A session that has ended is released if that checkpoint is its own."""
-    try:
-        info = parts.store.info(checkpoint)
-    except NotFound:
-        info = None
-    if info is None or info.incarnation != incarnation:
-        raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-    release.reserve_ports(parts, checkpoint)
-    parts.records.delete(incarnation)
-    return Tree(
-        incarnation=incarnation,
-        key=info.key,
-        state=TreeState.GONE,
-        init_pid=0,
-        checkpoint=checkpoint,
-        generation=info.generation,
-    )

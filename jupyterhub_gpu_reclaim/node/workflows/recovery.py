@@ -15,6 +15,7 @@ import asyncio
 import logging
 import signal
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +27,20 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, StoreEr
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import Process
-from jupyterhub_gpu_reclaim.node.operations import trees
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.sessions.placements import Told
-from jupyterhub_gpu_reclaim.node.workflows import capture, release
+from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+from jupyterhub_gpu_reclaim.node.workflows import capture
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.common.models import Event
-    from jupyterhub_gpu_reclaim.node.dependencies import Parts
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+    from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 
 _log = logging.getLogger(__name__)
 
@@ -66,51 +67,230 @@ _HALF_UNDONE = frozenset({Stage.ROLLING_BACK, Stage.RESTORING})
 _kept: set[asyncio.Task[None]] = set()
 
 
-async def recover(
-    parts: Parts, operations: Operations, *, patience: float = PATIENCE
-) -> None:
-    """Settle every session of this node, all at once; repeat at will.
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """Settles sessions whose operation did not end as it should."""
 
-    A session that cannot be settled now is logged and left as it is: the next start
-    tries again. One that takes longer than that, or for which the store does not
-    answer yet, is settled as an operation like any other, so that no order touches it
-    meanwhile; the others do not wait for it.
+    placements: Placements
+    operations: Operations  #: where a session is busy until it is settled
+    releases: Releases
 
-    Args:
-        parts: the agent's.
-        operations: where a session is busy until it is settled.
-        patience: seconds until it returns, even if sessions are not settled by then or
-            the store is not swept; the sweep is retried until it has been done once.
-    """
-    await asyncio.to_thread(_remember_pods, parts)
-    sessions = await asyncio.to_thread(parts.placements.list)
-    sessions = await asyncio.to_thread(_one_each, sessions)
-    await asyncio.to_thread(_forget_gone, parts, sessions)
-    begun = [(session, _begin(parts, operations, session)) for session in sessions]
-    waits = [operation.wait(patience) for _, operation in begun]
-    await asyncio.gather(*waits)
-    for session, operation in begun:
-        if not operation.done:
-            _log.warning("%s is not settled yet; it stays busy", session.key)
-    sweeping = _keep(_insist(parts, partial(_sweep, parts), "-"))
-    if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
-        _log.warning("- the store is not swept yet: it does not answer")
+    async def recover(self, *, patience: float = PATIENCE) -> None:
+        """Settle every session of this node, all at once; repeat at will.
 
+        A session that cannot be settled now is logged and left as it is: the next start
+        tries again. One that takes longer than that, or for which the store does not
+        answer yet, is settled as an operation like any other, so that no order touches
+        it meanwhile; the others do not wait for it.
 
-def settle_after(
-    parts: Parts, operations: Operations, session: Session, operation: Operation
-) -> None:
-    """Once that operation has ended, undo what it could not undo itself; at once."""
+        Args:
+            patience: seconds until it returns, even if sessions are not settled by then
+                or the store is not swept; the sweep is retried until it has been done
+                once.
+        """
+        await asyncio.to_thread(self._remember_pods)
+        sessions = await asyncio.to_thread(self.placements.list)
+        sessions = await asyncio.to_thread(_one_each, sessions)
+        await asyncio.to_thread(self._forget_gone, sessions)
+        begun = [(session, self._begin(session)) for session in sessions]
+        waits = [operation.wait(patience) for _, operation in begun]
+        await asyncio.gather(*waits)
+        for session, operation in begun:
+            if not operation.done:
+                _log.warning("%s is not recovered yet and stays busy", session.key)
+        sweeping = _keep(self._insist(self._sweep, "-"))
+        if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
+            _log.warning(
+                "- unfinished checkpoints not removed yet: the store does not answer"
+            )
 
-    async def settle() -> None:
-        await operation.wait()
-        record = await asyncio.to_thread(parts.records.find, session.incarnation)
-        if record is None or not trees.matches(record, session):
+    def settle_after(self, session: Session, operation: Operation) -> None:
+        """Undo what that operation, once ended, could not undo itself; at once."""
+
+        async def settle() -> None:
+            await operation.wait()
+            record = await asyncio.to_thread(
+                self.releases.records.find, session.incarnation
+            )
+            if record is None or not trees.matches(record, session):
+                return
+            busy = self.operations.running(session.incarnation)
+            if record.stage in _HALF_UNDONE and not busy:
+                self._begin(session)
+
+        _keep(settle())
+
+    def _begin(self, session: Session) -> Operation:
+        async def work(operation: Operation) -> AsyncIterator[Event]:
+            # Without the store's answer it is unknown whether it may go on; until then
+            # it stays stopped, and busy, or the service would take it for a running
+            # one.
+            settle = partial(self._settle, session)
+            await self._insist(settle, operation.key, operation.cancel)
+            told: tuple[Event, ...] = ()  # nothing, but this is how operations run
+            for event in told:
+                yield event
+
+        operation = Operation(trees.RECOVER, session.key, "")
+        return self.operations.begin(session.incarnation, operation, work)
+
+    def _remember_pods(self) -> None:
+        """Register the former agent's pods; the service names them again only later."""
+        for record in self.releases.records.list():
+            if record.pod:
+                hint = PodHint(pod=record.pod, key=record.key)
+                self.placements.tell(record.incarnation, hint)
+
+    async def _insist(
+        self,
+        work: Callable[[], object],
+        key: object,
+        cancel: Cancel | None = None,
+    ) -> None:
+        """Repeat it until it succeeds or is cancelled."""
+        pause = _FIRST_PAUSE
+        while not await asyncio.to_thread(_attempt, work, key):
+            if cancel is not None and cancel.is_set:
+                return
+            await self.releases.clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _forget_gone(self, sessions: list[Session]) -> None:
+        """Drop the records of inits that have ended.
+
+        What they had to take back stays if it is committed: with the tree gone it is
+        the newest state that there is. What is not committed is swept.
+        """
+        by_name = {session.incarnation: session for session in sessions}
+        for record in self.releases.records.list():
+            session = by_name.get(record.incarnation)
+            if session is None or not trees.matches(record, session):
+                self.releases.records.delete(record.incarnation)
+
+    def _sweep(self) -> None:
+        """Remove unfinished checkpoints; keep the ports of suspended sessions."""
+        swept = self.releases.store.sweep()
+        if swept.removed:
+            _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
+        self.releases.ports.reapply(
+            keep=[info.id for info in self.releases.store.list()]
+        )
+
+    def _settle(self, session: Session) -> None:
+        record = self.releases.records.find(session.incarnation)
+        end_criu(session, self.releases.limits.criu)
+        if record is None:
+            self._settle_unknown(session)
             return
-        if record.stage in _HALF_UNDONE and not operations.running(session.incarnation):
-            _begin(parts, operations, session)
+        match record.stage:
+            case Stage.RELEASING if self.releases.store.exists(record.checkpoint):
+                self.releases.finish_release(session, record)
+                _log.info(
+                    "%s released, suspended as %s", session.key, record.checkpoint
+                )
+            case (
+                Stage.CAPTURING
+                | Stage.ROLLING_BACK
+                | Stage.CAPTURED
+                | Stage.THAWING
+                | Stage.RELEASING
+            ):
+                self._settle_capture(session, record)
+            case Stage.RESTORING:
+                processes.kill_tree(
+                    session.init_pid,
+                    session.init_start,
+                    timeout=self.releases.limits.end,
+                )
+                cgroups.restore_memory_limit(record.memory_limit)
+                self._fail(record)
+            case Stage.CONTINUING:
+                self._settle_continuing(session, record)
+            case Stage.RESTORED | Stage.FAILED:
+                pass
 
-    _keep(settle())
+    def _settle_capture(self, session: Session, record: Record) -> None:
+        """Settle a capture by the store: committed, or it does not exist."""
+        capturing, store = record.stage in _UNCOMMITTED, self.releases.store
+        # What was captured before may have gone on to the store behind this node's
+        # folder.
+        if store.saved_here(record.checkpoint) or (
+            not capturing and store.exists(record.checkpoint)
+        ):
+            if capturing and is_running(session):
+                # It was rolled back, and neither the store nor the record took note.
+                self.releases.undo_capture(session, record)
+                self._fail(record)
+                return
+            if record.stage is not Stage.CAPTURED:
+                self.releases.records.save(
+                    record.at(Stage.CAPTURED, record.steps, failure=None)
+                )
+            _log.info("%s is captured as %s", session.key, record.checkpoint)
+            return
+        capture.thaw_tree(self.releases.accelerator, session, record)
+        self._fail(record)
+
+    def _settle_continuing(self, session: Session, record: Record) -> None:
+        """Continue a restored tree, again if it had been, since that is not known."""
+        tree = trees.look(session)
+        if tree.root is None:
+            self._fail(record)
+            return
+        try:
+            self.releases.accelerator.fill(record.gpus, record.memory_limit, tree)
+        except ReclaimError as error:
+            # No process may go on without it; the checkpoint is there for another
+            # attempt.
+            processes.kill_tree(
+                session.init_pid, session.init_start, timeout=self.releases.limits.end
+            )
+            failed = msgspec.structs.replace(record, failure=codec.failure_of(error))
+            self._fail(failed)
+            return
+        engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
+        self.releases.records.save(record.at(Stage.RESTORED, record.steps))
+        _log.info("%s continues from %s", session.key, record.checkpoint)
+
+    def _settle_unknown(self, session: Session) -> None:
+        """Settle a tree without a record: the state folder was lost, or was empty."""
+        tree = trees.look(session)
+        if not any(p.state not in processes.DEAD for p in tree.processes):
+            return
+        if is_running(session):
+            return
+        mine = [
+            i
+            for i in self.releases.store.list()
+            if i.incarnation == session.incarnation
+        ]
+        record = Record(
+            operation="capture",
+            incarnation=session.incarnation,
+            key=session.key,
+            stage=Stage.CAPTURED,
+            checkpoint=mine[-1].id if mine else "",
+            generation=mine[-1].generation if mine else 0,
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=self.releases.clock.now(),
+            pod=session.hint.pod,
+        )
+        if mine:
+            self.releases.records.save(record)
+            _log.warning("%s found captured as %s", session.key, record.checkpoint)
+            return
+        capture.thaw_tree(self.releases.accelerator, session, record)
+        _log.warning("%s found frozen without a checkpoint; thawed", session.key)
+
+    def _fail(self, record: Record) -> None:
+        """End the operation with an error of the agent's own."""
+        restarted = codec.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
+        failure = record.failure or restarted
+        self.releases.records.save(
+            record.at(Stage.FAILED, record.steps, failure=failure)
+        )
+        _log.warning("%s %s undone: agent restarted", record.key, record.operation)
 
 
 def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -118,28 +298,6 @@ def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     _kept.add(task)
     task.add_done_callback(_kept.discard)
     return task
-
-
-def _begin(parts: Parts, operations: Operations, session: Session) -> Operation:
-    async def work(operation: Operation) -> AsyncIterator[Event]:
-        # Without the store's answer it is unknown whether it may go on; until then it
-        # stays stopped, and busy, or the service would take it for a running one.
-        settle = partial(_settle, parts, session)
-        await _insist(parts, settle, operation.key, operation.cancel)
-        told: tuple[Event, ...] = ()  # nothing, but this is how operations run
-        for event in told:
-            yield event
-
-    operation = Operation(trees.RECOVER, session.key, "")
-    return operations.begin(session.incarnation, operation, work)
-
-
-def _remember_pods(parts: Parts) -> None:
-    """Register the former agent's pods; the service names them again only later."""
-    for record in parts.records.list():
-        if record.pod:
-            told = Told(pod=record.pod, key=record.key)
-            parts.placements.tell(record.incarnation, told)
 
 
 def _one_each(sessions: list[Session]) -> list[Session]:
@@ -150,163 +308,16 @@ def _one_each(sessions: list[Session]) -> list[Session]:
     return list(found.values())
 
 
-async def _insist(
-    parts: Parts,
-    work: Callable[[], object],
-    key: object,
-    cancel: Cancel | None = None,
-) -> None:
-    """Repeat it until it succeeds or is cancelled."""
-    pause = _FIRST_PAUSE
-    while not await asyncio.to_thread(_attempt, work, key):
-        if cancel is not None and cancel.is_set:
-            return
-        await parts.clock.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _forget_gone(parts: Parts, sessions: list[Session]) -> None:
-    """Drop the records of inits that have ended.
-
-    What they had to take back stays if it is committed: with the tree gone it is the
-    newest state that there is. What is not committed is swept.
-    """
-    by_name = {session.incarnation: session for session in sessions}
-    for record in parts.records.list():
-        session = by_name.get(record.incarnation)
-        if session is None or not trees.matches(record, session):
-            parts.records.delete(record.incarnation)
-
-
-def _sweep(parts: Parts) -> None:
-    """Remove unfinished checkpoints without a writer; keep saved sessions' ports."""
-    swept = parts.store.sweep()
-    if swept.removed:
-        _log.info("- removed the remains of %s", ", ".join(swept.removed))
-    parts.ports.reapply(keep=[info.id for info in parts.store.list()])
-
-
-def _settle(parts: Parts, session: Session) -> None:
-    record = parts.records.find(session.incarnation)
-    end_criu(session, parts.limits.criu)
-    if record is None:
-        _settle_unknown(parts, session)
-        return
-    match record.stage:
-        case Stage.RELEASING if parts.store.exists(record.checkpoint):
-            release.finish_release(parts, session, record)
-            _log.info("%s is ended, saved as %s", session.key, record.checkpoint)
-        case (
-            Stage.CAPTURING
-            | Stage.ROLLING_BACK
-            | Stage.CAPTURED
-            | Stage.THAWING
-            | Stage.RELEASING
-        ):
-            _settle_capture(parts, session, record)
-        case Stage.RESTORING:
-            processes.kill_tree(
-                session.init_pid, session.init_start, timeout=parts.limits.end
-            )
-            cgroups.restore_memory_limit(record.memory_limit)
-            _fail(parts, record)
-        case Stage.CONTINUING:
-            _settle_continuing(parts, session, record)
-        case Stage.RESTORED | Stage.FAILED:
-            pass
-
-
-def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
-    """Settle a capture as the store says: committed, or it does not exist."""
-    capturing, store = record.stage in _UNCOMMITTED, parts.store
-    # What was captured before may have gone on to the store behind this node's folder.
-    if store.saved_here(record.checkpoint) or (
-        not capturing and store.exists(record.checkpoint)
-    ):
-        if capturing and goes_on(session):
-            # It was rolled back, and neither the store nor the record took note.
-            release.undo_capture(parts, session, record)
-            _fail(parts, record)
-            return
-        if record.stage is not Stage.CAPTURED:
-            parts.records.save(record.at(Stage.CAPTURED, record.steps, failure=None))
-        _log.info("%s is saved as %s", session.key, record.checkpoint)
-        return
-    capture.let_go_on(parts.accelerator, session, record)
-    _fail(parts, record)
-
-
-def goes_on(session: Session) -> bool:
+def is_running(session: Session) -> bool:
     """Whether some of its programs run: what is saved is then older than they are."""
     alive = [p for p in trees.look(session).processes if p.state not in processes.DEAD]
     return not all(process.stopped for process in alive)
-
-
-def _settle_continuing(parts: Parts, session: Session, record: Record) -> None:
-    """Continue a restored tree, again if it had been, since that is not known."""
-    tree = trees.look(session)
-    if tree.root is None:
-        _fail(parts, record)
-        return
-    try:
-        parts.accelerator.fill(record.gpus, record.memory_limit, tree)
-    except ReclaimError as error:
-        # No process may go on without it; the checkpoint is there for another attempt.
-        processes.kill_tree(
-            session.init_pid, session.init_start, timeout=parts.limits.end
-        )
-        failed = msgspec.structs.replace(record, failure=codec.failure_of(error))
-        _fail(parts, failed)
-        return
-    engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
-    parts.records.save(record.at(Stage.RESTORED, record.steps))
-    _log.info("%s goes on from %s", session.key, record.checkpoint)
-
-
-def _settle_unknown(parts: Parts, session: Session) -> None:
-    """A tree without a record: the state folder was lost, or nothing ever happened."""
-    tree = trees.look(session)
-    if not any(p.state not in processes.DEAD for p in tree.processes):
-        return
-    if goes_on(session):
-        return
-    mine = [i for i in parts.store.list() if i.incarnation == session.incarnation]
-    record = Record(
-        operation="capture",
-        incarnation=session.incarnation,
-        key=session.key,
-        stage=Stage.CAPTURED,
-        checkpoint=mine[-1].id if mine else "",
-        generation=mine[-1].generation if mine else 0,
-        init_pid=session.init_pid,
-        init_start=session.init_start,
-        begun=parts.clock.now(),
-        pod=session.told.pod,
-    )
-    if mine:
-        parts.records.save(record)
-        _log.warning("%s was found saved as %s", session.key, record.checkpoint)
-        return
-    capture.let_go_on(parts.accelerator, session, record)
-    _log.warning("%s was found stopped and goes on: no checkpoint", session.key)
-
-
-def _fail(parts: Parts, record: Record) -> None:
-    """End the operation with an error of the agent's own."""
-    restarted = codec.failure_of(ReclaimError(Reason.AGENT_RESTARTED))
-    failure = record.failure or restarted
-    parts.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
-    _log.warning("%s %s undone: agent restarted", record.key, record.operation)
 
 
 def end_criu(session: Session, seconds: float) -> None:
     """Wait until a CRIU whose agent has died is gone; end it only when it hangs.
 
     Its stream broke with the agent, so it fails by itself and undoes its work.
-
-    Args:
-        session: whose.
-        seconds: that it may take.
     """
     running = _criu_inside(session)
     for number, patience in (
@@ -321,7 +332,7 @@ def end_criu(session: Session, seconds: float) -> None:
                 processes.send(process, number)
         running = processes.wait_gone(running, time.monotonic() + patience)
     if running:
-        _log.error("%s CRIU does not end: %d", session.key, running[0].pid)
+        _log.error("%s CRIU cannot be ended: process %d", session.key, running[0].pid)
 
 
 def _criu_inside(session: Session) -> list[Process]:
@@ -354,13 +365,10 @@ def _attempt(work: Callable[[], object], key: object) -> bool:
         work()
     except NotFound:
         return True  # it ended while we looked
-    except StoreError as error:
-        _log.error("%s not settled yet: %s", key, error)
-        return False
-    except OSError as error:  # the state folder is full, for one
-        _log.error("%s not settled yet: %s", key, error)
+    except (StoreError, OSError) as error:  # the state folder is full, for one
+        _log.error("%s not recovered yet, retrying: %s", key, error)
         return False
     except ReclaimError as error:
-        _log.error("%s not settled: %s", key, error)
+        _log.error("%s not recovered: %s", key, error)
         return error.reason not in _LATER
     return True

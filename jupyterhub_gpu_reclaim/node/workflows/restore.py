@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.process import Session
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
@@ -30,38 +32,42 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-from jupyterhub_gpu_reclaim.node.compat.requirements import (
-    World,
+from jupyterhub_gpu_reclaim.node.jupyter import server, wake_up
+from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp, find_connection
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointImages
+from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    Progress,
+    durably,
+    in_thread,
+    reported,
+)
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.requirements import (
+    HostRequirements,
     compare_images,
     compare_machines,
-    this_machine,
-)
-from jupyterhub_gpu_reclaim.node.compat.rights import (
     compare_rights,
     refuse_beyond_agent,
     refuse_reaching,
     refuse_user_namespace,
     rights_of,
+    this_machine,
 )
-from jupyterhub_gpu_reclaim.node.jupyter import thaw_order
-from jupyterhub_gpu_reclaim.node.jupyter.kernel_message import find_connection
-from jupyterhub_gpu_reclaim.node.jupyter.wake_server import WakeUp
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files, trees
-from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
-from jupyterhub_gpu_reclaim.node.operations.progress import Progress, durably, in_thread
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.sessions import tls
+from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
-from jupyterhub_gpu_reclaim.node.workflows.image_source import SavedImages
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import Finding
-    from jupyterhub_gpu_reclaim.node.dependencies import Parts
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.sessions.placements import Session as Placed
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 T = TypeVar("T")
 
@@ -89,13 +95,20 @@ class Fit(NamedTuple):
 class Restore:
     """One restore of one session."""
 
-    def __init__(self, parts: Parts, session: Placed, operation: Operation) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        tools: WorkflowTools,
+        ports: Reservations,
+        session: Session,
+        operation: Operation,
+    ) -> None:
+        self._tools = tools
+        self._ports = ports
         self._session = session
         self._operation = operation
         self._cancel = operation.cancel
-        self._progress = Progress(operation, parts.clock)
-        self._limits = parts.limits
+        self._progress = Progress(operation, tools.clock)
+        self._limits = tools.limits
         self._record = Record(
             operation="restore",
             incarnation=session.incarnation,
@@ -104,14 +117,14 @@ class Restore:
             checkpoint=operation.checkpoint,
             init_pid=session.init_pid,
             init_start=session.init_start,
-            begun=parts.clock.now(),
-            pod=session.told.pod,
+            begun=tools.clock.now(),
+            pod=session.hint.pod,
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run the restore; the last event is its tree."""
         del operation
-        async for event in durably(self._steps(), self._parts.records):
+        async for event in durably(self._steps(), self._tools.records):
             yield event
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
@@ -121,7 +134,7 @@ class Restore:
                 there, fit = await self._check()
             info = there.checkpoint.info
             gpus = there.world.gpus
-            pod = self._session.told.pod
+            pod = self._session.hint.pod
             limit = cgroups.find_memory_limit(self._session.init_pid, pod)
             yield self._note(
                 Stage.RESTORING,
@@ -133,13 +146,13 @@ class Restore:
             # What its GPUs held comes back as memory of its processes first.
             cgroups.lift_memory_limit(self._record.memory_limit)
             result = await self._restore(there, fit)
-            self._parts.memory.release(self._operation)  # it is in use from here on
+            self._tools.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
             yield self._note(Stage.CONTINUING)
-            await self._go_on(there, result)
+            await self._continue(there, result)
         # CancelledError is left out: it is the agent's own end; recovery settles that.
         except Exception as error:
-            why = _failed(error)
+            why = reported(error, RestoreFailed, Reason.RESTORE_FAILED)
             if await self._clear():
                 yield self._note(Stage.FAILED, failure=codec.failure_of(why))
             raise why from error
@@ -151,23 +164,23 @@ class Restore:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
 
-    async def _check(self) -> tuple[checkpoint_files.Saved, Fit]:
+    async def _check(self) -> tuple[checkpoint_files.CheckpointContents, Fit]:
         """Check everything that can be known before anything is touched."""
         there = await self._thread(
             "check",
-            lambda: checkpoint_files.Saved(
-                self._parts.store.open(self._record.checkpoint)
+            lambda: checkpoint_files.CheckpointContents(
+                self._tools.store.open(self._record.checkpoint)
             ),
         )
         found, fit = await self._thread(
-            "check", lambda: _compare(self._parts, self._session, there)
+            "check", lambda: _compare(self._tools, self._session, there)
         )
         checkpoint_files.refuse_fatal(found, RestoreFailed)
         await self._thread("check", lambda: self._promise(there))
-        anew = await self._thread("check", lambda: thaw_order.rewrite(there))
+        anew = await self._thread("check", lambda: wake_up.rewrite_images(there))
         return there, fit._replace(images={**anew, **fit.images})
 
-    def _promise(self, there: checkpoint_files.Saved) -> None:
+    def _promise(self, there: checkpoint_files.CheckpointContents) -> None:
         """Keep the memory that it will hold, until it is there.
 
         Raises:
@@ -176,7 +189,7 @@ class Restore:
         session, world = self._session, there.world
         lifted = None
         if world.gpus:
-            lifted = cgroups.find_memory_limit(session.init_pid, session.told.pod)
+            lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
         need = Need(
             filesystem.memory_needed(session, there.checkpoint, world),
             session.init_pid,
@@ -184,12 +197,12 @@ class Restore:
             taken=lambda: trees.resident_bytes(trees.look(session)),
         )
         try:
-            self._parts.memory.promise(self._operation, need)
+            self._tools.memory.promise(self._operation, need)
         except Refused as error:
             raise RestoreFailed(error.reason, **error.facts) from None
 
     async def _restore(
-        self, there: checkpoint_files.Saved, fit: Fit
+        self, there: checkpoint_files.CheckpointContents, fit: Fit
     ) -> engine.RestoreResult:
         """Files first, then memory; the tree stands, stopped."""
         async with self._progress.step("files", "Putting temporary files back"):
@@ -201,12 +214,13 @@ class Restore:
                 limit=self._limits.archive,
             )
         self._cancel.check()
-        source = SavedImages(there.checkpoint, fit.images)
+        source = CheckpointImages(there.checkpoint)
+        images = ReplacedImages(source, fit.images)
         async with self._progress.step(
             "programs", "Bringing the programs back", done=lambda: source.bytes
         ):
             result = await in_thread(
-                lambda: self._run_criu(there.world, source, fit),
+                lambda: self._run_criu(there.world, images, fit),
                 step="restore",
                 limit=self._limits.restore + self._limits.criu,
             )
@@ -219,21 +233,21 @@ class Restore:
             total=lambda: total,
         ):
             return await in_thread(
-                lambda: self._fill(result, source),
+                lambda: self._fill(result, images),
                 step="memory",
                 limit=self._limits.restore + self._limits.end,
             )
 
     def _run_criu(
-        self, world: World, source: SavedImages, fit: Fit
+        self, world: HostRequirements, source: ImageSource, fit: Fit
     ) -> engine.RestoreResult:
         init_pid = self._session.init_pid
-        with self._parts.work_folder() as folder:
+        with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return engine.restore(
-                self._parts.tool.criu(),
-                Session(init_pid, self._session.init_start),
+                self._tools.criu.criu(),
+                SessionInit(init_pid, self._session.init_start),
                 source=source,
-                folder=folder,
+                folder=Path(folder),
                 limit=self._limits.restore,
                 root_pid=world.root,
                 pids=world.pids,
@@ -245,18 +259,18 @@ class Restore:
             )
 
     def _fill(
-        self, result: engine.RestoreResult, source: SavedImages
+        self, result: engine.RestoreResult, source: ImageSource
     ) -> engine.RestoreResult:
         return engine.fill(
-            Session(self._session.init_pid, self._session.init_start),
+            SessionInit(self._session.init_pid, self._session.init_start),
             result,
             source=source,
             limit=self._limits.restore,
             cancel=self._cancel,
         )
 
-    async def _go_on(
-        self, there: checkpoint_files.Saved, result: engine.RestoreResult
+    async def _continue(
+        self, there: checkpoint_files.CheckpointContents, result: engine.RestoreResult
     ) -> None:
         """Let it run, and wait until its server answers."""
         address, world = there.address(self._session), there.world
@@ -268,7 +282,7 @@ class Restore:
             with WakeUp(address) as wake:
                 await self._thread("wake", lambda: _queue(wake, result, world))
                 await self._thread(
-                    "continue", lambda: thaw_order.go_on(wake, result, world)
+                    "continue", lambda: wake_up.thaw_server_last(wake, result, world)
                 )
                 waking = asyncio.create_task(
                     self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
@@ -278,7 +292,10 @@ class Restore:
                     await self._await_lists(address)
                 finally:
                     if not await waking:
-                        _log.info("%s a kernel answers late", self._session.key)
+                        _log.info(
+                            "%s a kernel has not answered the wake-up yet",
+                            self._session.key,
+                        )
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
         """Restore GPU memory before any process but its owners continues."""
@@ -290,7 +307,7 @@ class Restore:
             "gpu", "Bringing the memory of its GPU back", total=lambda: total
         ):
             await in_thread(
-                lambda: self._parts.accelerator.fill(
+                lambda: self._tools.accelerator.fill(
                     record.gpus, record.memory_limit, result.tree
                 ),
                 step="gpu",
@@ -309,7 +326,7 @@ class Restore:
                 while not await self._answers(address, limit):
                     self._cancel.check()
                     await self._thread("answer", self._still_there)
-                    await self._parts.clock.sleep(0.1)
+                    await self._tools.clock.sleep(0.1)
         except TimeoutError:
             raise RestoreFailed(
                 Reason.TIMED_OUT, step="answer", seconds=limit
@@ -325,19 +342,19 @@ class Restore:
         for path, kind in _LISTS:
             with contextlib.suppress(ReclaimError):
                 await jupyter_api.ask(
-                    self._parts.client, address, path, kind, seconds=_LIST_SECONDS
+                    self._tools.client, address, path, kind, seconds=_LIST_SECONDS
                 )
 
     async def _answers(self, address: jupyter_api.Address, seconds: float) -> bool:
         try:
             await jupyter_api.ask(
-                self._parts.client, address, "api", jupyter_api.Version, seconds=seconds
+                self._tools.client, address, "api", jupyter_api.Version, seconds=seconds
             )
         except NotFound:
             return True  # it speaks HTTP; what it serves is its own affair
         except ReclaimError:
             # Saved by a release that did not refuse these: it is there, none the less.
-            return await asyncio.to_thread(tls.answers, address)
+            return await asyncio.to_thread(server.answers_tls, address)
         return True
 
     def _still_there(self) -> None:
@@ -359,14 +376,18 @@ class Restore:
         except NotFound:
             return True
         except ReclaimError as error:
-            _log.error("%s what was half restored stays: %s", session.key, error)
+            _log.error(
+                "%s remains of a failed restore cannot be removed: %s",
+                session.key,
+                error,
+            )
             return False
         return True
 
     def _give_ports_back(self) -> None:
         """The session holds its ports itself now; one reserved too many is harmless."""
         try:
-            self._parts.ports.release(self._record.checkpoint)
+            self._ports.release(self._record.checkpoint)
         except ReclaimError as error:
             _log.warning("%s ports stay reserved: %s", self._session.key, error)
 
@@ -375,18 +396,18 @@ class Restore:
 
 
 def _compare(
-    parts: Parts, session: Placed, there: checkpoint_files.Saved
+    tools: WorkflowTools, session: Session, there: checkpoint_files.CheckpointContents
 ) -> tuple[list[Finding], Fit]:
     """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
     found = list(compare_machines(world.machine, this_machine()))
-    found += compare_images(world.image, session.told.image)
+    found += compare_images(world.image, session.hint.image)
     init = processes.snapshot_init(init_pid, session.init_start)
     found += refuse_user_namespace(init)
     found += compare_rights(world.rights, rights_of([init]))
     found += refuse_beyond_agent(world.rights)
-    found += refuse_reaching(world.rights, session, parts.trusted_capabilities)
-    found += parts.accelerator.compare(world.gpus, init_pid)
+    found += refuse_reaching(world.rights, session, tools.trusted_capabilities)
+    found += tools.accelerator.compare(world.gpus, init_pid)
     limit = cgroups.memory_limit(init_pid)
     # What its GPUs held does not stay in its processes.
     needed = world.memory - (world.gpus.bytes() if world.gpus else 0)
@@ -410,7 +431,7 @@ def _compare(
     return found, Fit({checkpoint_files.FILES: image}, ended)
 
 
-def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:
+def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) -> None:
     """Queue the wake-up for server and kernels, which are still stopped."""
     init_pid = result.tree.init.pid
     pids = [process.pid for process in result.tree.processes]
@@ -418,14 +439,5 @@ def _queue(wake: WakeUp, result: engine.RestoreResult, world: World) -> None:
     wake.queue([kernel for kernel in found if kernel], world.terminals)
 
 
-def _proceed(result: engine.RestoreResult, world: World) -> None:
+def _proceed(result: engine.RestoreResult, world: HostRequirements) -> None:
     engine.proceed(result, world.stopped)
-
-
-def _failed(error: Exception) -> ReclaimError:
-    """Any error as one of ours, to be reported."""
-    if isinstance(error, ReclaimError):
-        return error
-    _log.error("- restore failed: internal", exc_info=error)
-    why = f"{type(error).__name__} inside the agent"
-    return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.linux import pidfd
+from jupyterhub_gpu_reclaim.linux import descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,6 +117,6 @@ def _copied(pid: int, number: int) -> int:
     """
     process = os.pidfd_open(pid)
     try:
-        return pidfd.copied(process, number)
+        return descriptors.copied(process, number)
     finally:
         os.close(process)

@@ -1,0 +1,34 @@
+"""Reads a stream of buffers like a file, without joining it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class BufferReader:
+    """Buffers, read like a file."""
+
+    def __init__(self, buffers: Iterator[bytes | bytearray | memoryview]) -> None:
+        self._buffers = buffers
+        self._rest = memoryview(b"")
+
+    def has_more(self) -> bool:
+        """Whether any byte is left."""
+        while not self._rest:
+            following = next(self._buffers, None)
+            if following is None:
+                return False
+            self._rest = memoryview(following).cast("B")
+        return True
+
+    def read(self, size: int) -> bytes:
+        """That many bytes, or what is left."""
+        out = bytearray()
+        while len(out) < size and self.has_more():
+            take = self._rest[: size - len(out)]
+            out += take
+            self._rest = self._rest[len(take) :]
+        return bytes(out)

@@ -1,0 +1,340 @@
+"""Finds which processes of a session use a GPU, and what hinders a capture of them.
+
+It only reads. :func:`survey` tells four kinds that hold ``/dev/nvidia*`` apart:
+
+* **users**: the driver knows them (CUDA or NVML), and saves them itself;
+* **stale** ones: children that were forked from a user. What they inherited is of no
+  use to them, since a forked child cannot make CUDA calls, and it keeps CRIU from
+  saving them: ``cuda.give_up`` takes it away;
+* **stopped** ones (Ctrl-Z): the driver cannot be asked about them;
+* **others**: they have opened a device themselves and the driver's checkpoint knows
+  nothing of it (OpenGL, Vulkan). They cannot be saved.
+
+A stale child is told from the others by the kernel (kcmp(2)): every descriptor is the
+very open file of a user, and every mapping lies where a user has it.
+
+:func:`examine_clients` detects NVIDIA's MPS and profilers. It reports only what is
+certain; what it misses, the driver refuses, and the capture is rolled back.
+
+* A client of MPS (Multi-Process Service) has a connection to ``nvidia-cuda-mps-server``
+  and shares memory with it that the server calls ``mps.shm.<uid>.<pid>`` (its log,
+  driver 580). NVML knows the clients, too: ``ProcessUse.mps``. The driver cannot save
+  what lies with a server that others use.
+* A profiler or checker of NVIDIA's has a library of its own in the process. CUPTI alone
+  says nothing: PyTorch always loads it. A debugger is found by the preflight (ptrace).
+
+:func:`examine_sharing` finds processes that have GPU memory of others open, through
+CUDA IPC. The driver empties such a process without an error, and can never fill it
+again: not after the one that the memory belongs to, not before, not both at once, not
+even when the other was left alone (H200, driver 580). No attempt leaves it whole, so it
+has to be known before anything is touched. No mapping and no descriptor shows it, but
+the kernel's driver counts the memory that a process has of others (``driver.Memory``):
+legacy handles, shareable handles, pools, and what a process has exported and imported
+again itself. Peer access between cards does not count there. In two cases that count
+says nothing, and both are refused as well:
+
+* memory whose owner has ended counts as the other's own. PyTorch opens an event with
+  the memory, and the file of the event names the owner: ``cuda.shm.<uid>.<pid>.<n>``;
+* a driver that does not tell: then two processes with a GPU may share its memory.
+
+Shared events are restored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.sock_diag import unix_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver, Memory, State
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+#: The driver's devices, and those that only MIG and confidential computing use.
+DEVICES: Final = "/dev/nvidia"
+_LIBRARIES: Final = ("/libcuda.so", "/libnvidia-ml.so")
+_SYS_KCMP: Final = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevices:
+    """What a process has of a GPU's devices."""
+
+    descriptors: tuple[procfs.Descriptor, ...]
+    mappings: tuple[procfs.Mapping, ...]
+
+    def __bool__(self) -> bool:
+        """Whether it has anything."""
+        return bool(self.descriptors or self.mappings)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUser:
+    """A process that the driver knows."""
+
+    process: Process
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class StaleChild:
+    """A forked child, and what it inherited."""
+
+    process: Process
+    held: HeldDevices
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A session's processes as far as they have to do with GPUs."""
+
+    users: tuple[GpuUser, ...] = ()
+    stale: tuple[StaleChild, ...] = ()
+    stopped: tuple[Process, ...] = ()
+    others: tuple[Process, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to be done."""
+        return bool(self.users or self.stale or self.stopped or self.others)
+
+    @property
+    def savable(self) -> frozenset[int]:
+        """Host pids whose devices are no hindrance."""
+        users = {user.process.pid for user in self.users}
+        return frozenset(users | {child.process.pid for child in self.stale})
+
+
+def held_by(pid: int) -> HeldDevices:
+    """What a process has of a GPU's devices; nothing when it has ended."""
+    return HeldDevices(
+        tuple(d for d in procfs.descriptors(pid) if d.target.startswith(DEVICES)),
+        tuple(m for m in procfs.mappings(pid) if m.path.startswith(DEVICES)),
+    )
+
+
+def survey(driver: Driver, snapshot: Snapshot) -> Survey:
+    """Look at all processes of a session.
+
+    Only those with a GPU's device or library are asked about, so that a session
+    without a GPU costs no call of the driver.
+
+    Raises:
+        DriverError: the driver does not answer.
+    """
+    alive = [p for p in snapshot.processes if p.state not in DEAD]
+    held = {p.pid: held_by(p.pid) for p in alive}
+    concerned = [p for p in alive if held[p.pid] or _has_library(p.pid)]
+    if not concerned or not driver.present():
+        return Survey(others=tuple(p for p in concerned if held[p.pid]))
+    stopped = tuple(p for p in concerned if p.stopped)
+    asked = [p for p in concerned if not p.stopped]
+    states = {p.pid: driver.state(p.pid) for p in asked}
+    users = tuple(GpuUser(p, s) for p in asked if (s := states[p.pid]) is not None)
+    proper = [user.process.pid for user in users]
+    stale, others = [], []
+    for process in asked:
+        if states[process.pid] is not None or not held[process.pid]:
+            continue
+        if _inherited(process.pid, held, proper):
+            stale.append(StaleChild(process, held[process.pid]))
+        else:
+            others.append(process)
+    return Survey(users, tuple(stale), stopped, tuple(others))
+
+
+def _has_library(pid: int) -> bool:
+    """A saved process holds no device any more, but its library is mapped still."""
+    return any(
+        name in mapping.path for mapping in procfs.mappings(pid) for name in _LIBRARIES
+    )
+
+
+def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> bool:
+    """Whether all that a process has came from one of the users, by fork."""
+    mine = held[pid]
+    for user in users:
+        theirs = held[user]
+        places = {(m.start, m.end, m.device, m.inode) for m in theirs.mappings}
+        if all(
+            any(_same_file(pid, fd, user, other) for other in _candidates(fd, theirs))
+            for fd, _ in mine.descriptors
+        ) and all((m.start, m.end, m.device, m.inode) in places for m in mine.mappings):
+            return True
+    return False
+
+
+def _candidates(fd: int, held: HeldDevices) -> Iterator[int]:
+    """The user's descriptors, that of the same number first: fork keeps numbers."""
+    numbers = [descriptor.fd for descriptor in held.descriptors]
+    yield from (number for number in numbers if number == fd)
+    yield from (number for number in numbers if number != fd)
+
+
+def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
+    """Whether both descriptors are one open file; False also when one has gone."""
+    number = _SYS_KCMP.get(platform.machine())
+    if number is None:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.syscall(number, pid, other_pid, _KCMP_FILE, fd, other_fd) == 0)
+
+
+#: ``nvidia-cuda-mps-server`` and ``…-control`` as the kernel cuts their names.
+_MPS: Final = "nvidia-cuda-mps"
+_MPS_MEMORY: Final = "mps.shm."
+#: How the files begin that a tool puts into the process which it looks at.
+_TOOLS: Final = {
+    "libToolsInjection": "Nsight Systems",
+    "libcuda-injection.so": "Nsight Compute",
+    "libsanitizer-collection.so": "Compute Sanitizer",
+    "libcuinj64.so": "nvprof",
+}
+
+
+def examine_clients(
+    processes: Sequence[Process], known: Collection[int]
+) -> Iterator[Finding]:
+    """What keeps their GPUs from being saved.
+
+    Args:
+        processes: that have to do with a GPU.
+        known: host pids of those that the driver's library calls clients of MPS.
+    """
+    shared = clients_of_mps([process.pid for process in processes]) | set(known)
+    for process in processes:
+        pid, name = process.ns_pid, process.name
+        if process.pid in shared:
+            yield finding(Reason.GPU_MPS, pid=pid, name=name)
+        if tool := tool_in(process.pid):
+            yield finding(Reason.GPU_PROFILED, pid=pid, name=name, tool=tool)
+
+
+def clients_of_mps(pids: Collection[int]) -> set[int]:
+    """Those of these processes that use their GPU through MPS, or are its server."""
+    if not pids:
+        return set()
+    found = {pid for pid in pids if procfs.name(pid).startswith(_MPS)}
+    found |= {
+        pid for pid in pids if any(_MPS_MEMORY in file for file in _mapped_files(pid))
+    }
+    servers = tree_inodes(_servers())
+    return found | {pid for pid in pids if servers and _talks_to(pid, servers)}
+
+
+def tool_in(pid: int) -> str:
+    """The profiler or checker that is loaded in a process; empty: none is known."""
+    for file in _mapped_files(pid):
+        for beginning, tool in _TOOLS.items():
+            if file.startswith(beginning):
+                return tool
+    return ""
+
+
+def _mapped_files(pid: int) -> Iterator[str]:
+    """The names of all files that a process has mapped."""
+    for mapping in procfs.mappings(pid):
+        yield mapping.path.rpartition("/")[2]
+
+
+def _servers() -> Iterator[int]:
+    """The pids of MPS's own programs on this machine."""
+    for pid in procfs.pids():
+        if procfs.name(pid).startswith(_MPS):
+            yield pid
+
+
+def _talks_to(pid: int, servers: Collection[int]) -> bool:
+    """Whether a process holds a socket whose other end is one of those.
+
+    The two may live in network namespaces of their own: a socket in the file system is
+    the same for both.
+    """
+    mine = tree_inodes([pid])
+    if not mine:
+        return False
+    try:
+        streams = unix_streams(pid)
+    except Refused:
+        return False  # it has ended
+    return any(one.inode in mine and one.peer in servers for one in streams)
+
+
+_log = logging.getLogger(__name__)
+
+#: A shared event's file: user id, the owner's pid in its own namespace (hexadecimal).
+_EVENTS: Final = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
+
+
+class SharingFound(NamedTuple):
+    """A process that could not be filled again, and why not."""
+
+    reason: Reason
+    facts: dict[str, Any]  #: of the reason's sentence
+
+
+def examine_sharing(
+    driver: Driver,
+    users: Sequence[Process],
+    snapshot: Snapshot,
+    counted: Collection[int],
+) -> Iterator[SharingFound]:
+    """Which of those processes could not be filled again.
+
+    Args:
+        driver: this machine's.
+        users: processes that the driver knows.
+        snapshot: the session's tree now.
+        counted: host pids of all that have memory of a GPU, as NVML counts.
+    """
+    memory = _ask_memory(driver, [process.pid for process in users], counted)
+    alive = {p.ns_pid for p in snapshot.processes if p.state not in DEAD}
+    for process in users:
+        borrowed = memory is not None and memory[process.pid].borrowed
+        if borrowed or _event_owners(process.pid) - alive:
+            facts = {"pid": process.ns_pid, "name": process.name}
+            yield SharingFound(Reason.GPU_IPC, facts)
+    if memory is None and len(users) > 1:
+        facts = {"pid": users[0].ns_pid, "name": users[0].name}
+        yield SharingFound(Reason.GPU_IPC_UNKNOWN, {**facts, "others": len(users) - 1})
+
+
+def _ask_memory(
+    driver: Driver, pids: Sequence[int], counted: Collection[int]
+) -> Mapping[int, Memory] | None:
+    """What the driver counts; None when it does not report, or an impossible value."""
+    if not pids:
+        return {}
+    try:
+        memory = driver.memory(pids)
+    except DriverError as error:
+        _log.warning("- the driver does not tell who shares GPU memory: %s", error)
+        return None
+    for pid in pids:
+        if pid in counted and not memory[pid].own:
+            _log.warning(
+                "- driver and NVML disagree on the GPU memory of process %d", pid
+            )
+            return None
+    return memory
+
+
+def _event_owners(pid: int) -> set[int]:
+    """The pids of those whose events a process has mapped."""
+    found = (_EVENTS.search(mapping.path) for mapping in procfs.mappings(pid))
+    return {int(match[1], 16) for match in found if match}

@@ -1,0 +1,68 @@
+"""Waits for any of several descriptors, and copies those that another process holds.
+
+An agent with many sessions has thousands of descriptors open; select(2) takes none
+above 1023, so :func:`readable` polls. :func:`copied` is pidfd_getfd(2), Linux 5.6: the
+copy of a socket is the same socket, so an option set on it holds for the other process,
+too. The caller needs the right to trace that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class HasDescriptor(Protocol):
+    """What has a descriptor."""
+
+    def fileno(self) -> int:
+        """Its number."""
+
+
+T = TypeVar("T", bound=HasDescriptor)
+
+
+def readable(watched: Iterable[T], seconds: float) -> list[T]:
+    """Those that can be read from, or have ended, at the latest after that time.
+
+    Args:
+        watched: what to wait for.
+        seconds: how long; 0 or less only looks. Empty when the time is up.
+    """
+    by_number = {one.fileno(): one for one in watched}
+    poll = select.poll()
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    found = poll.poll(max(0.0, seconds) * 1000)
+    return [by_number[number] for number, _ in found]
+
+
+_SYS_PIDFD_GETFD: Final = 438  #: the same on all architectures
+
+
+def copied(pidfd: int, descriptor: int) -> int:
+    """A copy of the process's descriptor, which the caller closes.
+
+    Raises:
+        OSError: the process has ended, has no such descriptor, or may not be traced.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    copy = int(libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0))
+    if copy < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "pidfd_getfd")
+    return copy
+
+
+@contextlib.contextmanager
+def borrow(pidfd: int, descriptor: int) -> Iterator[socket.socket]:
+    """A copy of the process's socket, closed at the end; raises as ``copied``."""
+    with socket.socket(fileno=copied(pidfd, descriptor)) as end:
+        yield end

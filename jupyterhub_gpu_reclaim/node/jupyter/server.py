@@ -1,0 +1,212 @@
+"""A session's Jupyter server: where it answers, its login, and whether it speaks TLS.
+
+The address and the Hub login come from the environment of the session's first program.
+A checkpoint carries the login as its identity; neither is logged or written to disk
+here.
+
+TLS is looked for before anything of the session is touched. The agent asks a restored
+server whether it answers, keeps its cullers from ending what just came back, and
+samples its use, all in plain HTTP; under ``JupyterHub.internal_ssl`` a server refuses
+clients without a certificate of the Hub, which a node does not have. A session that
+could not be brought back must not be suspended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.models import Identity, Value
+from jupyterhub_gpu_reclaim.linux import netns, procfs
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+
+if TYPE_CHECKING:
+    from tornado.httpclient import AsyncHTTPClient
+
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PREFIX = b"JUPYTERHUB_"
+#: What may stand in a request line or a header as it is: visible ASCII.
+_WORD = re.compile(r"[!-~]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to ask a session's own server, and under which name it runs.
+
+    Attributes:
+        port: its TCP port; 0 where the environment does not say.
+        prefix: path of its pages, with a slash at both ends.
+        token: its own API token; empty where there is none.
+        environment: the ``JUPYTERHUB_…`` variables.
+    """
+
+    port: int
+    prefix: str
+    token: str = field(repr=False)
+    uid: int
+    cwd: str
+    environment: dict[str, str] = field(repr=False)
+
+    @property
+    def identity(self) -> Identity:
+        """As it goes into a checkpoint."""
+        return Identity(
+            api_token=self.token,
+            port=self.port,
+            environment=self.environment,
+            uid=self.uid,
+            cwd=self.cwd,
+        )
+
+
+def read_login(pid: int) -> Login:
+    """The login of the session whose first program has that host pid.
+
+    Raises:
+        OSError: it has ended, may not be read, or keeps its reader waiting.
+    """
+    process = Path(f"/proc/{pid}")
+    environment = _environment(procfs.words(pid, "environ"))
+    port, path = _port_and_path(environment.get("JUPYTERHUB_SERVICE_URL", ""))
+    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX") or path or "/"
+    token = environment.get("JUPYTERHUB_API_TOKEN", "")
+    if not (_WORD.fullmatch(prefix) and _WORD.fullmatch(token)):
+        port, prefix = 0, "/"  # a request must not carry what is not valid HTTP
+    uid = next(
+        int(line.split()[1])
+        for line in (process / "status").read_text().splitlines()
+        if line.startswith("Uid:")
+    )
+    return Login(
+        port=port,
+        prefix="/" + prefix.strip("/") + "/" if prefix.strip("/") else "/",
+        token=token,
+        uid=uid,
+        cwd=str((process / "cwd").readlink()),
+        environment=environment,
+    )
+
+
+def _port_and_path(url: str) -> tuple[int, str]:
+    """Port (0 for none) and path of a URL; the user may have put anything there."""
+    try:
+        address = urlsplit(url)
+        port = address.port or 0
+    except ValueError:
+        return 0, ""
+    return port, address.path
+
+
+def _environment(words: list[bytes]) -> dict[str, str]:
+    """The ``JUPYTERHUB_…`` variables of an environment."""
+    pairs = (
+        word.decode("utf-8", "replace").partition("=")
+        for word in words
+        if word.startswith(_PREFIX)
+    )
+    return {name: value for name, _, value in pairs}
+
+
+#: A server that is slow is not waited for; whether it speaks TLS is then decided by its
+#: environment.
+_ASK_SECONDS = 2.0
+#: Kinds of a TLS record that a server's first one can have (RFC 8446, 5.1).
+_ALERT, _HANDSHAKE = 21, 22
+
+
+class ServerState(Value, frozen=True, kw_only=True):
+    """What a session's server had open: what must not be culled after a resume."""
+
+    kernels: list[str]
+    terminals: list[str]
+
+
+def address_of(session: Session, login: Login) -> jupyter_api.Address:
+    """Where its server listens."""
+    return jupyter_api.Address(
+        login.port, login.prefix, login.token, session.init_pid, session.init_start
+    )
+
+
+async def ask_state(
+    client: AsyncHTTPClient, session: Session, login: Login
+) -> ServerState:
+    """The kernels and terminals of a session's server; what is unknown is left out."""
+    if not login.port:
+        return ServerState(kernels=[], terminals=[])
+    address = address_of(session, login)
+
+    async def ask(path: str, kind: type[list[T]]) -> list[T]:
+        try:
+            return await jupyter_api.ask(
+                client, address, path, kind, seconds=_ASK_SECONDS
+            )
+        except ReclaimError as error:
+            _log.info("- the server does not list what it runs: %s", error.detail)
+            return []
+
+    kernels = await ask("api/kernels", list[jupyter_api.Kernel])
+    terminals = await ask("api/terminals", list[jupyter_api.Terminal])
+    return ServerState(
+        kernels=[kernel.id for kernel in kernels],
+        terminals=[terminal.name for terminal in terminals],
+    )
+
+
+async def speaks_tls(
+    client: AsyncHTTPClient, address: jupyter_api.Address, login: Login
+) -> bool:
+    """Whether it does; one that answers in plain HTTP does not, whatever it says."""
+    if not address.port:
+        return False
+    try:
+        await jupyter_api.ask(
+            client, address, "api", jupyter_api.Version, seconds=_ASK_SECONDS
+        )
+    except NotFound:
+        return False
+    except ReclaimError:
+        if await asyncio.to_thread(answers_tls, address):
+            return True
+        url = login.environment.get("JUPYTERHUB_SERVICE_URL", "")
+        with contextlib.suppress(ValueError):
+            return urlsplit(url).scheme == "https"
+    return False
+
+
+def answers_tls(address: jupyter_api.Address) -> bool:
+    """Whether a TLS greeting is answered by one; blocks for seconds."""
+    with (
+        contextlib.suppress(OSError),
+        netns.connect(
+            address.pid, address.port, start=address.start or None, seconds=_ASK_SECONDS
+        ) as made,
+    ):
+        made.sendall(_client_hello())
+        said = made.recv(2)
+        return len(said) == 2 and said[0] in {_ALERT, _HANDSHAKE} and said[1] == 3
+    return False
+
+
+def _client_hello() -> bytes:
+    """A TLS client's greeting."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(heard, said).do_handshake()
+    return said.read()

@@ -1,0 +1,364 @@
+"""Wakes a restored Jupyter server before its cullers look at the clock.
+
+Cullers inside a Jupyter server compare the wall clock, which went on during the
+suspension, with the time of the last activity: ``cull_idle_timeout`` would end a kernel
+seconds after it came back, and ``shutdown_no_activity_timeout`` the server. The
+operating system accepts connections for a stopped listener, so :class:`WakeUp` queues
+requests *before* the tree continues. They are the first thing that server and kernels
+read, and a culler's timer, which runs on the monotonic clock that stood still, is
+hardly ever due in those milliseconds.
+
+Where a kernel culler is due, :func:`thaw_server_last` enforces the order. The kernels'
+answers have to lie in the server's queues when its event loop turns for the first time,
+and the loop has to look there before it looks at the clock. So the server's first
+thread, which runs that loop, is held while its other threads take the answers in
+(``linux.ptrace``), and it restarts the wait in which it was captured
+(``images.restart_wait``). Nothing depends on success: a server that cannot be held
+continues with the others, and if the agent ends meanwhile, the kernel releases the
+thread.
+
+A kernel is asked on its shell port "is nothing complete?" (``is_complete_request`` with
+an empty text): that runs no code, and Jupyter counts the answer as use. It does not go
+through the server's WebSocket, because a second client there makes the server drop the
+output that it keeps for a disconnected user. The kernel's connection file is written by
+the user, so it is not trusted; nothing but this message is sent.
+
+Formats: ZMTP 3.0 (rfc.zeromq.org/spec/23) with the NULL mechanism, and the Jupyter
+wire protocol (jupyter-client.readthedocs.io, "messaging").
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import quote
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.linux import netns, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.beneath import open_file_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
+    from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+
+#: What a kernel says when it takes messages.
+KERNEL_READY = b"\x05READY"
+#: What a kernel answers, somewhere in a frame.
+KERNEL_ANSWER = b"is_complete_reply"
+
+_MAX_FILE_BYTES = 64 * 1024
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_SIGNATURES = {"hmac-sha256": hashlib.sha256, "hmac-sha512": hashlib.sha512}
+_GREETING = (
+    b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+)
+
+
+class Connection(Value, frozen=True, kw_only=True):
+    """A kernel's connection file, as far as we need it."""
+
+    shell_port: int
+    key: str = ""
+    signature_scheme: str = "hmac-sha256"
+    transport: str = "tcp"
+
+
+def find_connection(
+    init_pid: int, pids: Iterable[int], kernel: str
+) -> Connection | None:
+    """The connection of the kernel with that id; None where it is not to be found.
+
+    Args:
+        init_pid: of the session, whose root the path is looked up in.
+        pids: host pids of the tree; one of them was started with the file's path.
+        kernel: the kernel's id, as the server reports it.
+    """
+    name = re.escape(os.fsencode(kernel))
+    pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
+    for pid in pids:
+        try:
+            found = procfs.words(pid, "cmdline")
+        except TimeoutError:
+            return None  # this user's programs keep us waiting: no favour for them
+        except OSError:
+            continue
+        for word in found:
+            match = pattern.search(word)
+            if match is not None:
+                return _read_connection(init_pid, match[1])
+    return None
+
+
+def kernel_greeting() -> bytes:
+    """A client's greeting.
+
+    More may follow only after the kernel's ``READY``: libzmq drops a connection whose
+    first message comes before its own handshake is out.
+    """
+    ready = KERNEL_READY + _property(b"Socket-Type", b"DEALER")
+    return _GREETING + _frame(ready, _COMMAND)
+
+
+def kernel_request(connection: Connection) -> bytes:
+    """The request, signed with the kernel's key."""
+    parts = [_json(_message_header()), b"{}", b"{}", _json({"code": ""})]
+    frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
+    *first, last = frames
+    return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
+
+
+def _read_connection(init_pid: int, path: bytes) -> Connection | None:
+    try:
+        root = open_root(f"/proc/{init_pid}/root")
+        try:
+            descriptor = open_file_in_root(root, path)
+        finally:
+            os.close(root)
+        with os.fdopen(descriptor, "rb") as file:
+            found = codec.decode(file.read(_MAX_FILE_BYTES), Connection)
+    except (OSError, BadRequest):
+        return None
+    usable = found.transport == "tcp" and 0 < found.shell_port < 65536
+    return found if usable else None
+
+
+def _message_header() -> dict[str, str]:
+    return {
+        "msg_id": uuid.uuid4().hex,
+        "msg_type": "is_complete_request",
+        "session": uuid.uuid4().hex,
+        "username": "",
+        "version": "5.3",
+        "date": datetime.now(UTC).isoformat(),
+    }
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def _signature(connection: Connection, parts: list[bytes]) -> bytes:
+    kind = _SIGNATURES.get(connection.signature_scheme)
+    if not connection.key or kind is None:
+        return b""
+    return hmac.new(connection.key.encode(), b"".join(parts), kind).hexdigest().encode()
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+
+
+def _frame(body: bytes, flags: int) -> bytes:
+    if len(body) > 255:
+        return bytes([flags | _LONG]) + len(body).to_bytes(8, "big") + body
+    return bytes([flags, len(body)]) + body
+
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 1.0
+#: All connections together; those of an honest server take milliseconds. A listener
+#: that is stopped takes about a hundred, and how many are wanted is a user's word.
+_QUEUE_SECONDS = 10.0
+_TAIL_BYTES = 1 << 16
+#: More kernels and terminals than a user has; the agent's descriptors are few.
+_MAX_SOCKETS = 512
+
+
+class WakeUp:
+    """Connections that wait for the session; a context manager, closed on leaving."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._sockets: list[socket.socket] = []
+        self._kernels: dict[socket.socket, Connection] = {}
+        #: What those have said last that have not answered yet.
+        self._awaited: dict[socket.socket, bytes] = {}
+        self._deadline = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
+
+    def queue(self, kernels: Iterable[Connection], terminals: Iterable[str]) -> None:
+        """Queue what is to be said.
+
+        A listener that takes nothing is no error: the session then merely stands as
+        it would stand without us.
+        """
+        port = self._address.port
+        self._deadline = time.monotonic() + _QUEUE_SECONDS
+        self._send(port, self._get("api/status", {}))
+        for name in terminals:
+            path = f"terminals/websocket/{quote(name)}"
+            self._send(port, self._get(path, _upgrade()))
+        for kernel in kernels:
+            sent = self._send(kernel.shell_port, kernel_greeting())
+            if sent is not None:
+                self._kernels[sent] = kernel
+                self._awaited[sent] = b""
+
+    @property
+    def kernels(self) -> int:
+        """How many of them we have a connection to."""
+        return len(self._kernels)
+
+    def wait(self, seconds: float) -> bool:
+        """Send every kernel its message, and wait; return whether all answered.
+
+        A kernel that computes answers later and is not culled for that, so it is not
+        waited for any longer. Another call continues where this one ended.
+        """
+        deadline = time.monotonic() + seconds
+        seen = self._awaited
+        while seen:
+            # One that never stops talking must not keep us either.
+            left = deadline - time.monotonic()
+            ready = readable(list(seen), left) if left > 0 else []
+            if not ready:
+                return False
+            for one in ready:
+                data = _receive(one)
+                seen[one] = (seen[one] + data)[-_TAIL_BYTES:]
+                if KERNEL_READY in seen[one]:
+                    seen[one] = b""
+                    _say(one, kernel_request(self._kernels[one]))
+                elif not data or KERNEL_ANSWER in seen[one]:
+                    del seen[one]
+        return True
+
+    def _send(self, port: int, data: bytes) -> socket.socket | None:
+        patience = min(_CONNECT_SECONDS, self._deadline - time.monotonic())
+        if patience <= 0 or len(self._sockets) >= _MAX_SOCKETS:
+            return None
+        try:
+            where = self._address
+            one = netns.connect(
+                where.pid, port, start=where.start or None, seconds=patience
+            )
+        except OSError as error:
+            _log.info("- cannot wake the program on port %d: %s", port, error)
+            return None
+        self._sockets.append(one)
+        _say(one, data)
+        return one
+
+    def _get(self, path: str, headers: dict[str, str]) -> bytes:
+        lines = [
+            f"GET {self._address.prefix}{path} HTTP/1.1",
+            f"Host: {LOOPBACK}:{self._address.port}",
+            f"Authorization: token {self._address.token}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+            "\r\n",
+        ]
+        return "\r\n".join(lines).encode()
+
+
+def _say(one: socket.socket, data: bytes) -> None:
+    """Send it; a listener that has gone is no error."""
+    with contextlib.suppress(OSError):
+        one.sendall(data)
+
+
+def _receive(one: socket.socket) -> bytes:
+    """What has come; nothing when the other side has closed."""
+    with contextlib.suppress(OSError):
+        return one.recv(_TAIL_BYTES)
+    return b""
+
+
+def _upgrade() -> dict[str, str]:
+    """The headers of a WebSocket's opening handshake (RFC 6455, 4.1)."""
+    return {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
+    }
+
+
+#: An idle kernel answers within milliseconds. Whether a kernel that computes will is
+#: unknown, and its user waits for the server.
+_HOLD_SECONDS: Final = 0.5
+#: What a kernel says to all comes by another of its threads than the answer to us, and
+#: through a thread of the server: at least this long after it, or as long as the
+#: answers took, where all of that is slow.
+_SETTLE_SECONDS: Final = 0.05
+
+
+def rewrite_images(there: checkpoint_files.CheckpointContents) -> dict[str, bytes]:
+    """CRIU's images as they are to be given to it, by their names.
+
+    Raises:
+        RestoreFailed: the server's is damaged.
+        StoreError: likewise.
+    """
+    name = f"core-{there.world.server}.img"
+    # One without a port is not going to be woken.
+    if (
+        not there.identity.port
+        or checkpoint_files.IMAGES + name not in there.checkpoint
+    ):
+        return {}
+    return {name: restart_wait(there.checkpoint.read(checkpoint_files.IMAGES + name))}
+
+
+def thaw_server_last(
+    wake: WakeUp, result: RestoreResult, world: HostRequirements
+) -> None:
+    """Thaw the tree, the server's loop last; blocks for 1.5 seconds at most.
+
+    Raises:
+        ReclaimError: as ``checkpoint.tree.restore.proceed``.
+    """
+    with _held(result.tree, world.server if wake.kernels else 0) as is_held:
+        proceed(result, world.stopped)
+        if is_held:
+            begun = time.monotonic()
+            complete = wake.wait(_HOLD_SECONDS)
+            took = time.monotonic() - begun
+            time.sleep(max(_SETTLE_SECONDS, took if complete else 0.0))
+
+
+@contextlib.contextmanager
+def _held(tree: Snapshot, server: int) -> Iterator[bool]:
+    """The server's first thread stands inside the block; whether it does."""
+    pids = [process.pid for process in tree.processes if process.ns_pid == server]
+    with contextlib.ExitStack() as stack:
+        try:
+            for pid in pids:
+                # It is stopped, so that there will be no others.
+                others = set(ptrace.tasks(pid)) - {pid}
+                held = ptrace.standing(pid, but=others, seconds=_HOLD_SECONDS)
+                stack.enter_context(held)
+        except ptrace.TraceFailed as error:
+            _log.info("- the server cannot be thawed after its kernels: %s", error)
+            pids = []
+        yield bool(pids)

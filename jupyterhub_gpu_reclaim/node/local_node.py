@@ -1,0 +1,312 @@
+"""This node's answers to the service's calls.
+
+:class:`LocalNode` looks a session up, ensures that one operation at a time works on it,
+and starts the work that ``workflows.capture``, ``restore`` and ``release`` do. It keeps
+no policy: it does what it is told, or says why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    Operation,
+    Operations,
+    in_thread,
+)
+from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
+    from jupyterhub_gpu_reclaim.node.operations.records import Record
+    from jupyterhub_gpu_reclaim.node.sessions.placements import (
+        Placements,
+        PodHint,
+        Session,
+    )
+    from jupyterhub_gpu_reclaim.node.sessions.samples import SessionSampler
+    from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+    from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
+    from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+
+#: Waiting for an operation that was cancelled before its session is killed.
+_CALL_OFF_SECONDS = 60.0
+#: Killed sessions of which a repeated kill still hears that they are gone.
+_REMEMBERED = 256
+
+
+@dataclass(kw_only=True, eq=False)
+class LocalNode:
+    """Everything that the service may ask of this node (``http.routes.Node``)."""
+
+    placements: Placements
+    ports: Reservations
+    operations: Operations
+    sampler: SessionSampler
+    tools: WorkflowTools
+    releases: Releases
+    recovery: Recovery
+    outcomes: Outcomes
+    #: Looks for what keeps this node from working; it blocks.
+    look: Callable[[], list[Finding]]
+    _gone: dict[str, Tree] = field(default_factory=dict)
+    _looking: asyncio.Task[list[Finding]] | None = None
+
+    # --- looking ------------------------------------------------------------------
+
+    async def ready(self) -> list[Finding]:
+        """What keeps this node from saving sessions, or makes it slow."""
+        # Unauthenticated and unlimited, so one look at a time answers all callers.
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(
+                in_thread(self.look, step="check", limit=self.tools.limits.check)
+            )
+        return await asyncio.shield(self._looking)
+
+    async def trees(self) -> list[Tree]:
+        """Every incarnation with an init or a record here."""
+        return await asyncio.to_thread(self._trees)
+
+    async def tree(self, incarnation: str) -> Tree:
+        """That incarnation, also when it has ended; ``NotFound`` when unknown."""
+        return await asyncio.to_thread(self._tree, incarnation)
+
+    async def samples(self) -> list[Sample]:
+        """What every session with programs in it does now."""
+        return await self.sampler.samples(await self.trees())
+
+    async def preflight(self, incarnation: str) -> list[Finding]:
+        """What keeps that session from being saved; touches nothing."""
+        session = await self._find(incarnation)
+        found = await in_thread(
+            lambda: capture.examine(self.tools, session, trees.look(session)).found,
+            step="preflight",
+            limit=self.tools.limits.check,
+        )
+        return [*found, *await capture.ask_server(self.tools, session)]
+
+    async def checkpoints(self) -> list[CheckpointInfo]:
+        """The committed checkpoints."""
+        return await asyncio.to_thread(self.tools.store.list)
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """The login of a saved session, from inside its checkpoint."""
+
+        def read() -> Identity:
+            there = checkpoint_files.CheckpointContents(
+                self.tools.store.open(checkpoint)
+            )
+            return msgspec.structs.replace(
+                there.identity,
+                image=there.world.image,
+                node_labels=there.world.node_labels,
+            )
+
+        return await asyncio.to_thread(read)
+
+    async def tell(self, incarnation: str, hint: PodHint) -> None:
+        """Take the service's facts about a session, before any other call."""
+        await asyncio.to_thread(self.placements.tell, incarnation, hint)
+
+    # --- doing --------------------------------------------------------------------
+
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Capture it, attach to the capture under way, or repeat how it ended."""
+        known = self.operations.attach(incarnation, "capture", checkpoint)
+        if known is not None:
+            return known.follow()
+        ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
+        if ended is not None:
+            return _only(ended)
+        session = await self._find(incarnation)
+        tree = await self.tree(incarnation)
+        # The same call may have come twice; nothing is awaited from here to begin().
+        again = self.operations.attach(incarnation, "capture", checkpoint)
+        if again is not None:
+            return again.follow()
+        if tree.state is not TreeState.RUNNING:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
+            )
+        operation = Operation("capture", session.key, checkpoint)
+        work = capture.Capture(self.tools, session, operation, generation)
+        return self._begin(session, operation, work.run).follow()
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Restore it, attach to the restore under way, or repeat how it ended."""
+        known = self.operations.attach(incarnation, "restore", checkpoint)
+        if known is not None:
+            return known.follow()
+        session = await self._find(incarnation)
+        ended: Event | None = None
+        refusal: ReclaimError | None = None
+        try:
+            ended = await asyncio.to_thread(self.outcomes.restored, session, checkpoint)
+        except ReclaimError as error:
+            refusal = error
+        # The same call may have come twice; nothing is awaited from here to begin().
+        again = self.operations.attach(incarnation, "restore", checkpoint)
+        if again is not None:
+            return again.follow()
+        if refusal is not None:
+            raise refusal
+        if ended is not None:
+            return _only(ended)
+        self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
+        operation = Operation("restore", session.key, checkpoint)
+        work = Restore(self.tools, self.ports, session, operation)
+        return self._begin(session, operation, work.run).follow()
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Thaw a captured tree; its checkpoint is discarded. Idempotent."""
+        session = await self._find(incarnation)
+        return await self._do(
+            "thaw", session, "", lambda op: self.releases.thaw(session, op)
+        )
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured tree; only when that checkpoint is committed. Idempotent."""
+        try:
+            session = await self._find(incarnation)
+        except NotFound:
+            return await asyncio.to_thread(
+                self.releases.already_released, incarnation, checkpoint
+            )
+        return await self._do(
+            "release",
+            session,
+            checkpoint,
+            lambda op: self.releases.release(session, op),
+        )
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End a session whatever it does, but not while it is being saved."""
+        running = self.operations.running(incarnation)
+        if running is not None and running.kind == "capture":
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        if running is not None and running.kind in {"restore", trees.RECOVER}:
+            running.cancel.set()
+            await running.wait(_CALL_OFF_SECONDS)
+        try:
+            session = await self._find(incarnation)
+        except NotFound:
+            return await self.tree(incarnation)
+        tree = await self._do(
+            "kill", session, "", lambda op: self.releases.kill(session, op)
+        )
+        self._gone[incarnation] = tree
+        while len(self._gone) > _REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+        return tree
+
+    async def cancel(self, incarnation: str) -> None:
+        """Cancel a running capture; where none runs there is nothing to do."""
+        running = self.operations.running(incarnation)
+        if running is None:
+            await self.tree(incarnation)
+        elif running.kind == "capture":
+            running.cancel.set()
+        else:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint that is no longer needed; idempotent."""
+        await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
+        await asyncio.to_thread(self.tools.store.delete, checkpoint)
+        await asyncio.to_thread(self.ports.release, checkpoint)
+
+    # --- what is shared -----------------------------------------------------------
+
+    async def _find(self, incarnation: str) -> Session:
+        return await asyncio.to_thread(self.placements.find, incarnation)
+
+    def _begin(
+        self,
+        session: Session,
+        operation: Operation,
+        work: Callable[[Operation], AsyncIterator[Event]],
+    ) -> Operation:
+        """Start an operation; what it cannot undo when it fails is undone after it."""
+        begun = self.operations.begin(session.incarnation, operation, work)
+        self.recovery.settle_after(session, begun)
+        return begun
+
+    async def _do(
+        self,
+        kind: str,
+        session: Session,
+        checkpoint: str,
+        work: Callable[[Operation], AsyncIterator[Event]],
+    ) -> Tree:
+        """Run a short operation, or wait for the same one; its tree or its error."""
+        operation = self.operations.attach(session.incarnation, kind, checkpoint)
+        if operation is None or operation.done:
+            operation = Operation(kind, session.key, checkpoint)
+            self.operations.begin(session.incarnation, operation, work)
+        await operation.wait()
+        if operation.error is not None:
+            raise operation.error
+        tree = operation.events[-1].tree
+        if tree is None:
+            raise Refused(Reason.INTERNAL, detail=f"{kind} ended without a tree")
+        return tree
+
+    def _trees(self) -> list[Tree]:
+        """Trees of all inits, then of the records whose init has ended."""
+        sessions = self.placements.list()
+        records = {r.incarnation: r for r in self.tools.records.list()}
+        found = [
+            tree
+            for session in sessions
+            if (tree := self._tree_of(session, records.get(session.incarnation)))
+            is not None
+        ]
+        here = {session.incarnation for session in sessions}
+        return found + [
+            trees.gone(record, record.checkpoint)
+            for name, record in records.items()
+            if name not in here
+        ]
+
+    def _tree(self, incarnation: str) -> Tree:
+        record = self.tools.records.find(incarnation)
+        try:
+            session = self.placements.find(incarnation)
+        except NotFound:
+            if record is not None:
+                return trees.gone(record, record.checkpoint)
+            if incarnation in self._gone:
+                return self._gone[incarnation]
+            raise
+        tree = self._tree_of(session, record)
+        if tree is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        return tree
+
+    def _tree_of(self, session: Session, record: Record | None) -> Tree | None:
+        """That session's tree; None when it ended while we looked."""
+        operation = self.operations.last(session.incarnation)
+        try:
+            return trees.tree_of(session, record, operation)
+        except NotFound:
+            return None
+
+
+async def _only(event: Event) -> AsyncIterator[Event]:
+    yield event

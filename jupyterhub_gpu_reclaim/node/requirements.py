@@ -1,0 +1,345 @@
+"""What a checkpoint requires of its next place: GPUs, rights, processor, image.
+
+A capture stores :class:`HostRequirements` as ``world.json``; a restore compares it
+before anything is touched. The functions report what differs, each with a reason, and
+do not decide what follows. Nothing is changed, and the GPU driver is not asked.
+
+CRIU gives a process back the user, the capabilities and the system call filter that it
+had, whatever the new container was given. So the rights are compared as well: a user
+who may choose the next container's rights (a profile, another server) must not keep
+those of the last one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint  # noqa: TC001 likewise
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.linux.processes import Process
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+
+class GpuCard(Value, frozen=True, kw_only=True):
+    """One card that the session could see."""
+
+    uuid: str  #: 32 hexadecimal digits
+    name: str
+
+
+class GpuUse(Value, frozen=True, kw_only=True):
+    """What one process had on one card; the pid is that in the session's namespace."""
+
+    pid: int
+    uuid: str
+    bytes: int
+
+
+class Gpus(Value, frozen=True, kw_only=True):
+    """A session's GPUs at its capture: the processes that the driver emptied.
+
+    ``users`` are pids in the session's namespace, ``cards`` all that it could see: the
+    driver wants each of them named when they change.
+    """
+
+    driver: str
+    cards: list[GpuCard]
+    users: list[int]
+    uses: list[GpuUse]
+
+    def bytes(self) -> int:
+        """All of its GPU memory: about what its processes hold when it was emptied."""
+        return sum(use.bytes for use in self.uses)
+
+    def needed(self, pids: Collection[int]) -> dict[str, int]:
+        """Bytes by card of those processes."""
+        total: Counter[str] = Counter()
+        for use in self.uses:
+            if use.pid in pids:
+                total[use.uuid] += use.bytes
+        return dict(total)
+
+
+def compare_gpus(
+    there: Gpus, driver: str, here: Sequence[GpuCard], free: Mapping[str, int | None]
+) -> Iterator[Finding]:
+    """Why the session's GPUs cannot be filled here.
+
+    Args:
+        there: the session's.
+        driver: this machine's driver.
+        here: the cards of its new place.
+        free: bytes by card, None where the card does not report it.
+    """
+    moves = plan_moves(there.cards, here, free)
+    if moves is None:
+        yield finding(
+            Reason.GPU_MISMATCH,
+            needed=_card_names(there.cards),
+            here="there is " + (_card_names(here) or "no GPU"),
+        )
+        return
+    if there.driver != driver:
+        yield finding(Reason.GPU_DRIVER_MISMATCH, there=there.driver, here=driver)
+    names = {card.uuid: card.name for card in here}
+    for old, needed in sorted(there.needed(there.users).items()):
+        new = moves.get(old, old)
+        room = free.get(new)
+        if room is not None and room < needed:
+            yield finding(
+                Reason.GPU_MEMORY,
+                card=names.get(new, new),
+                needed=size(needed),
+                free=size(room),
+            )
+
+
+def plan_moves(
+    there: Sequence[GpuCard],
+    here: Sequence[GpuCard],
+    free: Mapping[str, int | None],
+) -> dict[str, str] | None:
+    """Which card takes the place of which; None where there are not enough of a kind.
+
+    A card that is still there keeps its place. The others go to those with most room.
+    The driver copies memory as it is, so only the same model will do.
+    """
+    left = {card.uuid: card for card in here}
+    moves = {}
+    for card in there:
+        same = left.get(card.uuid)
+        if same is not None and same.name == card.name:
+            moves[card.uuid] = left.pop(card.uuid).uuid
+    for card in there:
+        if card.uuid in moves:
+            continue
+        fitting = [other for other in left.values() if other.name == card.name]
+        if not fitting:
+            return None
+        chosen = max(fitting, key=lambda other: (free.get(other.uuid) or 0, other.uuid))
+        moves[card.uuid] = left.pop(chosen.uuid).uuid
+    return moves
+
+
+def move_pairs(moves: Mapping[str, str]) -> list[tuple[str, str]]:
+    """As the driver takes them: every card, or none where all stay."""
+    if all(old == new for old, new in moves.items()):
+        return []
+    return list(moves.items())
+
+
+def _card_names(cards: Sequence[GpuCard]) -> str:
+    counted = Counter(card.name for card in cards)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counted.items()))
+
+
+_ROOT = 0
+#: With these a program of a container could look at CRIU or at us, where the kernel
+#: compares capability sets otherwise, or reaches the host by itself.
+REACHING = (
+    *("DAC_READ_SEARCH", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "SYS_ADMIN"),
+    *("SYS_BOOT", "PERFMON", "BPF"),
+)
+
+
+class Rights(Value, frozen=True, kw_only=True):
+    """The most that any of some processes may do.
+
+    ``uids`` are all user ids in use, ``capabilities`` all that one has or could get by
+    running a program (bits of the kernel's sets), of which it has ``held`` already;
+    ``filtered`` says that every one has
+    a seccomp filter, ``no_new_privileges`` that no program can raise its rights.
+    """
+
+    uids: list[int]
+    capabilities: int
+    held: int = 0
+    filtered: bool
+    no_new_privileges: bool
+
+
+def rights_of(processes: Iterable[Process]) -> Rights:
+    """The rights of those processes together; the dead have none."""
+    uids: set[int] = set()
+    bounding, held, filtered, no_new = 0, 0, True, True
+    for process in processes:
+        status = procfs.status(process.pid)
+        if process.state in DEAD or not status:
+            continue
+        uids.update(int(uid) for uid in status["Uid"].split())
+        bounding |= int(status["CapBnd"], 16)
+        for name in ("CapPrm", "CapInh", "CapAmb"):
+            held |= int(status[name], 16)
+        filtered &= status.get("Seccomp", "0") != "0"
+        no_new &= status.get("NoNewPrivs", "0") == "1"
+    return Rights(
+        uids=sorted(uids),
+        capabilities=bounding | held,
+        held=held,
+        filtered=filtered,
+        no_new_privileges=no_new,
+    )
+
+
+def refuse_user_namespace(init: Process) -> Iterator[Finding]:
+    """Refuse a restore under an init that is root in its own user namespace only.
+
+    CRIU would make processes there that are root outside of it.
+    """
+    if procfs.link(init.pid, "ns/user") != procfs.link(os.getpid(), "ns/user"):
+        yield finding(Reason.USER_NAMESPACE, pid=init.ns_pid, name=init.name)
+
+
+def compare_rights(there: Rights | None, here: Rights) -> Iterator[Finding]:
+    """Why a session of those rights must not come back to that place. Pure.
+
+    Args:
+        there: the session's; None of one that was saved before they were written down.
+        here: those of the holding init, as container and runtime gave them to it.
+    """
+    if there is None:
+        return
+    if _ROOT not in here.uids and (strangers := set(there.uids) - set(here.uids)):
+        yield finding(Reason.USER_MISMATCH, there=min(strangers), here=here.uids[0])
+    if there.capabilities & ~here.capabilities:
+        extra = capabilities.names(there.capabilities & ~here.capabilities)
+        yield finding(Reason.RIGHTS_MISMATCH, what=", ".join(extra))
+    if here.filtered and not there.filtered:
+        yield finding(Reason.RIGHTS_MISMATCH, what="programs without a seccomp filter")
+    if here.no_new_privileges and not there.no_new_privileges:
+        yield finding(Reason.RIGHTS_MISMATCH, what="programs that may gain privileges")
+
+
+def refuse_reaching(
+    rights: Rights | None, session: Session, trusted: Collection[str]
+) -> Iterator[Finding]:
+    """Why CRIU must not enter a container whose programs could reach it. Pure.
+
+    Docker's default capabilities do not suffice for that. Sessions that run on the
+    machine itself are not judged: their capabilities are of no use to an ordinary user
+    there, and root is root of the machine already.
+
+    Args:
+        rights: the session's; None of one that was saved before they were written down.
+        session: where it lives.
+        trusted: names of capabilities that are let through, without ``CAP_``.
+    """
+    if rights is None or not (session.container or session.hint.pod):
+        return
+    # A program that can gain nothing by running another has what it holds.
+    bounded = rights.no_new_privileges and _ROOT not in rights.uids
+    may = rights.held if bounded else rights.capabilities
+    for one in REACHING:
+        if one not in trusted and may >> capabilities.NAMES.index(one) & 1:
+            yield finding(Reason.DANGEROUS_RIGHTS, capability=f"CAP_{one}")
+
+
+def refuse_beyond_agent(there: Rights | None) -> Iterator[Finding]:
+    """Why we cannot give a session its rights back: we lack them ourselves."""
+    if there is not None:
+        yield from capabilities.missing(there.held, capabilities.own())
+
+
+#: Flags of /proc/cpuinfo that stand for instructions a program may have chosen.
+_INSTRUCTIONS = re.compile(
+    r"(sse|ssse|avx|amx|fma|f16c|bmi|aes|vaes|sha|pclmulqdq|vpclmulqdq|popcnt|abm|adx"
+    r"|movbe|movdir|rdrand|rdseed|gfni|lahf_lm|cx16|xsave|clflushopt|clwb|fsrm|erms"
+    r"|asimd|sve|sme|atomics|crc32|dotprod|i8mm|bf16|fphp)"
+)
+
+
+class Machine(Value, frozen=True, kw_only=True):
+    """A machine, as far as a saved program notices."""
+
+    architecture: str
+    kernel: str
+    cpu_flags: list[str]
+
+    def numbers(self) -> tuple[int, int]:
+        """Major and minor version of its Linux."""
+        found = re.match(r"(\d+)\.(\d+)", self.kernel)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+class HostRequirements(Value, frozen=True, kw_only=True):
+    """What a session was built on at its capture.
+
+    Process ids are those of the session's own pid namespace; ``cut`` are the inodes
+    of the sockets that were closed because they led outside, or whose connection had
+    ended with something unread; ``archives`` are the private file systems by their
+    folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
+    what it held, in bytes, with that of its ``gpus``; ``image`` is that of its
+    container, ``node_labels`` are the service's own.
+    """
+
+    format: int = 1
+    machine: Machine
+    criu: str
+    root: int
+    server: int
+    uid: int
+    pids: list[int]
+    stopped: list[int] = msgspec.field(default_factory=list)
+    cut: list[int] = msgspec.field(default_factory=list)
+    pipes: list[str] = msgspec.field(default_factory=list)
+    files: list[FileFingerprint] = msgspec.field(default_factory=list)
+    archives: list[str] = msgspec.field(default_factory=list)
+    kernels: list[str] = msgspec.field(default_factory=list)
+    terminals: list[str] = msgspec.field(default_factory=list)
+    memory: int = 0
+    gpus: Gpus | None = None
+    image: str = ""
+    node_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    rights: Rights | None = None
+
+
+def this_machine() -> Machine:
+    """The machine that we run on."""
+    name = os.uname()
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        label, _, value = line.partition(":")
+        if label.strip() in {"flags", "Features"}:
+            flags = {flag for flag in value.split() if _INSTRUCTIONS.match(flag)}
+            break
+    return Machine(
+        architecture=name.machine, kernel=name.release, cpu_flags=sorted(flags)
+    )
+
+
+def compare_images(there: str, here: str) -> Iterator[Finding]:
+    """Why a root file system saved over one image does not fit another. Pure.
+
+    Both as the kubelet names them: ``repository@sha256:…``, or the digest alone. What
+    was not told at the capture cannot be compared.
+    """
+    digests = [name.rpartition("@")[2] for name in (there, here)]
+    if there and digests[0] != digests[1]:
+        yield finding(Reason.IMAGE_MISMATCH, there=there, here=here or "not known")
+
+
+def compare_machines(there: Machine, here: Machine) -> Iterator[Finding]:
+    """Why programs of that machine could not go on here. Pure."""
+    missing = sorted(set(there.cpu_flags) - set(here.cpu_flags))
+    if there.architecture != here.architecture:
+        missing = [f"the {there.architecture} instruction set"]
+    if missing:
+        yield finding(Reason.CPU_MISMATCH, features=", ".join(missing))
+    if here.numbers() < there.numbers():
+        yield finding(Reason.KERNEL_TOO_OLD, here=here.kernel, there=there.kernel)

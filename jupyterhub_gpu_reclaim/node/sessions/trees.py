@@ -1,0 +1,128 @@
+"""Derives the state of each session, a ``Tree``, from its processes and its record.
+
+It only reads.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import Tree, TreeState
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: Stopped by us; also where taking that back has failed, so that it can be tried again.
+_STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK, Stage.THAWING}
+_IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
+#: The operation that settles what a former agent left (``recovery``).
+RECOVER = "recover"
+#: Of what it settles, this is as unfinished as it was then.
+_UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
+
+
+def look(
+    session: Session, children: Mapping[int, Sequence[int]] | None = None
+) -> Snapshot:
+    """The session's processes now.
+
+    Raises:
+        NotFound: its init has ended.
+    """
+    return processes.snapshot(session.init_pid, session.init_start, children)
+
+
+def resident_bytes(snapshot: Snapshot) -> int:
+    """Private memory of all its processes: about what a capture will write."""
+    total = 0
+    for process in snapshot.processes:
+        try:
+            fields = Path(f"/proc/{process.pid}/statm").read_text().split()
+        except OSError:
+            continue
+        total += (int(fields[1]) - int(fields[2])) * _PAGE
+    return total
+
+
+def matches(record: Record | None, session: Session) -> bool:
+    """Whether a record is about that very init, not about one of the same name."""
+    return record is not None and (record.init_pid, record.init_start) == (
+        session.init_pid,
+        session.init_start,
+    )
+
+
+def tree_of(
+    session: Session, record: Record | None, operation: Operation | None
+) -> Tree:
+    """What an agent reports of a session that has an init."""
+    record = record if matches(record, session) else None
+    running = operation is not None and not operation.done
+    return Tree(
+        incarnation=session.incarnation,
+        key=session.key,
+        state=_state(session, record, operation if running else None),
+        init_pid=session.init_pid,
+        checkpoint=_checkpoint(record, operation if running else None),
+        generation=record.generation if record else 0,
+        operation=operation.kind if operation and running else "",
+        steps=(operation.steps if operation else [])
+        or (record.steps if record else []),
+        failure=record.failure if record else None,
+        pod=session.hint.pod,
+        container=session.container,
+    )
+
+
+def gone(record: Record | Session, checkpoint: str = "") -> Tree:
+    """What an agent reports of a session that has ended."""
+    return Tree(
+        incarnation=record.incarnation,
+        key=record.key,
+        state=TreeState.GONE,
+        init_pid=0,
+        checkpoint=checkpoint,
+        pod=record.pod if isinstance(record, Record) else record.hint.pod,
+    )
+
+
+def _checkpoint(record: Record | None, operation: Operation | None) -> str:
+    if operation is not None and operation.checkpoint:
+        return operation.checkpoint
+    return record.checkpoint if record else ""
+
+
+def has_programs(session: Session) -> bool:
+    """Whether anything runs below the session's init.
+
+    Raises:
+        NotFound: its init has ended.
+    """
+    processes.snapshot_init(session.init_pid, session.init_start)
+    return processes.has_children(session.init_pid)
+
+
+def _state(
+    session: Session, record: Record | None, operation: Operation | None
+) -> TreeState:
+    kind = operation.kind if operation is not None else ""
+    if kind == RECOVER and record is not None and record.stage in _UNFINISHED:
+        kind = record.operation
+    if kind in _IN_HAND:
+        return _IN_HAND[kind]
+    if record is not None and record.stage in _STOPPED:
+        return TreeState.CAPTURED
+    if session.holding and not has_programs(session):
+        return TreeState.HOLDING
+    if record is not None and record.stage is Stage.RESTORING:
+        return TreeState.RESTORING  # half of it, which could not be ended
+    return TreeState.RUNNING

@@ -1,0 +1,92 @@
+"""What keeps this node from capturing sessions: CRIU, and how many inotify instances.
+
+An agent starts without CRIU and says so; it takes one that is installed later without a
+restart. The inotify limit holds for all programs of a user id on the machine, in
+containers and outside together, so sessions of the same id share it, and CRIU recreates
+theirs as root. What is in use is not counted, as it changes all the time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+
+#: CRIU's self-test takes about a second; a good answer holds for so many seconds.
+_GOOD_SECONDS = 300.0
+_BAD_SECONDS = 5.0
+
+
+class CheckedCriu:
+    """The CRIU of this machine, from any thread."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: list[Finding] = []
+        self._until = float("-inf")
+
+    def criu(self) -> criu.Criu:
+        """The one to use.
+
+        Raises:
+            Refused: there is none, it is too old, or it cannot be started.
+        """
+        return criu.locate(self._folder)
+
+    def version(self) -> str:
+        """Its version, dotted.
+
+        Raises:
+            Refused: as :meth:`criu`.
+        """
+        return ".".join(str(number) for number in self.criu().version())
+
+    def findings(self) -> list[Finding]:
+        """What keeps this machine from saving sessions; remembered for a while."""
+        with self._lock:
+            if self._clock.monotonic() >= self._until:
+                self._found = criu.check(self._folder)
+                fatal = any(finding.fatal for finding in self._found)
+                good = _BAD_SECONDS if fatal else _GOOD_SECONDS
+                self._until = self._clock.monotonic() + good
+            return list(self._found)
+
+
+INOTIFY_LIMIT: Final = procfs.PROC / "sys" / "fs" / "inotify" / "max_user_instances"
+#: Kernels come with 128, which the few sessions of tests/cluster have used up when they
+#: were root's, as runtime and kubelet are.
+ENOUGH_INSTANCES: Final = 1024
+
+
+def inotify_findings(limit: Path = INOTIFY_LIMIT) -> Iterator[Finding]:
+    """A note where the limit is low; none where there is no such limit."""
+    try:
+        number = int(limit.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return
+    if number < ENOUGH_INSTANCES:
+        yield finding(Reason.FEW_WATCHES, fatal=False, limit=number)
+
+
+def node_findings(criu: CheckedCriu, accelerator: Accelerator) -> list[Finding]:
+    """What keeps this node from capturing sessions, or makes it slow."""
+    return [
+        *capabilities.findings(),
+        *criu.findings(),
+        *accelerator.node_findings(),
+        *inotify_findings(),
+    ]

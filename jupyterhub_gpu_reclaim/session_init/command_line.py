@@ -1,0 +1,69 @@
+"""Recognises a session's init by its command line, and reads what that says.
+
+The Hub's side finds an init again after its own restart, and the agent finds all inits
+of a node. The command line alone proves nothing: in a container its user writes it, so
+each caller judges first whose process it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Stands in one of the first words, also where the text of the init is the argument of
+#: ``python3 -c``.
+_MARKER: Final = b"session_init"
+_MARKED_WORDS: Final = 6
+_MODES: Final = ("start", "hold")
+
+
+class InitArguments(NamedTuple):
+    """What an init was started with."""
+
+    incarnation: str
+    user: str
+    server: str
+    realm: str
+    holding: bool  #: it waits for a tree to be restored
+
+
+def is_init(words: Sequence[bytes]) -> bool:
+    """Whether that is the command line of a session's init."""
+    return any(_MARKER in word for word in words[:_MARKED_WORDS])
+
+
+def parse(words: Sequence[bytes]) -> InitArguments | None:
+    """Read ``start|hold --incarnation I --user=U --server=S … [-- CMD…]``.
+
+    None for any other command line.
+    """
+    if not is_init(words):
+        return None
+    text = [word.decode("utf-8", "replace") for word in words]
+    mode_at = next((i for i, word in enumerate(text) if word in _MODES), None)
+    if mode_at is None:
+        return None
+    options = text[mode_at + 1 :]
+    if "--" in options:
+        options = options[: options.index("--")]
+    values = _values(options)
+    return InitArguments(
+        incarnation=values.get("--incarnation", ""),
+        user=values.get("--user", ""),
+        server=values.get("--server", ""),
+        realm=values.get("--realm", ""),
+        holding=text[mode_at] == "hold",
+    )
+
+
+def _values(options: list[str]) -> dict[str, str]:
+    """Options with their values, in one word or two; a value is never a name."""
+    values: dict[str, str] = {}
+    words = iter(options)
+    for word in words:
+        if word.startswith("--") and word != "--relay":
+            name, equals, value = word.partition("=")
+            values.setdefault(name, value if equals else next(words, ""))
+    return values

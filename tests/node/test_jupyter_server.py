@@ -1,0 +1,135 @@
+"""A server that speaks TLS is refused before anything of its session is touched."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from jupyterhub_gpu_reclaim.node.jupyter.server import Login, answers_tls, speaks_tls
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from tests.support.agent import SERVER, wait_for
+
+TOKEN = "s3cret-of-ann-0123456789"
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate of its own for 127.0.0.1: its file and its key's."""
+    made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-keyout", str(key), "-out", str(made)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return made, key
+
+
+@pytest.fixture(params=["anybody", "with-a-certificate"])
+def place(request, folder, places, certificate):
+    """A Jupyter server behind TLS; as under internal_ssl, one that wants it, too."""
+    made, key = certificate
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    wants = [f"--ServerApp.client_ca={made}"]
+    place = places(
+        "start",
+        *(sys.executable, "-c", SERVER, "--allow-root", "--no-browser"),
+        f"--ServerApp.token={TOKEN}",
+        f"--ServerApp.port={port}",
+        "--ServerApp.base_url=/user/ann/",
+        f"--ServerApp.root_dir={folder}",
+        f"--ServerApp.certfile={made}",
+        f"--ServerApp.keyfile={key}",
+        *(wants if request.param == "with-a-certificate" else []),
+        env={
+            "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
+            "HOME": str(folder),
+            "JUPYTERHUB_API_TOKEN": TOKEN,
+            "JUPYTERHUB_SERVICE_URL": f"https://127.0.0.1:{port}/user/ann/",
+            "JUPYTERHUB_SERVICE_PREFIX": "/user/ann/",
+        },
+    )
+
+    def listens() -> bool:
+        assert place.popen.poll() is None, place.output.read_text()
+        return answers_tls(jupyter_api.Address(port, "/", ""))
+
+    wait_for(listens)
+    return place
+
+
+def test_capture_server_behind_tls_is_refused_and_left_alone(agent, place):
+    events = agent.capture(place, "cp")
+    assert events[-1]["failure"]["code"] == "server_tls", events[-1]
+    assert agent.tree(place)["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+    assert place.alive
+
+
+def login(url: str) -> Login:
+    environment = {"JUPYTERHUB_SERVICE_URL": url}
+    return Login(0, "/", "", 0, "/", environment)
+
+
+class Plain(BaseHTTPRequestHandler):
+    """Speaks HTTP, whatever its environment says."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"version": "2"}')
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def plain():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield jupyter_api.Address(server.server_port, "/", "")
+    server.shutdown()
+    server.server_close()
+
+
+async def test_speaks_server_that_answers_in_plain_http_does_not(plain):
+    client = jupyter_api.make_client()
+    assert not await speaks_tls(client, plain, login("https://127.0.0.1:1/"))
+    assert not answers_tls(plain)
+    client.close()
+
+
+async def test_speaks_server_that_does_not_answer_is_judged_by_its_address():
+    client = jupyter_api.make_client()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = jupyter_api.Address(silent.getsockname()[1], "/", "")
+        assert await speaks_tls(client, where, login("https://127.0.0.1:1/"))
+        assert not await speaks_tls(client, where, login("http://127.0.0.1:1/"))
+    client.close()
+
+
+async def test_speaks_server_with_a_certificate_does(certificate):
+    made, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    Thread(target=server.serve_forever, daemon=True).start()
+    client = jupyter_api.make_client()
+    try:
+        where = jupyter_api.Address(server.server_port, "/", "")
+        assert await speaks_tls(client, where, login("http://127.0.0.1:1/"))
+    finally:
+        client.close()
+        server.shutdown()
+        server.server_close()
