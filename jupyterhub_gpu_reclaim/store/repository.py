@@ -11,14 +11,23 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers
-from jupyterhub_gpu_reclaim.store.catalogue.manifest_cache import Infos
-from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+from jupyterhub_gpu_reclaim.store.backends.write_back import (
+    CommitMeans,
+    LocalCommits,
+    WriteBackCache,
+)
+from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue, ManifestCache
+from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
+from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
+from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
-from jupyterhub_gpu_reclaim.store.locks import intents
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.write.builder import Beginner, Busy, Place, Terms
+from jupyterhub_gpu_reclaim.store.write.builder import (
+    ActiveWrites,
+    CheckpointBuilder,
+    WriteOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,22 +83,28 @@ class Repository:
         self._clock = clock
         self._keys = keys
         self._pool = pool
-        self._busy = Busy()
+        self._active = ActiveWrites()
         #: Held while something is removed or wrapped again, however long that takes;
         #: never while a checkpoint begins, whose intent is enough.
         self._removing = threading.Lock()
-        infos = Infos()
-        self._place = place = Place.of(backend, clock, keys, infos)
-        self._catalogue = place.catalogue
-        if isinstance(backend, Tiers) and (front := backend.front()) is not backend:
-            place = Place.of(front, clock, keys, infos)
-        self._beginner = Beginner(
-            place,
+        cache = ManifestCache()
+        self._catalogue = catalogue = Catalogue(backend, keys, cache)
+        self._garbage = garbage = Garbage(backend, clock, catalogue)
+        if isinstance(backend, WriteBackCache) and backend.means is CommitMeans.LOCAL:
+            backend = LocalCommits(backend)
+            catalogue = Catalogue(backend, keys, cache)
+            garbage = Garbage(backend, clock, catalogue)
+        self._builder = CheckpointBuilder(
+            backend=backend,
+            catalogue=catalogue,
+            garbage=garbage,
             clock=clock,
             keys=keys,
             pool=pool,
-            terms=Terms(pack_bytes, chunk_bytes, Compression(compression), read_back),
-            busy=self._busy,
+            options=WriteOptions(
+                pack_bytes, chunk_bytes, Compression(compression), read_back
+            ),
+            active=self._active,
         )
 
     def begin(
@@ -121,7 +136,7 @@ class Repository:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        return self._beginner.begin(
+        return self._builder.begin(
             id,
             key,
             incarnation=incarnation,
@@ -144,9 +159,9 @@ class Repository:
         Raises:
             StoreError: that place does not answer, so nothing is known.
         """
-        return self._beginner.exists(checkpoint)
+        return self._builder.catalogue.exists(checkpoint)
 
-    def open(self, checkpoint: str) -> Checkpoint:
+    def open(self, checkpoint: str) -> CheckpointReader:
         """Open a committed checkpoint; its packs must exist, but are not read.
 
         Raises:
@@ -157,7 +172,9 @@ class Repository:
         body = self._catalogue.read(checkpoint)
         if self._pool is not None:
             self._pool.warm()
-        return Checkpoint(self._backend, body, self._catalogue.index(body), self._pool)
+        return CheckpointReader(
+            self._backend, body, self._catalogue.index(body), self._pool
+        )
 
     def info(self, checkpoint: str) -> CheckpointInfo:
         """What is known of a committed checkpoint; cheap.
@@ -167,7 +184,7 @@ class Repository:
             StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
                 work.
         """
-        return self._catalogue.known(checkpoint).info
+        return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
         """Every object but the manifest that is needed to read a checkpoint.
@@ -178,9 +195,9 @@ class Repository:
             NotFound: ``CHECKPOINT_MISSING``.
             StoreError: see :meth:`info`.
         """
-        return self._catalogue.known(checkpoint).objects()
+        return self._catalogue.cached(checkpoint).objects()
 
-    def intent(self, checkpoint: str) -> intents.Intent:
+    def intent(self, checkpoint: str) -> WriteIntent:
         """An intent for a committed checkpoint, while it is copied to another store.
 
         It keeps all that :meth:`objects` names there.
@@ -189,14 +206,14 @@ class Repository:
             NotFound: ``CHECKPOINT_MISSING``.
             StoreError: see :meth:`info`.
         """
-        origins = self._catalogue.known(checkpoint).origins
-        leans_on = frozenset(origin.id for origin in origins)
-        return intents.Intent(checkpoint, self._clock.now(), leans_on)
+        origins = self._catalogue.cached(checkpoint).origins
+        references = frozenset(origin.id for origin in origins)
+        return WriteIntent(checkpoint, self._clock.now(), references)
 
     def verify(
         self, checkpoint: str, *, progress: Callable[[int, int], None] | None = None
     ) -> list[Problem]:
-        """Read all of a checkpoint; see :meth:`Checkpoint.verify`.
+        """Read all of a checkpoint; see :meth:`CheckpointReader.verify`.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
@@ -239,15 +256,15 @@ class Repository:
         if not layout.is_id(checkpoint):
             return 0
         with self._removing:
-            with self._busy.lock:
-                self._busy.refuse(checkpoint)
-                writing = set(self._busy.ids)
+            with self._active.lock:
+                self._active.refuse(checkpoint)
+                writing = set(self._active.ids)
             again = not self._catalogue.exists(checkpoint)
-            freed = self._place.remove(checkpoint)
+            freed = self._garbage.remove(checkpoint)
             if again:
                 # One that was cut off: which earlier generations only it has kept
                 # alive stood in its manifest, which is gone.
-                freed += self._place.garbage.sweep(writing)[1]
+                freed += self._garbage.sweep(writing)[1]
         return freed
 
     def kept_for_others(self, checkpoint: str) -> tuple[int, list[str]]:
@@ -275,9 +292,9 @@ class Repository:
             StoreError: the store does not work; what was removed is removed.
         """
         with self._removing:
-            with self._busy.lock:
-                writing = self._busy.ids | keep_writing
-            removed, freed = self._place.garbage.sweep(writing)
+            with self._active.lock:
+                writing = self._active.ids | keep_writing
+            removed, freed = self._garbage.sweep(writing)
         return SweepResult(removed, freed)
 
     def free_bytes(self) -> int | None:

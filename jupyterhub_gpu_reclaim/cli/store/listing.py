@@ -14,7 +14,8 @@ from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers, stands
+from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 
 if TYPE_CHECKING:
@@ -109,11 +110,11 @@ def _rows(store: Store) -> list[Row]:
 
 
 def _where(store: Store, checkpoint: str) -> str:
-    if not isinstance(store.backend, Tiers):
+    if not isinstance(store.backend, WriteBackCache):
         return ""
     name = layout.manifest(checkpoint)
     tiers = {"node": store.backend.local, "store": store.backend.remote}
-    return "+".join(t for t, backend in tiers.items() if stands(backend, name))
+    return "+".join(t for t, backend in tiers.items() if exists(backend, name))
 
 
 def _cells(row: Row) -> tuple[object, ...]:

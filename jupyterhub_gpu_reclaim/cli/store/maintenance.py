@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
-from jupyterhub_gpu_reclaim.cli.store.repair import repair
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
     import argparse
@@ -155,3 +157,42 @@ def _refuse_newest(store: Store, ids: set[str]) -> None:
     if unreadable:
         what = f"{min(unreadable)} cannot be read, so it may be needed: --force."
         raise Refused(Reason.INVALID, what=what)
+
+
+def repair(store: Store, checkpoint: str, objects: set[str]) -> list[str]:
+    """Drop damaged objects of this machine's folder, so that the store's are read.
+
+    Args:
+        store: where it was found.
+        checkpoint: that has damage.
+        objects: that are damaged, or the manifest when it could not be opened.
+
+    Returns:
+        Names of what was dropped; empty when there is no good copy.
+
+    Raises:
+        StoreError: a tier could not be written; what was dropped is dropped.
+    """
+    tiers = store.backend
+    if not isinstance(tiers, WriteBackCache):
+        return []
+    behind = Repository(tiers.remote, clock=store.clock, keys=store.keys)
+    try:
+        if behind.verify(checkpoint):
+            return []
+        needs = behind.objects(checkpoint)
+    except (StoreError, NotFound):
+        return []
+    manifest = layout.manifest(checkpoint)
+    if manifest in objects:
+        # Which of them kept it from being opened is not known.
+        objects = {manifest, layout.index(checkpoint)}
+        objects |= {each.name for each in needs if not _is_whole(tiers, *each)}
+    here = [name for name in sorted(objects) if exists(tiers.local, name)]
+    for name in here:
+        tiers.local.delete(name)
+    return here
+
+
+def _is_whole(tiers: WriteBackCache, name: str, length: int) -> bool:
+    return exists(tiers.local, name) and tiers.local.length(name) == length

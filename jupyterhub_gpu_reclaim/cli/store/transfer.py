@@ -17,9 +17,11 @@ from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format.keys import load_keys
-from jupyterhub_gpu_reclaim.store.format.passphrase import Passphrase, Rewrap
-from jupyterhub_gpu_reclaim.store.transfer import export as carrying
+from jupyterhub_gpu_reclaim.store.format.keys import Passphrase, Rewrap, load_keys
+from jupyterhub_gpu_reclaim.store.transfer.export import (
+    export_checkpoint,
+    import_checkpoint,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +39,7 @@ def export(args: argparse.Namespace) -> int:
     keys = None if other is None else Rewrap(store.keys, other)
     path = Path(args.file).absolute()
     with progress(f"writing {path.name}") as bar:
-        size = carrying.export(
+        size = export_checkpoint(
             store.backend, store.repository, args.id, path, keys=keys, progress=bar
         )
     if args.json:
@@ -57,7 +59,7 @@ def import_(args: argparse.Namespace) -> int:
                 _refuse(f"{args.file} is no file.")
             store = open_store(args, may_be_new=True)
             with progress(f"checking {args.file}") as bar:
-                info = carrying.bring_in(
+                info = import_checkpoint(
                     file,
                     store.backend,
                     keys=store.keys,

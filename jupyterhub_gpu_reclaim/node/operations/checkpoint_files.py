@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
 #: The login of the session: ``common.models.Identity``.
 IDENTITY = "identity.json"
@@ -42,7 +42,7 @@ class Saved:
         StoreError: it is damaged.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: CheckpointReader) -> None:
         self.checkpoint = checkpoint
         try:
             self.world = codec.decode(checkpoint.read(WORLD), World)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.operations import Cancel
     from jupyterhub_gpu_reclaim.node.sessions.login import Login
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
@@ -161,7 +161,9 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
             _log.info("%s %s: %s", session.key, mount.target, note)
 
 
-def restore_archives(session: Session, checkpoint: Checkpoint, world: World) -> None:
+def restore_archives(
+    session: Session, checkpoint: CheckpointReader, world: World
+) -> None:
     """Put the private file systems back into the place of a holding init.
 
     Raises:
@@ -204,13 +206,13 @@ def _checked(
     return take
 
 
-def ports_needed(checkpoint: Checkpoint, world: World) -> Iterable[inet.Port]:
+def ports_needed(checkpoint: CheckpointReader, world: World) -> Iterable[inet.Port]:
     """The ports that the saved session will bind again."""
     image = checkpoint.read(checkpoint_files.FILES_IMAGE)
     return inet.ports_of(inet.close_external(image, (), world.cut))
 
 
-def memory_needed(session: Session, checkpoint: Checkpoint, world: World) -> int:
+def memory_needed(session: Session, checkpoint: CheckpointReader, world: World) -> int:
     """Bytes of host memory that a restore under that init takes.
 
     What its GPUs held is memory of its processes first. Shared memory, which no

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.checkpoint.memory.pages import Piece, Range, Stop
-    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
 
 class SavedImages:
@@ -26,7 +26,9 @@ class SavedImages:
         rewritten: images by their names, as they are to be given.
     """
 
-    def __init__(self, checkpoint: Checkpoint, rewritten: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, checkpoint: CheckpointReader, rewritten: Mapping[str, bytes]
+    ) -> None:
         self._checkpoint = checkpoint
         self._rewritten = rewritten
         self._lock = threading.Lock()

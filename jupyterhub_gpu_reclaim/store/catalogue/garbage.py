@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ASIDE, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.locks import deletion, intents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
-    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+    from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +43,13 @@ class Garbage:
     Args:
         backend: where the objects stand.
         clock: for the age of intents.
-        body: what a manifest says, None where it cannot be read.
+        catalogue: of that backend.
     """
 
-    def __init__(
-        self, backend: Backend, clock: Clock, body: Callable[[str], Body | None]
-    ) -> None:
+    def __init__(self, backend: Backend, clock: Clock, catalogue: Catalogue) -> None:
         self._backend = backend
         self._clock = clock
-        self._body = body
+        self._catalogue = catalogue
 
     def remove(self, checkpoint: str) -> int:
         """Remove a checkpoint, or its remains: manifest first; idempotent.
@@ -65,24 +63,32 @@ class Garbage:
             StoreError: something could not be removed. Once the manifest is gone the
                 rest is remains, which a sweep removes.
         """
+        try:
+            return self._remove(checkpoint)
+        finally:
+            self._catalogue.forget(checkpoint)
+
+    def _remove(self, checkpoint: str) -> int:
         backend = self._backend
         never, earlier = False, []
-        if self._stands(layout.manifest(checkpoint)):
-            body = self._body(checkpoint)
+        if self._catalogue.exists(checkpoint):
+            body = self._catalogue.cached_or_none(checkpoint)
             earlier = [origin.id for origin in body.origins[1:]] if body else []
             # The intent goes first: where it stands alone, nothing was ever committed.
             self._drop_intent(checkpoint)
             backend.delete(layout.manifest(checkpoint))
         else:
             never = self._is_writers(checkpoint)
-        aside = [e for e in backend.list(ASIDE) if layout.id_of(e.name) == checkpoint]
+        aside = [
+            e for e in backend.list(layout.ASIDE) if layout.id_of(e.name) == checkpoint
+        ]
         packs = backend.list(layout.pack_prefix(checkpoint))
         done = self._clear(
             checkpoint, aside + packs, never=never, except_writing=checkpoint
         )
         for owner in earlier:
             # That only it has kept alive.
-            if not self._stands(layout.manifest(owner)):
+            if not self._catalogue.exists(owner):
                 packs = backend.list(layout.pack_prefix(owner))
                 done += self._clear(
                     owner, packs, never=False, except_writing=checkpoint
@@ -104,7 +110,7 @@ class Garbage:
         """
         # In this order: a commit meanwhile is found by its intent or its manifest.
         found: dict[str, list[Entry]] = {}
-        for prefix in (layout.PACKS, ASIDE, layout.INTENTS):
+        for prefix in (layout.PACKS, layout.ASIDE, layout.INTENTS):
             for entry in self._backend.list(prefix):
                 if id_ := layout.id_of(entry.name):
                     found.setdefault(id_, []).append(entry)
@@ -148,12 +154,12 @@ class Garbage:
             return []
         backend = self._backend
         try:
-            with deletion.Removal(backend, owner, self._clock) as removal:
+            with locks.deletion_lock(backend, owner, self._clock) as check:
                 # Looked at under the mark: who announces a copy now sees that.
                 needed = self._needed(except_writing=except_writing)
                 spare = _spare(owner, todo, needed, never=never)
                 for entry in spare:
-                    removal.check()
+                    check()
                     backend.delete(entry.name)
                 return spare
         except StoreError as error:
@@ -169,8 +175,9 @@ class Garbage:
         return [spare[0], *rest]
 
     def _needed(self, *, except_writing: str = "") -> _Needed:
-        fresh = intents.fresh(self._backend, self._clock.now())
-        owners = {id_ for one in fresh for id_ in one.leans_on}
+        now = self._clock.now()
+        fresh = [one for one in locks.all_intents(self._backend) if one.is_fresh(now)]
+        owners = {id_ for one in fresh for id_ in one.references}
         coming = {
             one.checkpoint
             for one in fresh
@@ -184,10 +191,10 @@ class Garbage:
             if id_ is None:
                 continue
             committed.add(id_)
-            body = self._body(id_)
+            body = self._catalogue.cached_or_none(id_)
             if body is not None:
                 packs |= {need.name for need in body.objects()}
-            elif self._stands(entry.name):
+            elif exists(self._backend, entry.name):
                 blind = True
         if blind:
             log.warning("- some manifest cannot be read, so no shared pack is removed")
@@ -201,29 +208,23 @@ class Garbage:
 
     def _drop_marks(self) -> None:
         """Delete the locks of deletions whose process died."""
-        for entry in self._backend.list(layout.REMOVALS):
+        for entry in self._backend.list(layout.DELETION_LOCKS):
             id_ = layout.id_of(entry.name)
-            if id_ and not deletion.stands(self._backend, id_, self._clock.now()):
+            now = self._clock.now()
+            if id_ and not locks.is_being_deleted(self._backend, id_, now):
                 self._backend.delete(entry.name)
 
     def _drop_intent(self, checkpoint: str) -> None:
         """Delete an intent, but not that of a copy that is on its way."""
-        name, now = layout.intent(checkpoint), self._clock.now()
-        intent = intents.read(self._backend, name)
+        intent = locks.read_intent(self._backend, checkpoint)
+        now = self._clock.now()
         if intent is None or not (intent.is_copy and intent.is_fresh(now)):
-            self._backend.delete(name)
+            self._backend.delete(layout.intent(checkpoint))
 
     def _is_writers(self, checkpoint: str) -> bool:
         """Whether its intent is of a writer, not of a copy of what is committed."""
-        intent = intents.read(self._backend, layout.intent(checkpoint))
+        intent = locks.read_intent(self._backend, checkpoint)
         return intent is not None and not intent.is_copy
-
-    def _stands(self, name: str) -> bool:
-        try:
-            self._backend.length(name)
-        except ObjectMissing:
-            return False
-        return True
 
 
 def _spare(
