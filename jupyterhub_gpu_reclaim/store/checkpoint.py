@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.store.read.blocks import (
     ZERO_BYTES,
     ZEROS,
     Blocks,
+    BlockSource,
     Extent,
     extents,
     rest_of,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
-    from jupyterhub_gpu_reclaim.store.read.memory_restore import Cancel
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 #: Blocks that are opened ahead of the reader, and kept behind: 256 KiB each, mostly.
@@ -76,9 +76,8 @@ class CheckpointReader:
         self._index = index
         self._pool = pool
         self._chunk = body.chunk_bytes
-        self._blocks = Blocks(
-            backend, index.blocks, body.packs, body.origins, body.chunk_bytes
-        )
+        self._source = BlockSource(backend, body, index.blocks)
+        self._blocks = Blocks(self._source)
         self._lock = threading.Lock()
         #: Blocks of small files, the last that was needed at the end.
         self._few: OrderedDict[int, Future[Buffer]] = OrderedDict()
@@ -144,8 +143,8 @@ class CheckpointReader:
         name: str,
         pieces: Iterable[tuple[int, int, int, int]],
         *,
-        cancel: Cancel | None = None,
-        progress: Callable[[int], None] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> int:
         """Write parts of a file into the memory of stopped processes.
 
@@ -155,7 +154,7 @@ class CheckpointReader:
         Args:
             name: of the file.
             pieces: see :class:`CopyPiece`; any tuples of that shape.
-            cancel: asked now and then; once it is set it ends.
+            cancelled: asked now and then; once it is true the copy ends.
             progress: called now and then with the bytes done since the last time.
 
         Returns:
@@ -171,26 +170,14 @@ class CheckpointReader:
             if min(piece) < 0 or piece.offset + piece.length > length:
                 raise damaged(f"{name} has no such part")
         plan = memory_restore.plan(self._index, first, self._chunk, wanted)
-        source = memory_restore.BlockSource(
-            self._backend, self._body, self._index.blocks
-        )
-        self._copy(source, plan, cancel, progress)
+        memory_restore.oversee(self._copiers(plan), plan, cancelled, progress)
         return sum(piece.length for piece in wanted)
 
-    def _copy(
-        self,
-        source: memory_restore.BlockSource,
-        plan: memory_restore.CopyPlan,
-        cancel: Cancel | None,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def _copiers(self, plan: memory_restore.CopyPlan) -> memory_restore.Copiers:
         spec = self._backend.spec()
-        copiers: memory_restore.Copiers
         if self._pool is None or spec is None or len(plan.tickets) <= _FEW_TICKETS:
-            copiers = memory_restore.CopyThreads(source, plan)
-        else:
-            copiers = CopyGroup(self._pool, source, spec, plan)
-        memory_restore.oversee(copiers, plan, cancel, progress)
+            return memory_restore.CopyThreads(self._source, plan)
+        return CopyGroup(self._pool, self._source, spec, plan)
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None

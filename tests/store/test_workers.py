@@ -267,7 +267,7 @@ def test_copy_that_is_called_off_ends(saved):
     buffer = np.zeros(len(PLAIN), np.uint8)
     pieces = [(0, len(PLAIN), os.getpid(), buffer.ctypes.data)] * 300
     with pytest.raises(StoreError) as caught:
-        saved.copy_to("pages-1.img", pieces, cancel=cancel)
+        saved.copy_to("pages-1.img", pieces, cancelled=cancel.is_set)
     assert caught.value.reason is Reason.CANCELLED
 
 

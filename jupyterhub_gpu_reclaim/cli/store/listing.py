@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.cli.store.repository import Store
+    from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 
 _COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
@@ -96,7 +96,7 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(store: Store) -> list[Row]:
+def _rows(store: OpenStore) -> list[Row]:
     rows, broken = [], []
     for id_ in store.ids():
         try:
@@ -109,7 +109,7 @@ def _rows(store: Store) -> list[Row]:
     return rows + broken
 
 
-def _where(store: Store, checkpoint: str) -> str:
+def _where(store: OpenStore, checkpoint: str) -> str:
     if not isinstance(store.backend, WriteBackCache):
         return ""
     name = layout.manifest(checkpoint)

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 if TYPE_CHECKING:
     import argparse
 
-    from jupyterhub_gpu_reclaim.cli.store.repository import Store
+    from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
 
 #: Faults of a checkpoint; all others are faults of the store.
 _DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
@@ -30,8 +30,8 @@ _DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISS
 Bar = Callable[[int, int], None]
 
 
-class Found(NamedTuple):
-    """A fault in the store."""
+class Damage(NamedTuple):
+    """A damaged part of a checkpoint, or one that cannot be opened."""
 
     checkpoint: str
     file: str
@@ -43,7 +43,7 @@ def verify(args: argparse.Namespace) -> int:
     """Read everything; exit code 1 if something is damaged and not repaired."""
     store = open_store(args)
     ids = args.ids or store.ids()
-    found: list[Found] = []
+    found: list[Damage] = []
     dropped: list[str] = []
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
@@ -127,18 +127,18 @@ def rm(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(store: Store, checkpoint: str, bar: Bar) -> list[Found]:
+def _verify(store: OpenStore, checkpoint: str, bar: Bar) -> list[Damage]:
     try:
         found = store.repository.verify(checkpoint, progress=bar)
     except (StoreError, NotFound) as error:
         if error.reason not in _DAMAGE:
             raise
         name = layout.manifest(checkpoint)
-        return [Found(checkpoint, "", name, error.message)]
-    return [Found(checkpoint, *each) for each in found]
+        return [Damage(checkpoint, "", name, error.message)]
+    return [Damage(checkpoint, *each) for each in found]
 
 
-def _refuse_newest(store: Store, ids: set[str]) -> None:
+def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
     """Refuse the newest of a session: a suspended session has nothing else.
 
     Only the service knows whether it is suspended, so this errs on the safe side.
@@ -159,7 +159,7 @@ def _refuse_newest(store: Store, ids: set[str]) -> None:
         raise Refused(Reason.INVALID, what=what)
 
 
-def repair(store: Store, checkpoint: str, objects: set[str]) -> list[str]:
+def repair(store: OpenStore, checkpoint: str, objects: set[str]) -> list[str]:
     """Drop damaged objects of this machine's folder, so that the store's are read.
 
     Args:

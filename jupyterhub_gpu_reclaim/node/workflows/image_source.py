@@ -57,7 +57,7 @@ class SavedImages:
         self._checkpoint.copy_to(
             checkpoint_files.IMAGES + name,
             pieces,
-            cancel=_Wish(stop),
+            cancelled=lambda: stop.is_set,
             progress=self._count,
         )
 
@@ -71,13 +71,3 @@ class SavedImages:
         for buffer in buffers:
             yield memoryview(buffer)
             self._count(len(buffer))
-
-
-class _Wish:
-    """A stop as the store asks for it."""
-
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
-
-    def is_set(self) -> bool:
-        return self._stop.is_set

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jupyterhub_gpu_reclaim.store.format import crypto, layout
+from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.compression import Garbled, Kind, unpack
 from jupyterhub_gpu_reclaim.store.format.index import damaged
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
-    from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
+    from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
 #: Block of an extent of zeros.
 ZEROS = -1
@@ -124,30 +123,19 @@ def _cuts(
     return np.flatnonzero(new)
 
 
+class BlockSource(NamedTuple):
+    """Where the blocks come from."""
+
+    backend: Backend
+    body: Body
+    table: NDArray[Any]  #: of ``index.BLOCKS``, checked
+
+
 class Blocks:
-    """The blocks that a table lists.
+    """The blocks that a checkpoint's table lists."""
 
-    Args:
-        backend: where they stand.
-        table: of ``index.BLOCKS``, checked.
-        packs: that the table's ``pack`` counts in.
-        origins: that the packs' ``origin`` counts in.
-        chunk_bytes: size of the chunks.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        table: NDArray[Any],
-        packs: Sequence[PackRef],
-        origins: Sequence[Origin],
-        chunk_bytes: int,
-    ) -> None:
-        self._backend = backend
-        self._table = table
-        self._packs = packs
-        self._origins = origins
-        self._chunk = chunk_bytes
+    def __init__(self, source: BlockSource) -> None:
+        self._source = source
         self._lock = threading.Lock()
         self._sealers: dict[int, crypto.Sealer] = {}
 
@@ -162,27 +150,25 @@ class Blocks:
         Raises:
             StoreError: ``CHECKPOINT_DAMAGED``; nothing of it may be used.
         """
-        pack, number, offset, stored, chunks, kind = self._table[block].tolist()
-        row = BlockRow(pack, number, offset, stored, chunks, kind)
-        ref = self._packs[pack]
-        name = layout.pack(self._origins[ref.origin].id, ref.number)
-        sealer = self._sealer(pack)
+        backend, body, table = self._source
+        row = BlockRow(*table[block].tolist())
+        name = body.pack_name(body.packs[row.pack])
+        sealer = self._sealer(row.pack)
         try:
             if opener is not None:
                 data: Buffer = opener.open(name, sealer, row)
             else:
-                length = stored - crypto.TAG_BYTES
-                bound = crypto.bound_block(number, Kind(kind), chunks, length)
-                sealed = self._backend.read(name, offset, stored)
-                data = sealer.open(number, sealed, bound)
-            return unpack(Kind(kind), data, chunks * self._chunk)
+                sealed = backend.read(name, row.offset, row.stored)
+                data = sealer.open(row.number, sealed, row.bound())
+            return unpack(Kind(row.kind), data, row.chunks * body.chunk_bytes)
         except (crypto.Forged, Garbled):
-            raise damaged(f"block {number} of {name} is not what was written") from None
+            why = f"block {row.number} of {name} is not what was written"
+            raise damaged(why) from None
 
     def _sealer(self, pack: int) -> crypto.Sealer:
         with self._lock:
             if pack not in self._sealers:
-                ref = self._packs[pack]
-                key = self._origins[ref.origin].pack_key(ref.number)
-                self._sealers[pack] = crypto.Sealer(key)
+                ref = self._source.body.packs[pack]
+                origin = self._source.body.origins[ref.origin]
+                self._sealers[pack] = crypto.Sealer(origin.pack_key(ref.number))
             return self._sealers[pack]

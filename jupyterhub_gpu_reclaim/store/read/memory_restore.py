@@ -21,16 +21,15 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
-from jupyterhub_gpu_reclaim.store.read.blocks import ZEROS, Blocks, extents
+from jupyterhub_gpu_reclaim.store.read.blocks import ZEROS, Blocks, BlockSource, extents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.backend import Buffer
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
-    from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
 #: Plain bytes of a ticket: what one hand takes at a time.
 TICKET_BYTES = 8 << 20
@@ -40,22 +39,11 @@ _THREADS = 2
 _LOOK_SECONDS = 0.1
 
 
-class Cancel(Protocol):
-    """A request to stop, such as a ``threading.Event``."""
-
-    def is_set(self) -> bool:
-        """Whether it is wished."""
-
-
 class Copiers(Protocol):
     """The workers that carry out a plan."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long at most; whether all is done.
-
-        Raises:
-            StoreError: see :meth:`CheckpointReader.copy_to`.
-        """
+        """Wait that long at most; whether all is done. Raises what went wrong."""
 
     def done(self) -> int:
         """Bytes written so far."""
@@ -71,21 +59,6 @@ class CopyPiece(NamedTuple):
     length: int
     pid: int  #: of a stopped process, as we see it
     address: int  #: in its memory, which is fresh there
-
-
-class BlockSource(NamedTuple):
-    """Where the blocks come from."""
-
-    backend: Backend
-    body: Body
-    table: NDArray[Any]
-
-    def blocks(self) -> Blocks:
-        """A reader of them."""
-        body = self.body
-        return Blocks(
-            self.backend, self.table, body.packs, body.origins, body.chunk_bytes
-        )
 
 
 class CopyPlan(NamedTuple):
@@ -141,27 +114,26 @@ def _tickets(rows: NDArray[np.int64], table: NDArray[Any], chunk: int) -> list[i
 def oversee(
     copiers: Copiers,
     planned: CopyPlan,
-    cancel: Cancel | None,
-    progress: Callable[[int], None] | None,
+    cancelled: Callable[[], bool],
+    progress: Callable[[int], None],
 ) -> None:
     """Wait until the workers finish a plan; else stop them all.
 
     Raises:
         StoreError: see :meth:`CheckpointReader.copy_to`.
     """
-    tell = progress or (lambda _: None)
-    tell(planned.zero_bytes)
+    progress(planned.zero_bytes)
     told = 0
     try:
         while not copiers.wait(_LOOK_SECONDS):
-            if cancel is not None and cancel.is_set():
+            if cancelled():
                 raise StoreError(Reason.CANCELLED)
             done = copiers.done()
-            tell(done - told)
+            progress(done - told)
             told = done
     finally:
         copiers.end()
-    tell(copiers.done() - told)
+    progress(copiers.done() - told)
 
 
 def work(
@@ -205,11 +177,7 @@ class CopyThreads:
         ]
 
     def wait(self, seconds: float) -> bool:
-        """Whether all is done.
-
-        Raises:
-            StoreError: see :meth:`CheckpointReader.copy_to`.
-        """
+        """Whether all is done; see :class:`Copiers`."""
         for future in self._futures:
             try:
                 future.result(seconds)
@@ -227,7 +195,7 @@ class CopyThreads:
         self._threads.shutdown()
 
     def _run(self, counters: NDArray[np.int64]) -> None:
-        blocks, opener = self._source.blocks(), BlockOpener(self._source.backend)
+        blocks, opener = Blocks(self._source), BlockOpener(self._source.backend)
         while not self._stop:
             with self._lock:
                 ticket = next(self._tickets, None)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.store.backend import Entry
     from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
-    from jupyterhub_gpu_reclaim.store.transfer.upload import UploadSource
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 log = logging.getLogger(__name__)
 
 
-def evict(cache: WriteBackCache, repository: UploadSource, quota: int) -> list[str]:
+def evict(cache: WriteBackCache, repository: Repository, quota: int) -> list[str]:
     """Drop copies, of the least recently suspended session first, down to a quota.
 
     The manifest goes first, so that a crash leaves packs without one here, which the
@@ -71,9 +71,7 @@ def evict(cache: WriteBackCache, repository: UploadSource, quota: int) -> list[s
     return dropped
 
 
-def _needs(
-    cache: WriteBackCache, repository: UploadSource
-) -> dict[str, Sequence[Entry]]:
+def _needs(cache: WriteBackCache, repository: Repository) -> dict[str, Sequence[Entry]]:
     """What each checkpoint with a copy here needs, least recently suspended first."""
     needs: dict[str, Sequence[Entry]] = {}
     for info in repository.list():

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, StoreError
@@ -28,32 +28,15 @@ from jupyterhub_gpu_reclaim.store.format.manifest import MAX_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Entry
     from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
-    from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 60.0
 FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 600.0
-
-
-class UploadSource(Protocol):
-    """What the upload needs of the repository."""
-
-    def list(self) -> Sequence[CheckpointInfo]:
-        """Committed checkpoints, oldest first."""
-
-    def objects(self, checkpoint: str) -> Sequence[Entry]:
-        """What one needs to be read, without its manifest."""
-
-    def intent(self, checkpoint: str) -> WriteIntent:
-        """Its intent, which tells other nodes that its packs are being written."""
-
-    def delete(self, checkpoint: str) -> int:
-        """Remove what is left of one that was deleted."""
 
 
 class Upload:
@@ -70,7 +53,7 @@ class Upload:
     def __init__(
         self,
         cache: WriteBackCache,
-        repository: UploadSource,
+        repository: Repository,
         *,
         after: Callable[[], object] = lambda: None,
         pause: float = FIRST_PAUSE,

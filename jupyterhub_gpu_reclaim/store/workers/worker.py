@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, PackWriter
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
 from jupyterhub_gpu_reclaim.store.read import memory_restore
+from jupyterhub_gpu_reclaim.store.read.blocks import Blocks, BlockSource
 from jupyterhub_gpu_reclaim.store.workers import channel
 from jupyterhub_gpu_reclaim.store.workers.channel import (
     END,
@@ -118,8 +119,8 @@ def _copy(message: channel.BeginCopy, descriptors: list[int]) -> None:
     head, (table, all_rows) = channel.shared(job, channel.CopyJob, *kinds)
     counters = channel.map_counters(shared)[message.row]
     close_all([job, shared])
-    source = memory_restore.BlockSource(open_backend(head.spec), head.body, table)
-    blocks, opener = source.blocks(), BlockOpener(source.backend)
+    source = BlockSource(open_backend(head.spec), head.body, table)
+    blocks, opener = Blocks(source), BlockOpener(source.backend)
     while ticket := os.read(tickets, TICKET_BYTES):
         number = int.from_bytes(ticket, "little")
         rows = all_rows[slice(*head.tickets[number : number + 2])]
