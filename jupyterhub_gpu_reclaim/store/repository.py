@@ -8,7 +8,7 @@ are worth keeping.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.backends.write_back import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
@@ -45,15 +46,12 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4096
 
 
-class SweepResult(NamedTuple):
-    """What a sweep has removed."""
-
-    removed: list[str]  #: checkpoints that do not exist, whose remains these were
-    freed_bytes: int
-
-
 class Repository:
     """Checkpoints in a backend. All calls block; all are safe from any thread.
+
+    Each raises ``StoreError`` when the store does not work. One that needs a committed
+    checkpoint raises ``NotFound`` (``CHECKPOINT_MISSING``) when there is none, and
+    ``StoreError`` with ``CHECKPOINT_DAMAGED`` or ``KEY_MISSING`` when it is unreadable.
 
     Args:
         backend: where the objects stand.
@@ -146,29 +144,19 @@ class Repository:
         )
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, be it damaged or not.
-
-        Raises:
-            StoreError: the store does not answer, so nothing is known.
-        """
+        """Whether it is committed, be it damaged or not."""
         return self._catalogue.exists(checkpoint)
 
-    def saved_here(self, checkpoint: str) -> bool:
-        """Whether it stands where this node commits: in its folder, where that is it.
+    def ids(self) -> list[str]:
+        """Of all that are committed, those that cannot be read too."""
+        return self._catalogue.ids()
 
-        Raises:
-            StoreError: that place does not answer, so nothing is known.
-        """
+    def saved_here(self, checkpoint: str) -> bool:
+        """Whether it stands where this node commits, which may be its folder alone."""
         return self._builder.catalogue.exists(checkpoint)
 
     def open(self, checkpoint: str) -> CheckpointReader:
-        """Open a committed checkpoint; its packs must exist, but are not read.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
-                work.
-        """
+        """Open a committed checkpoint; its packs must exist, but are not read."""
         body = self._catalogue.read(checkpoint)
         if self._pool is not None:
             self._pool.warm()
@@ -177,23 +165,13 @@ class Repository:
         )
 
     def info(self, checkpoint: str) -> CheckpointInfo:
-        """What is known of a committed checkpoint; cheap.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
-                work.
-        """
+        """What is known of a committed checkpoint; cheap."""
         return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
         """Every object but the manifest that is needed to read a checkpoint.
 
         Packs of earlier generations are among them.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: see :meth:`info`.
         """
         return self._catalogue.cached(checkpoint).objects()
 
@@ -201,10 +179,6 @@ class Repository:
         """An intent for a committed checkpoint, while it is copied to another store.
 
         It keeps all that :meth:`objects` names there.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: see :meth:`info`.
         """
         origins = self._catalogue.cached(checkpoint).origins
         references = frozenset(origin.id for origin in origins)
@@ -213,12 +187,7 @@ class Repository:
     def verify(
         self, checkpoint: str, *, progress: Callable[[int, int], None] | None = None
     ) -> list[Problem]:
-        """Read all of a checkpoint; see :meth:`CheckpointReader.verify`.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: it cannot even be opened, or the store does not work.
-        """
+        """Read all of a checkpoint; see :meth:`CheckpointReader.verify`."""
         return self.open(checkpoint).verify(progress)
 
     def rekey(self, checkpoint: str | None = None) -> int:
@@ -233,9 +202,7 @@ class Repository:
             How many were rewrapped.
 
         Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: one cannot be read, or the store does not work; what was
-                rewrapped is.
+            StoreError: one cannot be read; what was rewrapped is.
         """
         ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
         return sum(self._rewrap(id_) for id_ in ids)
@@ -264,15 +231,11 @@ class Repository:
             if again:
                 # One that was cut off: which earlier generations only it has kept
                 # alive stood in its manifest, which is gone.
-                freed += self._garbage.sweep(writing)[1]
+                freed += self._garbage.sweep(writing).freed_bytes
         return freed
 
     def kept_for_others(self, checkpoint: str) -> tuple[int, list[str]]:
-        """What a deleted checkpoint has left: bytes, and the checkpoints they are for.
-
-        Raises:
-            StoreError: the store does not work.
-        """
+        """What a deleted one has left: bytes, and the checkpoints that need them."""
         packs = self._backend.list(layout.pack_prefix(checkpoint))
         names = {entry.name for entry in packs}
         needing = [
@@ -287,15 +250,11 @@ class Repository:
 
         Args:
             keep_writing: ids that are known to be written, beside those with intents.
-
-        Raises:
-            StoreError: the store does not work; what was removed is removed.
         """
         with self._removing:
             with self._active.lock:
                 writing = self._active.ids | keep_writing
-            removed, freed = self._garbage.sweep(writing)
-        return SweepResult(removed, freed)
+            return self._garbage.sweep(writing)
 
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
@@ -315,11 +274,7 @@ class Repository:
         return True
 
     def list(self) -> list[CheckpointInfo]:
-        """All committed checkpoints, oldest first; unreadable ones are logged.
-
-        Raises:
-            StoreError: the store does not work.
-        """
+        """All committed checkpoints, oldest first; unreadable ones are logged."""
         # At the end of the class: what comes after means this by `list`.
         infos = [body.info for body in self._catalogue.all()]
         return sorted(infos, key=lambda info: (info.created, info.id))

@@ -33,7 +33,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
     id: str
     info: CheckpointInfo | None = None
-    where: str = ""  #: with two tiers: node, store, or both
+    where: str = ""  #: with a write-back cache: node, store, or both
     problem: str = ""
 
 
@@ -45,8 +45,8 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
-    tiers = any(row.where for row in rows)
-    columns = (*_COLUMNS, "WHERE") if tiers else _COLUMNS
+    cached = any(row.where for row in rows)
+    columns = (*_COLUMNS, "WHERE") if cached else _COLUMNS
     cells = [_cells(row)[: len(columns)] for row in rows]
     print_table(columns, cells, right="GEN MEMORY STORED SHARED")
     infos = [row.info for row in rows if row.info]
@@ -98,7 +98,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _rows(store: OpenStore) -> list[Row]:
     rows, broken = [], []
-    for id_ in store.ids():
+    for id_ in store.repository.ids():
         try:
             rows.append(Row(id_, store.repository.info(id_), _where(store, id_)))
         except NotFound:
@@ -113,8 +113,8 @@ def _where(store: OpenStore, checkpoint: str) -> str:
     if not isinstance(store.backend, WriteBackCache):
         return ""
     name = layout.manifest(checkpoint)
-    tiers = {"node": store.backend.local, "store": store.backend.remote}
-    return "+".join(t for t, backend in tiers.items() if exists(backend, name))
+    places = {"node": store.backend.local, "store": store.backend.remote}
+    return "+".join(t for t, backend in places.items() if exists(backend, name))
 
 
 def _cells(row: Row) -> tuple[object, ...]:

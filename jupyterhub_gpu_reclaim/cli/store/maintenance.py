@@ -42,7 +42,7 @@ class Damage(NamedTuple):
 def verify(args: argparse.Namespace) -> int:
     """Read everything; exit code 1 if something is damaged and not repaired."""
     store = open_store(args)
-    ids = args.ids or store.ids()
+    ids = args.ids or store.repository.ids()
     found: list[Damage] = []
     dropped: list[str] = []
     for number, id_ in enumerate(ids, 1):
@@ -82,7 +82,7 @@ def sweep(args: argparse.Namespace) -> int:
 def rekey(args: argparse.Namespace) -> int:
     """Wrap keys under the newest master key; one failure does not stop the others."""
     store = open_store(args)
-    ids = args.ids or store.ids()
+    ids = args.ids or store.repository.ids()
     wrapped, failed = [], {}
     with progress("wrapping keys") as bar:
         for number, id_ in enumerate(ids, 1):
@@ -171,12 +171,12 @@ def repair(store: OpenStore, checkpoint: str, objects: set[str]) -> list[str]:
         Names of what was dropped; empty when there is no good copy.
 
     Raises:
-        StoreError: a tier could not be written; what was dropped is dropped.
+        StoreError: the folder could not be written; what was dropped is dropped.
     """
-    tiers = store.backend
-    if not isinstance(tiers, WriteBackCache):
+    cache = store.backend
+    if not isinstance(cache, WriteBackCache):
         return []
-    behind = Repository(tiers.remote, clock=store.clock, keys=store.keys)
+    behind = Repository(cache.remote, clock=store.clock, keys=store.keys)
     try:
         if behind.verify(checkpoint):
             return []
@@ -187,12 +187,12 @@ def repair(store: OpenStore, checkpoint: str, objects: set[str]) -> list[str]:
     if manifest in objects:
         # Which of them kept it from being opened is not known.
         objects = {manifest, layout.index(checkpoint)}
-        objects |= {each.name for each in needs if not _is_whole(tiers, *each)}
-    here = [name for name in sorted(objects) if exists(tiers.local, name)]
+        objects |= {each.name for each in needs if not _is_whole(cache, *each)}
+    here = [name for name in sorted(objects) if exists(cache.local, name)]
     for name in here:
-        tiers.local.delete(name)
+        cache.local.delete(name)
     return here
 
 
-def _is_whole(tiers: WriteBackCache, name: str, length: int) -> bool:
-    return exists(tiers.local, name) and tiers.local.length(name) == length
+def _is_whole(cache: WriteBackCache, name: str, length: int) -> bool:
+    return exists(cache.local, name) and cache.local.length(name) == length

@@ -39,11 +39,6 @@ class OpenStore(NamedTuple):
     repository: Repository
     clock: Clock
 
-    def ids(self) -> list[str]:
-        """Of all checkpoints, including those that cannot be read."""
-        names = [entry.name for entry in self.backend.list(layout.MANIFESTS)]
-        return [id_ for name in names if (id_ := layout.id_of(name))]
-
 
 def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenStore:
     """The store of ``--store`` or of the agent's configuration.

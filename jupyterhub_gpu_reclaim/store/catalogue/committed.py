@@ -135,24 +135,24 @@ class ManifestCache:
     def __init__(self) -> None:
         #: Held for moments only, never while something is read.
         self._lock = threading.Lock()
-        self._known: dict[str, Body] = {}
+        self._bodies: dict[str, Body] = {}
         self._drops = 0
 
     def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
         """The cached value, else that of ``read``, which may raise."""
         with self._lock:
-            known, drops = self._known.get(checkpoint), self._drops
-        if known is not None:
-            return known
+            body, drops = self._bodies.get(checkpoint), self._drops
+        if body is not None:
+            return body
         body = read()
         with self._lock:
             # What was read beside a removal may be of what was removed.
             if drops == self._drops:
-                self._known[checkpoint] = body
+                self._bodies[checkpoint] = body
         return body
 
     def drop(self, checkpoint: str) -> None:
         """Forget it; called *after* it was removed."""
         with self._lock:
-            self._known.pop(checkpoint, None)
+            self._bodies.pop(checkpoint, None)
             self._drops += 1

@@ -37,6 +37,13 @@ class _Needed(NamedTuple):
     blind: bool  #: some manifest could not be read: it may name anything
 
 
+class SweepResult(NamedTuple):
+    """What a sweep has removed."""
+
+    removed: list[str]  #: checkpoints that do not exist, whose remains these were
+    freed_bytes: int
+
+
 class Garbage:
     """Knows what is needed, and removes the rest.
 
@@ -96,14 +103,11 @@ class Garbage:
         self._drop_intent(checkpoint)
         return sum(entry.length for entry in done)
 
-    def sweep(self, writing: AbstractSet[str]) -> tuple[list[str], int]:
+    def sweep(self, writing: AbstractSet[str]) -> SweepResult:
         """Remove the remains of checkpoints that do not exist, and stale odds and ends.
 
         Args:
             writing: checkpoints that are known to be written.
-
-        Returns:
-            Whose remains were removed, and bytes that were freed.
 
         Raises:
             StoreError: the store does not work; what was removed is removed.
@@ -114,7 +118,7 @@ class Garbage:
             for entry in self._backend.list(prefix):
                 if id_ := layout.id_of(entry.name):
                     found.setdefault(id_, []).append(entry)
-        self._drop_marks()
+        self._drop_dead_locks()
         needed = self._needed()
         removed, freed = [], 0
         for id_ in sorted(found.keys() - needed.owners - needed.coming - writing):
@@ -123,13 +127,13 @@ class Garbage:
                 # Its packs are its own affair; what it left beside them is not needed.
                 entries = [e for e in entries if not e.name.startswith(layout.PACKS)]
             elif all(e.name in needed.packs for e in entries):
-                continue  # others lean upon all that is left of it
+                continue  # others need all that is left of it
             never = any(map(_is_intent, entries)) and self._is_writers(id_)
             done = self._clear(id_, entries, never=never)
             freed += sum(entry.length for entry in done)
             if done and id_ not in needed.committed:
                 removed.append(id_)
-        return removed, freed
+        return SweepResult(removed, freed)
 
     def _clear(
         self,
@@ -155,7 +159,7 @@ class Garbage:
         backend = self._backend
         try:
             with locks.deletion_lock(backend, owner, self._clock) as check:
-                # Looked at under the mark: who announces a copy now sees that.
+                # Looked at under the lock: an upload that begins now sees that.
                 needed = self._needed(except_writing=except_writing)
                 spare = _spare(owner, todo, needed, never=never)
                 for entry in spare:
@@ -165,7 +169,7 @@ class Garbage:
         except StoreError as error:
             if error.reason is not Reason.STORE_FULL:
                 raise
-        # Not even a mark finds room, nor would a copy's intent: one object makes some.
+        # Not even a lock finds room, nor would a copy's intent: one object makes some.
         needed = self._needed(except_writing=except_writing)
         spare = _spare(owner, todo, needed, never=never)
         if not spare:
@@ -206,7 +210,7 @@ class Garbage:
             blind,
         )
 
-    def _drop_marks(self) -> None:
+    def _drop_dead_locks(self) -> None:
         """Delete the locks of deletions whose process died."""
         for entry in self._backend.list(layout.DELETION_LOCKS):
             id_ = layout.id_of(entry.name)

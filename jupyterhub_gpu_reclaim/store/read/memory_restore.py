@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Buffer
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
 
-#: Plain bytes of a ticket: what one hand takes at a time.
+#: Plain bytes of a ticket: what one worker takes at a time.
 TICKET_BYTES = 8 << 20
 #: Most tickets, because all of them wait in one pipe.
 _MOST_TICKETS = 8192

@@ -99,14 +99,14 @@ class Upload:
         try:
             needs = repository.objects(checkpoint)
             intent = partial(repository.intent, checkpoint)
-            announced = UploadLock(cache.remote, intent, elapsed=self._elapsed)
+            lock = UploadLock(cache.remote, intent, elapsed=self._elapsed)
         except NotFound:
             return False
 
         def go_on() -> bool:
             if self._stopped.is_set() or not exists(cache.local, manifest):
                 return False
-            announced.refresh()
+            lock.refresh()
             return True
 
         try:

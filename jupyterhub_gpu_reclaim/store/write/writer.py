@@ -7,6 +7,7 @@ published last, and only when everything that it names has been synced and read 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING, Self
@@ -26,7 +27,7 @@ from jupyterhub_gpu_reclaim.store.write.commit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
@@ -198,6 +199,15 @@ class CheckpointWriter:
         with self._lock:
             self._failure = self._failure or error
 
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Let an error inside bar the commit."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
     def _check_open(self) -> None:
         if isinstance(self._failure, ReclaimError):
             raise StoreError(
@@ -316,11 +326,8 @@ class FileWriter:
             StoreError: no room, no store, or cancelled; the checkpoint is lost.
         """
         self._check_open()
-        try:
+        with self._owner.failing():
             self._cutter.feed(data)
-        except BaseException as error:
-            self._owner.fail(error)
-            raise
 
     def take_pipe(self, pipe: int) -> int:
         """The whole file: all that comes out of a pipe until its end.
@@ -340,13 +347,10 @@ class FileWriter:
         self._check_open()
         if self._length or self._first:
             raise StoreError(Reason.STORE_FAILED, why=f"{self._name} was begun already")
-        try:
+        with self._owner.failing():
             self._length = self._pack_writers.take_pipe(self._number, pipe)
-            # Nothing may follow a chunk that was filled up.
-            self._first = -1
-        except BaseException as error:
-            self._owner.fail(error)
-            raise
+        # Nothing may follow a chunk that was filled up.
+        self._first = -1
         return self._length
 
     def cancel(self) -> None:
@@ -365,11 +369,8 @@ class FileWriter:
         """
         if self._closed:
             return
-        try:
+        with self._owner.failing():
             self._cutter.flush()
-        except BaseException as error:
-            self._owner.fail(error)
-            raise
         self._closed = True
 
     def entry(self) -> tuple[str, int]:
