@@ -44,6 +44,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
 _NOBODYS = {"lost+found"}
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FolderBackend:
@@ -100,12 +101,8 @@ class FolderBackend:
 
     def length(self, name: str) -> int:
         """Bytes of that file."""
-        try:
+        with _errors(name):
             found = (self._root / name).lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            raise ObjectMissing(name) from None
-        except OSError as error:
-            translate(error, name)
         if not stat.S_ISREG(found.st_mode):
             raise ObjectMissing(name)
         return found.st_size
@@ -151,16 +148,12 @@ class FolderBackend:
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[int]:
         """An object's file, open; what fails inside is translated, too."""
-        try:
+        with _errors(name):
             fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 yield fd
             finally:
                 os.close(fd)
-        except (FileNotFoundError, NotADirectoryError):
-            raise ObjectMissing(name) from None
-        except OSError as error:
-            translate(error, name)
 
     def _begin(self, name: str, *, replaces: bool = False) -> _FileWriter:
         """A new file under ``tmp/``; a random part keeps two writers apart."""
@@ -303,7 +296,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+@contextlib.contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """The system's errors inside, as ours of an object that is read."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise ObjectMissing(name) from None
+    except OSError as error:
+        translate(error, name)
 
 
 def walk(root: Path, folder: str, entries: list[Entry]) -> None:

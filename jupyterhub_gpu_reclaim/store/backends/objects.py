@@ -60,6 +60,11 @@ _RETRIES = {
 }
 #: Names of a publish that was repeated after its answer was lost.
 _ATTEMPT = "attempt"
+#: S3 takes 10,000 parts of at least 5 MiB: objects of up to 48 GiB.
+PART_BYTES = 5 * 1024 * 1024
+_IN_FLIGHT = 2
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 30.0
 
 
 class ObjectsBackend:
@@ -201,13 +206,6 @@ def _look(store: ObjectStore) -> None:
     """
     with answers("the bucket"):
         next(iter(obstore.list(store, chunk_size=1)), None)
-
-
-#: S3 takes 10,000 parts of at least 5 MiB: objects of up to 48 GiB.
-PART_BYTES = 5 * 1024 * 1024
-_IN_FLIGHT = 2
-_LOOK_SECONDS = 0.1
-_END_SECONDS = 30.0
 
 
 class _CalledOff(Exception):

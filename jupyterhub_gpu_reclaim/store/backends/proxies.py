@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     )
 
 _T = TypeVar("_T")
+_FIRST_SECONDS = 0.1
+_LONGEST_SECONDS = 10.0
+WINDOW_BYTES = 4 * 1024 * 1024
+#: So many windows are kept: 32 MiB.
+_WINDOWS = 8
+#: So many ends of reads are remembered, to see which read goes on from one.
+_ENDS = 64
 
 
 class Caller(Protocol):
@@ -122,10 +129,6 @@ class _WriterProxy:
         self._writer.abandon()
 
 
-_FIRST_SECONDS = 0.1
-_LONGEST_SECONDS = 10.0
-
-
 class Patience:
     """How long and how often a call is repeated.
 
@@ -172,13 +175,6 @@ class Retrying(BackendProxy):
 
     def __init__(self, backend: Backend, patience: Patience) -> None:
         super().__init__(backend, patience.call)
-
-
-WINDOW_BYTES = 4 * 1024 * 1024
-#: So many windows are kept: 32 MiB.
-_WINDOWS = 8
-#: So many ends of reads are remembered, to see which read goes on from one.
-_ENDS = 64
 
 
 class _Window(NamedTuple):

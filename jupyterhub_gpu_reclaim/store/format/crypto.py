@@ -27,6 +27,10 @@ KEY_BYTES = 32
 TAG_BYTES = 16
 _NONCE_BYTES = 12
 _DOMAIN = "gpu-reclaim store 1"
+FORMAT = 1
+MAGIC = b"GRSTORE" + bytes([FORMAT])
+_BLOCK = struct.Struct("<IBHI")
+_SEGMENT = struct.Struct("<II")
 
 
 class Forged(Exception):
@@ -141,13 +145,6 @@ class ChunkIds:
 
 def _nonce(number: int) -> bytes:
     return number.to_bytes(_NONCE_BYTES, "little")
-
-
-FORMAT = 1
-MAGIC = b"GRSTORE" + bytes([FORMAT])
-
-_BLOCK = struct.Struct("<IBHI")
-_SEGMENT = struct.Struct("<II")
 
 
 class Origin(Value, frozen=True, kw_only=True):

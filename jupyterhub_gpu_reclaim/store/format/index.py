@@ -43,6 +43,8 @@ BLOCKS = np.dtype(
 MAX_REFS = (1 << 32) - 1
 _NAME = re.compile(r"(?!.*(?:^|/)\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _MAX_NAME = 255
+SEGMENT_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,6 @@ def _check_blocks(index: ChunkIndex, chunk_bytes: int, packs: Sequence[int]) -> 
     )
     if not fits.all():
         raise damaged("the index has a block that cannot be")
-
-
-SEGMENT_BYTES = 4 * 1024 * 1024
-_PIECE_BYTES = 16 * 1024 * 1024
 
 
 class _Head(Value, frozen=True, kw_only=True):

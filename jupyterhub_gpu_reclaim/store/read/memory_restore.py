@@ -37,6 +37,19 @@ TICKET_BYTES = 8 << 20
 _MOST_TICKETS = 8192
 _THREADS = 2
 _LOOK_SECONDS = 0.1
+_MOST = 1024  #: IOV_MAX
+_VECTOR_BYTES = 16  #: of a struct iovec
+_libc = ctypes.CDLL(None, use_errno=True)
+_writev = _libc.process_vm_writev
+_writev.restype = ctypes.c_ssize_t
+_writev.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
 
 
 class Copiers(Protocol):
@@ -202,22 +215,6 @@ class CopyThreads:
             if ticket is None:
                 return
             work(blocks, opener, self._rows[slice(*ticket)], counters)
-
-
-_MOST = 1024  #: IOV_MAX
-_VECTOR_BYTES = 16  #: of a struct iovec
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_writev = _libc.process_vm_writev
-_writev.restype = ctypes.c_ssize_t
-_writev.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
 
 
 class MemoryWriter:
