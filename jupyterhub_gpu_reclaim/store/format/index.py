@@ -146,7 +146,7 @@ def _check_blocks(index: ChunkIndex, chunk_bytes: int, packs: Sequence[int]) -> 
         raise damaged("the index has a block that cannot be")
 
 
-class _Head(Value, frozen=True, kw_only=True):
+class _IndexHead(Value, frozen=True, kw_only=True):
     files: list[tuple[str, int]]
     blocks: int
     refs: int
@@ -253,7 +253,7 @@ def check_segments(
 
 def _parts(index: ChunkIndex) -> Iterator[memoryview]:
     head = msgspec.json.encode(
-        _Head(
+        _IndexHead(
             files=index.files,
             blocks=len(index.blocks),
             refs=len(index.refs),
@@ -298,7 +298,7 @@ def _open(segments: Iterable[bytes], count: int, key: bytes) -> bytearray:
     return plain
 
 
-class _Reader:
+class _ColumnReader:
     """Takes bytes from the front; what is not there is a ValueError."""
 
     def __init__(self, plain: Buffer) -> None:
@@ -315,7 +315,7 @@ class _Reader:
 
     def column(self, kind: Any, count: int) -> NDArray[Any]:
         """A column that was shrunk, of exactly so many values."""
-        inner = _Reader(bytes(self.take(self.number(8))))
+        inner = _ColumnReader(bytes(self.take(self.number(8))))
         size = count * np.dtype(kind).itemsize
         pieces = [
             lz4.block.decompress(
@@ -333,8 +333,8 @@ class _Reader:
 
 
 def _parse(plain: bytearray) -> ChunkIndex:
-    reader = _Reader(plain)
-    head = msgspec.json.decode(reader.take(reader.number(4)), type=_Head)
+    reader = _ColumnReader(plain)
+    head = msgspec.json.decode(reader.take(reader.number(4)), type=_IndexHead)
     if not all(0 <= count <= MAX_REFS for count in (head.blocks, head.refs, head.ids)):
         raise ValueError("its counts cannot be")
     # LZ4 shrinks by 255 at most: no count can claim more memory than that.

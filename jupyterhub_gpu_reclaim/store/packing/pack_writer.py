@@ -2,7 +2,8 @@
 
 It belongs to a thread or to a worker process, and is called from one thread at a time.
 Its result is one :class:`Report` at its end, made of arrays that are passed between
-processes as they are. It knows files only by their numbers.
+processes as they are. It knows files only by their numbers. After a ``StoreError`` (no
+room, or no store) it is unusable.
 """
 
 from __future__ import annotations
@@ -108,9 +109,6 @@ class PackWriter:
             first: number of the first chunk in the file.
             data: the chunks, at most :data:`BUFFER_BYTES`; may be used again on return.
             length: how many of the bytes are the file's, the rest is filling.
-
-        Raises:
-            StoreError: no room, or no store; the pack writer is unusable afterwards.
         """
         rows = np.frombuffer(data, np.uint8).reshape(-1, self._chunk)
         refs = np.zeros(len(rows), np.int64)
@@ -135,11 +133,7 @@ class PackWriter:
         self.put(file, at // self._chunk, buffer[:whole], length)
 
     def report(self) -> Report:
-        """Write what is left; the packs settle in the background from now on.
-
-        Raises:
-            StoreError: no room, or no store.
-        """
+        """Write what is left; the packs settle in the background from now on."""
         if self._filled:
             self._write(self._pending[: self._filled])
             self._filled = 0

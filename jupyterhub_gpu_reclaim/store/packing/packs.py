@@ -1,9 +1,11 @@
 """The packs of one pack writer while they are written: objects of encrypted blocks.
 
-Called from one thread at a time. Every block is read back and opened: where the backend
-can, at once, while it is in the processor's cache, which costs a third of doing it
-later; else after its pack was finished. A pack that is full is finished in the
-background, which spares the commit most of its time.
+Called from one thread at a time. Each call raises ``StoreError`` when there is no room
+or no store, or a block reads back differently; nothing can be finished then. Every
+block is read back and opened: where the backend can, at once, while it is in the
+processor's cache, which costs a third of doing it later; else after its pack was
+finished. A pack that is full is finished in the background, which spares the commit
+most of its time.
 """
 
 from __future__ import annotations
@@ -84,9 +86,6 @@ class Packs:
 
         Returns:
             Bytes written.
-
-        Raises:
-            StoreError: no room, or no store; nothing can be finished any more.
         """
         pack = self._open or self._begin()
         number, stored = len(pack.rows), len(data) + crypto.TAG_BYTES
@@ -124,9 +123,6 @@ class Packs:
 
         Args:
             timeout: seconds to wait for the disk.
-
-        Raises:
-            StoreError: a pack is not durable, or reads back differently.
         """
         futures = [future for _, future in self._settling]
         if wait_for(futures, timeout).not_done:
@@ -185,9 +181,6 @@ class _Pack:
             row: of the block.
             back: room for what is read.
             plain: room for what is in it.
-
-        Raises:
-            StoreError: it is not what was written.
         """
         count = self.writer.read_back(row.offset, back)
         if count is None:

@@ -1,6 +1,8 @@
 """Groups of workers on one checkpoint: those of a capture, and those of a copy.
 
 What several workers share is set up here: a pipe with its token, tickets, counters.
+Each call raises ``StoreError``: what went wrong with a worker, that none comes, that
+one cannot be killed, ``TIMED_OUT`` or ``CANCELLED``.
 """
 
 from __future__ import annotations
@@ -69,9 +71,6 @@ class CaptureGroup:
 
         Returns:
             How long the file is.
-
-        Raises:
-            StoreError: what went wrong with one of them, or ``CANCELLED``.
         """
         token_out, token_in = os.pipe2(os.O_CLOEXEC)
         try:
@@ -97,20 +96,12 @@ class CaptureGroup:
         return int(self._counters[:, column].sum())
 
     def begin_report(self, seconds: float) -> None:
-        """Tell all of them to report, and then to settle within some seconds.
-
-        Raises:
-            StoreError: one of them is gone.
-        """
+        """Tell all of them to report, and then to settle within some seconds."""
         for worker in self._workers:
             worker.tell(channel.Finish(seconds))
 
     def reports(self, seconds: float) -> list[Report]:
-        """What each has written; it settles in the background.
-
-        Raises:
-            StoreError: what went wrong with one of them, or ``TIMED_OUT``.
-        """
+        """What each has written; it settles in the background."""
         found = []
         for _, descriptors in hear_all(self._workers, seconds):
             kinds = (BLOCKS, *map(np.dtype, ("<u8", "<i8", "<i8")))
@@ -125,9 +116,6 @@ class CaptureGroup:
         """Wait until all that was reported is durable and was read back.
 
         They are gone then.
-
-        Raises:
-            StoreError: what went wrong with one of them, or ``TIMED_OUT``.
         """
         hear_all(self._workers, seconds)
         self.stop()
@@ -140,11 +128,7 @@ class CaptureGroup:
                 worker.kill()
 
     def stop(self) -> None:
-        """Kill them, and wait until they are gone: nothing is written any more.
-
-        Raises:
-            StoreError: one cannot be killed.
-        """
+        """Kill them, and wait until they are gone: nothing is written any more."""
         self.cancel()
         with self._lock:
             workers, self._workers = self._workers, []
@@ -183,9 +167,6 @@ class CopyGroup:
         source: of the blocks.
         spec: of its backend.
         planned: what is to be copied.
-
-    Raises:
-        StoreError: they do not come.
     """
 
     def __init__(
@@ -211,11 +192,7 @@ class CopyGroup:
         self._waiting = {worker.fileno(): worker for worker in self._workers}
 
     def wait(self, seconds: float) -> bool:
-        """Whether all is done.
-
-        Raises:
-            StoreError: what went wrong with one of them.
-        """
+        """Whether all is done."""
         hear_ready(self._waiting, seconds)
         return not self._waiting
 
@@ -224,11 +201,7 @@ class CopyGroup:
         return int(self._counters[:, 0].sum())
 
     def end(self) -> None:
-        """Kill workers that still work, and wait until none writes any more.
-
-        Raises:
-            StoreError: one cannot be killed.
-        """
+        """Kill workers that still work, and wait until none writes any more."""
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:

@@ -48,11 +48,6 @@ class Draft(Value, frozen=True, kw_only=True):
     begun: float  #: when the intent was published
     parent: str = ""  #: checkpoint that the incarnation was restored from
 
-    @property
-    def origin(self) -> Origin:
-        """Whose checkpoint it is."""
-        return self.recipe.origin
-
 
 class CheckpointWriter:
     """Writes one checkpoint.
@@ -82,7 +77,7 @@ class CheckpointWriter:
     ) -> None:
         self._backend = backend
         self._draft = draft
-        self._id = draft.origin.id
+        self._id = draft.recipe.origin.id
         self._pack_writers = pack_writers
         self._base = base
         self._keys = keys
@@ -281,7 +276,7 @@ class CheckpointWriter:
         except StoreError as error:
             log.warning(
                 "%s remains of %s are left: %s",
-                self._draft.origin.key,
+                self._draft.recipe.origin.key,
                 self._id,
                 error,
             )
