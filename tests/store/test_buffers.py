@@ -84,7 +84,7 @@ def test_fill_from_a_pipe_gives_all_of_it(length, blocking):
     assert out == plain
 
 
-def test_fill_that_is_called_off_ends():
+def test_fill_that_is_cancelled_ends():
     reading, writing = os.pipe()
     wake = os.eventfd(1)
     with pytest.raises(StoreError) as caught:

@@ -261,7 +261,7 @@ def test_copy_of_a_damaged_block_is_an_error(saved, root):
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
-def test_copy_that_is_called_off_ends(saved):
+def test_copy_that_is_cancelled_ends(saved):
     cancel = threading.Event()
     cancel.set()
     buffer = np.zeros(len(PLAIN), np.uint8)
@@ -275,7 +275,7 @@ def test_copy_that_is_called_off_ends(saved):
 
 
 @pytest.mark.parametrize("how", ["abort", "cancel"])
-def test_pipe_without_an_end_is_called_off(store, root, how):
+def test_pipe_without_an_end_is_cancelled(store, root, how):
     writer = begin(store)
     file = writer.file("pages-1.img")
     feeder = Feeder(PLAIN, close=False)

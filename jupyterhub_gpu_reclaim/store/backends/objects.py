@@ -208,7 +208,7 @@ def _look(store: ObjectStore) -> None:
         next(iter(obstore.list(store, chunk_size=1)), None)
 
 
-class _CalledOff(Exception):
+class _Cancelled(Exception):
     """Raised inside the iterator, so that obstore ends the upload."""
 
 
@@ -226,7 +226,7 @@ class ObjectUpload:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._ended = threading.Event()
-        self._called_off = threading.Event()
+        self._cancelled = threading.Event()
 
     def write(self, data: Buffer) -> None:
         """Append all of it; waits while the network is slower than the caller."""
@@ -255,7 +255,7 @@ class ObjectUpload:
 
     def abandon(self) -> None:
         """Tell the store to forget the parts; a no-op after ``finish``."""
-        self._called_off.set()
+        self._cancelled.set()
         if self._thread is not None:
             self._thread.join(_END_SECONDS)
 
@@ -276,7 +276,7 @@ class ObjectUpload:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._called_off.is_set():
+        if self._cancelled.is_set():
             raise StoreError(Reason.CANCELLED)
 
     def _put_whole(self, data: bytes) -> None:
@@ -297,7 +297,7 @@ class ObjectUpload:
                     chunk_size=PART_BYTES,
                     max_concurrency=_IN_FLIGHT,
                 )
-        except _CalledOff:
+        except _Cancelled:
             return
         except Unavailable as error:
             # Parts are lost with it: the same call again would not help.
@@ -308,10 +308,10 @@ class ObjectUpload:
             self._ended.set()
 
     def _handed_over(self) -> Iterator[bytes]:
-        while not self._called_off.is_set():
+        while not self._cancelled.is_set():
             with contextlib.suppress(queue.Empty):
                 part = self._parts.get(timeout=_LOOK_SECONDS)
                 if part is None:
                     return
                 yield part
-        raise _CalledOff
+        raise _Cancelled
