@@ -14,7 +14,7 @@ with more workers is what limits them; "sys" tells what of it is the kernel's. P
   made before (fallocate); "one folder": where all of them write, as packs stand, while
   the others have a folder each;
 * read: sealed blocks out of files that were just written, and opened;
-* lane: all of it but the pipe; "no files": its backend forgets; "no look": it does not
+* writer: all of it but the pipe; "no files": its backend forgets; "no look": does not
   read back;
 * capture: all of it, with the pipe, the repository and its commit.
 
@@ -49,20 +49,20 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format import compression, crypto
-from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+from jupyterhub_gpu_reclaim.store.format.crypto import Origin
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.packing import pack_writer
+from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
     BLOCK_BYTES,
-    SLOT_BYTES,
-    Lane,
+    BUFFER_BYTES,
+    PackWriter,
     Recipe,
 )
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.packing.splice import Splicer
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.workers.channel import END, TOKEN_BYTES
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
-from jupyterhub_gpu_reclaim.store.workers.worker import END, TOKEN_BYTES
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
@@ -85,10 +85,10 @@ class Job:
 
     def each(self) -> Iterator[memoryview]:
         """One slot after the other; each worker begins elsewhere."""
-        count = len(self.data) // SLOT_BYTES
+        count = len(self.data) // BUFFER_BYTES
         for turn in range(self.slots):
-            at = (turn + self.number * 7) % count * SLOT_BYTES
-            yield self.data[at : at + SLOT_BYTES]
+            at = (turn + self.number * 7) % count * BUFFER_BYTES
+            yield self.data[at : at + BUFFER_BYTES]
 
 
 #: Made in the worker before the clock starts; what it returns is the part itself.
@@ -112,7 +112,7 @@ def simple(work: Callable[[memoryview], object]) -> Part:
 
 
 def memory(job: Job) -> Callable[[], None]:
-    into = np.empty(SLOT_BYTES, np.uint8)
+    into = np.empty(BUFFER_BYTES, np.uint8)
     return simple(lambda slot: np.copyto(into, np.frombuffer(slot, np.uint8)))(job)
 
 
@@ -121,12 +121,12 @@ def zeros(slot: memoryview) -> None:
 
 
 def ids(job: Job) -> Callable[[], None]:
-    made, wanted = crypto.ChunkIds(KEY), list(range(SLOT_BYTES // 4096))
+    made, wanted = crypto.ChunkIds(KEY), list(range(BUFFER_BYTES // 4096))
     return simple(lambda slot: made.of(slot, 4096, wanted))(job)
 
 
 def blocks(slot: memoryview) -> Iterator[memoryview]:
-    for at in range(0, SLOT_BYTES, BLOCK_BYTES):
+    for at in range(0, BUFFER_BYTES, BLOCK_BYTES):
         yield slot[at : at + BLOCK_BYTES]
 
 
@@ -173,7 +173,7 @@ def files(
                 for block in blocks(slot):
                     os.write(file, block)
                 left -= 1
-                if not left or not left % (PACK_BYTES // SLOT_BYTES):
+                if not left or not left % (PACK_BYTES // BUFFER_BYTES):
                     break
             os.fsync(file)
             os.close(file)
@@ -231,7 +231,7 @@ class Forgets(FolderBackend):
         """Nothing is held."""
 
 
-def one_lane(job: Job, *, keep: bool = True, look: bool = True) -> Callable[[], None]:
+def one_writer(job: Job, *, keep: bool = True, look: bool = True) -> Callable[[], None]:
     origin = Origin(id="x", key=SessionKey("u"), generation=1, data_key=KEY)
     recipe = Recipe(
         origin=origin,
@@ -242,13 +242,15 @@ def one_lane(job: Job, *, keep: bool = True, look: bool = True) -> Callable[[], 
         read_back=look and keep,
     )
     backend = (FolderBackend if keep else Forgets)(job.shared)
-    made = Lane(backend, recipe, job.number, None, np.zeros(3, np.int64))
+    made = PackWriter(
+        backend, recipe, job.number, None, np.zeros(pack_writer.COUNTERS, np.int64)
+    )
 
     def run() -> None:
         for turn, slot in enumerate(job.each()):
-            made.put(0, turn * (SLOT_BYTES // 4096), slot, SLOT_BYTES)
+            made.put(0, turn * (BUFFER_BYTES // 4096), slot, BUFFER_BYTES)
         made.report()
-        made.settled(600.0)
+        made.packs.settled(600.0)
 
     return run
 
@@ -329,9 +331,9 @@ def feed(data: memoryview, slots: int, writing: int) -> None:
     """Move pages into a pipe as CRIU does: none is copied."""
     libc.vmsplice.restype = ctypes.c_ssize_t
     base = np.frombuffer(data, np.uint8).ctypes.data
-    count = len(data) // SLOT_BYTES
+    count = len(data) // BUFFER_BYTES
     for turn in range(slots):
-        at, left = base + turn % count * SLOT_BYTES, SLOT_BYTES
+        at, left = base + turn % count * BUFFER_BYTES, BUFFER_BYTES
         while left:
             vector = (ctypes.c_size_t * 2)(at, left)
             moved = libc.vmsplice(writing, vector, 1, 0)
@@ -341,7 +343,7 @@ def feed(data: memoryview, slots: int, writing: int) -> None:
 
 
 def pipe(data: memoryview, workers: int, mib: int) -> Found:
-    """Slots out of one pipe, by workers who pass a token on."""
+    """BufferCutter out of one pipe, by workers who pass a token on."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
     token_out, token_in = os.pipe()
@@ -349,12 +351,12 @@ def pipe(data: memoryview, workers: int, mib: int) -> Found:
 
     def take() -> None:
         os.close(writing)
-        slot = memoryview(bytearray(SLOT_BYTES))
+        slot = memoryview(bytearray(BUFFER_BYTES))
         with Splicer(reading) as splicer:
             while True:
                 offset = int.from_bytes(os.read(token_out, TOKEN_BYTES), "little")
                 length = 0 if offset == END else splicer.take(slot)
-                ended = length < SLOT_BYTES
+                ended = length < BUFFER_BYTES
                 after = END if ended else offset + length
                 os.write(token_in, after.to_bytes(TOKEN_BYTES, "little"))
                 if ended:
@@ -434,10 +436,10 @@ PARTS: dict[str, Part] = {
     "write, ahead": partial(files, ahead=True),
     "write, huge": partial(huge, part=files),
     "read": read,
-    "lane": one_lane,
-    "lane, huge": partial(huge, part=one_lane),
-    "lane, no look": partial(one_lane, look=False),
-    "lane, no files": partial(one_lane, keep=False),
+    "writer": one_writer,
+    "writer, huge": partial(huge, part=one_writer),
+    "writer, no look": partial(one_writer, look=False),
+    "writer, no files": partial(one_writer, keep=False),
 }
 
 

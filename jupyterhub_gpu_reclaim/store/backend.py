@@ -28,25 +28,6 @@ Spec = dict[str, Any]
 Buffer = bytes | bytearray | memoryview
 
 
-#: Where objects stand that have no name yet; what is left there are remains.
-ASIDE = "tmp/"
-
-
-def aside_of(name: str, mark: str) -> str:
-    """What an object is called until it is finished: flat, so that no folder is made.
-
-    Args:
-        name: of the object; neither ``!`` nor ``~`` is part of one.
-        mark: tells two writers of that name apart.
-    """
-    return f"{ASIDE}{name.replace('/', '!')}~{mark}"
-
-
-def name_of(aside: str) -> str:
-    """The name that an object under ``tmp/`` would have got."""
-    return aside.removeprefix(ASIDE).partition("~")[0].replace("!", "/")
-
-
 class Entry(NamedTuple):
     """One object that stands in a backend."""
 
@@ -186,6 +167,19 @@ class Backend(Protocol):
 
     def spec(self) -> Spec | None:
         """How another process opens the same; no secret in it. None: it cannot."""
+
+
+def exists(backend: Backend, name: str) -> bool:
+    """Whether an object is there.
+
+    Raises:
+        StoreError: that is not known.
+    """
+    try:
+        backend.length(name)
+    except ObjectMissing:
+        return False
+    return True
 
 
 def publish_over(backend: Backend, name: str, data: bytes) -> None:

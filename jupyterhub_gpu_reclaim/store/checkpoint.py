@@ -17,28 +17,26 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.format.index import chunks_of, damaged
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
 from jupyterhub_gpu_reclaim.store.read import memory_restore
-from jupyterhub_gpu_reclaim.store.read.blocks import Blocks
-from jupyterhub_gpu_reclaim.store.read.extents import (
+from jupyterhub_gpu_reclaim.store.read.blocks import (
     ZERO_BYTES,
     ZEROS,
-    Run,
+    Blocks,
+    BlockSource,
+    Extent,
+    extents,
     rest_of,
-    runs,
 )
-from jupyterhub_gpu_reclaim.store.read.memory_restore import Piece
-from jupyterhub_gpu_reclaim.store.workers.group import CopyCrew
+from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPiece
+from jupyterhub_gpu_reclaim.store.workers.group import CopyGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.format.index import Index
+    from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
-    from jupyterhub_gpu_reclaim.store.read.memory_restore import Cancel
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
-
-__all__ = ["Checkpoint", "Piece", "Problem"]
 
 #: Blocks that are opened ahead of the reader, and kept behind: 256 KiB each, mostly.
 _AHEAD = 8
@@ -60,7 +58,7 @@ class Problem(NamedTuple):
     why: str
 
 
-class Checkpoint:
+class CheckpointReader:
     """The contents of one checkpoint.
 
     Args:
@@ -71,16 +69,15 @@ class Checkpoint:
     """
 
     def __init__(
-        self, backend: Backend, body: Body, index: Index, pool: Pool | None
+        self, backend: Backend, body: Body, index: ChunkIndex, pool: Pool | None
     ) -> None:
         self._backend = backend
         self._body = body
         self._index = index
         self._pool = pool
         self._chunk = body.chunk_bytes
-        self._blocks = Blocks(
-            backend, index.blocks, body.packs, body.origins, body.chunk_bytes
-        )
+        self._source = BlockSource(backend, body, index.blocks)
+        self._blocks = Blocks(self._source)
         self._lock = threading.Lock()
         #: Blocks of small files, the last that was needed at the end.
         self._few: OrderedDict[int, Future[Buffer]] = OrderedDict()
@@ -121,7 +118,7 @@ class Checkpoint:
     def stream(
         self, name: str, *, skip: Iterable[tuple[int, int]] = ()
     ) -> Iterator[Buffer]:
-        """A file, run by run, each checked before it is returned.
+        """A file, extent by extent, each checked before it is returned.
 
         Args:
             name: of the file.
@@ -134,11 +131,11 @@ class Checkpoint:
         first, length = self._file(name)
         ranges = rest_of(length, skip)
         wanted = chain.from_iterable(
-            runs(self._index, first, self._chunk, offset, count).rows()
+            extents(self._index, first, self._chunk, offset, count).rows()
             for offset, count in ranges
         )
         if sum(count for _, count in ranges) <= _SMALL_BYTES:
-            return (self._small(name, run) for run in wanted)
+            return (self._small(name, extent) for extent in wanted)
         return self._stream(name, wanted)
 
     def copy_to(
@@ -146,8 +143,8 @@ class Checkpoint:
         name: str,
         pieces: Iterable[tuple[int, int, int, int]],
         *,
-        cancel: Cancel | None = None,
-        progress: Callable[[int], None] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> int:
         """Write parts of a file into the memory of stopped processes.
 
@@ -156,8 +153,8 @@ class Checkpoint:
 
         Args:
             name: of the file.
-            pieces: see :class:`Piece`; any tuples of that shape.
-            cancel: asked now and then; once it is set it ends.
+            pieces: see :class:`CopyPiece`; any tuples of that shape.
+            cancelled: asked now and then; once it is true the copy ends.
             progress: called now and then with the bytes done since the last time.
 
         Returns:
@@ -168,29 +165,19 @@ class Checkpoint:
                 its memory is not there, or ``CANCELLED``. Some may have been written.
         """
         first, length = self._file(name)
-        wanted = [Piece(*piece) for piece in pieces]
+        wanted = [CopyPiece(*piece) for piece in pieces]
         for piece in wanted:
             if min(piece) < 0 or piece.offset + piece.length > length:
                 raise damaged(f"{name} has no such part")
         plan = memory_restore.plan(self._index, first, self._chunk, wanted)
-        source = memory_restore.Source(self._backend, self._body, self._index.blocks)
-        self._copy(source, plan, cancel, progress)
+        memory_restore.oversee(self._copiers(plan), plan, cancelled, progress)
         return sum(piece.length for piece in wanted)
 
-    def _copy(
-        self,
-        source: memory_restore.Source,
-        plan: memory_restore.Plan,
-        cancel: Cancel | None,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def _copiers(self, plan: memory_restore.CopyPlan) -> memory_restore.Copiers:
         spec = self._backend.spec()
-        hands: memory_restore.Hands
         if self._pool is None or spec is None or len(plan.tickets) <= _FEW_TICKETS:
-            hands = memory_restore.Threads(source, plan)
-        else:
-            hands = CopyCrew(self._pool, source, spec, plan)
-        memory_restore.oversee(hands, plan, cancel, progress)
+            return memory_restore.CopyThreads(self._source, plan)
+        return CopyGroup(self._pool, self._source, spec, plan)
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None
@@ -230,20 +217,20 @@ class Checkpoint:
             if ((at >= first) & (at < first + chunks_of(length, self._chunk))).any()
         ]
 
-    def _stream(self, name: str, wanted: Iterator[Run]) -> Iterator[Buffer]:
+    def _stream(self, name: str, wanted: Iterator[Extent]) -> Iterator[Buffer]:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="store-read") as readers:
             kept: OrderedDict[int, Future[Buffer]] = OrderedDict()
-            queue: list[Run] = []
+            queue: list[Extent] = []
             try:
                 while True:
-                    while len(queue) < _AHEAD and (run := next(wanted, None)):
-                        queue.append(run)
-                        if run.block != ZEROS and run.block not in kept:
-                            kept[run.block] = readers.submit(
-                                self._blocks.plain, run.block
+                    while len(queue) < _AHEAD and (extent := next(wanted, None)):
+                        queue.append(extent)
+                        if extent.block != ZEROS and extent.block not in kept:
+                            kept[extent.block] = readers.submit(
+                                self._blocks.plain, extent.block
                             )
-                        if run.block != ZEROS:
-                            kept.move_to_end(run.block)
+                        if extent.block != ZEROS:
+                            kept.move_to_end(extent.block)
                     if not queue:
                         return
                     yield self._bytes(name, queue.pop(0), kept)
@@ -253,30 +240,30 @@ class Checkpoint:
                 for future in kept.values():
                     future.cancel()
 
-    def _small(self, name: str, run: Run) -> Buffer:
+    def _small(self, name: str, extent: Extent) -> Buffer:
         """Bytes of a small file; its block holds other small ones, and is kept."""
-        if run.block == ZEROS:
-            return self._bytes(name, run, {})
+        if extent.block == ZEROS:
+            return self._bytes(name, extent, {})
         with self._lock:
-            kept = self._few.pop(run.block, None)
+            kept = self._few.pop(extent.block, None)
             if kept is None:
                 kept = Future()
                 try:
-                    kept.set_result(self._blocks.plain(run.block))
+                    kept.set_result(self._blocks.plain(extent.block))
                 except StoreError as error:
                     kept.set_exception(error)
-            self._few[run.block] = kept
+            self._few[extent.block] = kept
             while len(self._few) > _FEW_BLOCKS:
                 self._few.popitem(last=False)
-        return self._bytes(name, run, {run.block: kept})
+        return self._bytes(name, extent, {extent.block: kept})
 
     def _bytes(
-        self, name: str, run: Run, kept: dict[int, Future[Buffer]]
+        self, name: str, extent: Extent, kept: dict[int, Future[Buffer]]
     ) -> memoryview:
-        if run.block == ZEROS:
-            return memoryview(_ZEROS)[: run.length]
+        if extent.block == ZEROS:
+            return memoryview(_ZEROS)[: extent.length]
         try:
-            plain = kept[run.block].result()
+            plain = kept[extent.block].result()
         except StoreError as error:
             if "why" in error.facts:
                 error = StoreError(
@@ -285,7 +272,7 @@ class Checkpoint:
                     why=f"{error.facts['why']} ({name})",
                 )
             raise error from None
-        return memoryview(plain)[run.start : run.start + run.length]
+        return memoryview(plain)[extent.start : extent.start + extent.length]
 
     def _file(self, name: str) -> tuple[int, int]:
         if name not in self._files:

@@ -8,17 +8,26 @@ are worth keeping.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers
-from jupyterhub_gpu_reclaim.store.catalogue.manifest_cache import Infos
-from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+from jupyterhub_gpu_reclaim.store.backends.write_back import (
+    CommitMeans,
+    LocalCommits,
+    WriteBackCache,
+)
+from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue, ManifestCache
+from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
+from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
+from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
-from jupyterhub_gpu_reclaim.store.locks import intents
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.write.builder import Beginner, Busy, Place, Terms
+from jupyterhub_gpu_reclaim.store.write.builder import (
+    ActiveWrites,
+    CheckpointBuilder,
+    WriteOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
@@ -36,15 +46,12 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4096
 
 
-class SweepResult(NamedTuple):
-    """What a sweep has removed."""
-
-    removed: list[str]  #: checkpoints that do not exist, whose remains these were
-    freed_bytes: int
-
-
 class Repository:
     """Checkpoints in a backend. All calls block; all are safe from any thread.
+
+    Each raises ``StoreError`` when the store does not work. One that needs a committed
+    checkpoint raises ``NotFound`` (``CHECKPOINT_MISSING``) when there is none, and
+    ``StoreError`` with ``CHECKPOINT_DAMAGED`` or ``KEY_MISSING`` when it is unreadable.
 
     Args:
         backend: where the objects stand.
@@ -74,22 +81,28 @@ class Repository:
         self._clock = clock
         self._keys = keys
         self._pool = pool
-        self._busy = Busy()
+        self._active = ActiveWrites()
         #: Held while something is removed or wrapped again, however long that takes;
         #: never while a checkpoint begins, whose intent is enough.
         self._removing = threading.Lock()
-        infos = Infos()
-        self._place = place = Place.of(backend, clock, keys, infos)
-        self._catalogue = place.catalogue
-        if isinstance(backend, Tiers) and (front := backend.front()) is not backend:
-            place = Place.of(front, clock, keys, infos)
-        self._beginner = Beginner(
-            place,
+        cache = ManifestCache()
+        self._catalogue = catalogue = Catalogue(backend, keys, cache)
+        self._garbage = garbage = Garbage(backend, clock, catalogue)
+        if isinstance(backend, WriteBackCache) and backend.means is CommitMeans.LOCAL:
+            backend = LocalCommits(backend)
+            catalogue = Catalogue(backend, keys, cache)
+            garbage = Garbage(backend, clock, catalogue)
+        self._builder = CheckpointBuilder(
+            backend=backend,
+            catalogue=catalogue,
+            garbage=garbage,
             clock=clock,
             keys=keys,
             pool=pool,
-            terms=Terms(pack_bytes, chunk_bytes, Compression(compression), read_back),
-            busy=self._busy,
+            options=WriteOptions(
+                pack_bytes, chunk_bytes, Compression(compression), read_back
+            ),
+            active=self._active,
         )
 
     def begin(
@@ -121,7 +134,7 @@ class Repository:
                 too), or was and others need its packs; or the store does not work.
             Refused: ``OPERATION_IN_FLIGHT``, it is being written.
         """
-        return self._beginner.begin(
+        return self._builder.begin(
             id,
             key,
             incarnation=incarnation,
@@ -131,77 +144,50 @@ class Repository:
         )
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, be it damaged or not.
-
-        Raises:
-            StoreError: the store does not answer, so nothing is known.
-        """
+        """Whether it is committed, be it damaged or not."""
         return self._catalogue.exists(checkpoint)
 
+    def ids(self) -> list[str]:
+        """Of all that are committed, those that cannot be read too."""
+        return self._catalogue.ids()
+
     def saved_here(self, checkpoint: str) -> bool:
-        """Whether it stands where this node commits: in its folder, where that is it.
+        """Whether it stands where this node commits, which may be its folder alone."""
+        return self._builder.catalogue.exists(checkpoint)
 
-        Raises:
-            StoreError: that place does not answer, so nothing is known.
-        """
-        return self._beginner.exists(checkpoint)
-
-    def open(self, checkpoint: str) -> Checkpoint:
-        """Open a committed checkpoint; its packs must exist, but are not read.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
-                work.
-        """
+    def open(self, checkpoint: str) -> CheckpointReader:
+        """Open a committed checkpoint; its packs must exist, but are not read."""
         body = self._catalogue.read(checkpoint)
         if self._pool is not None:
             self._pool.warm()
-        return Checkpoint(self._backend, body, self._catalogue.index(body), self._pool)
+        return CheckpointReader(
+            self._backend, body, self._catalogue.index(body), self._pool
+        )
 
     def info(self, checkpoint: str) -> CheckpointInfo:
-        """What is known of a committed checkpoint; cheap.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
-                work.
-        """
-        return self._catalogue.known(checkpoint).info
+        """What is known of a committed checkpoint; cheap."""
+        return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
         """Every object but the manifest that is needed to read a checkpoint.
 
         Packs of earlier generations are among them.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: see :meth:`info`.
         """
-        return self._catalogue.known(checkpoint).objects()
+        return self._catalogue.cached(checkpoint).objects()
 
-    def intent(self, checkpoint: str) -> intents.Intent:
+    def intent(self, checkpoint: str) -> WriteIntent:
         """An intent for a committed checkpoint, while it is copied to another store.
 
         It keeps all that :meth:`objects` names there.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: see :meth:`info`.
         """
-        origins = self._catalogue.known(checkpoint).origins
-        leans_on = frozenset(origin.id for origin in origins)
-        return intents.Intent(checkpoint, self._clock.now(), leans_on)
+        origins = self._catalogue.cached(checkpoint).origins
+        references = frozenset(origin.id for origin in origins)
+        return WriteIntent(checkpoint, self._clock.now(), references)
 
     def verify(
         self, checkpoint: str, *, progress: Callable[[int, int], None] | None = None
     ) -> list[Problem]:
-        """Read all of a checkpoint; see :meth:`Checkpoint.verify`.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: it cannot even be opened, or the store does not work.
-        """
+        """Read all of a checkpoint; see :meth:`CheckpointReader.verify`."""
         return self.open(checkpoint).verify(progress)
 
     def rekey(self, checkpoint: str | None = None) -> int:
@@ -216,9 +202,7 @@ class Repository:
             How many were rewrapped.
 
         Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: one cannot be read, or the store does not work; what was
-                rewrapped is.
+            StoreError: one cannot be read; what was rewrapped is.
         """
         ids = self._catalogue.ids() if checkpoint is None else [checkpoint]
         return sum(self._rewrap(id_) for id_ in ids)
@@ -239,23 +223,19 @@ class Repository:
         if not layout.is_id(checkpoint):
             return 0
         with self._removing:
-            with self._busy.lock:
-                self._busy.refuse(checkpoint)
-                writing = set(self._busy.ids)
+            with self._active.lock:
+                self._active.refuse(checkpoint)
+                writing = set(self._active.ids)
             again = not self._catalogue.exists(checkpoint)
-            freed = self._place.remove(checkpoint)
+            freed = self._garbage.remove(checkpoint)
             if again:
                 # One that was cut off: which earlier generations only it has kept
                 # alive stood in its manifest, which is gone.
-                freed += self._place.garbage.sweep(writing)[1]
+                freed += self._garbage.sweep(writing).freed_bytes
         return freed
 
     def kept_for_others(self, checkpoint: str) -> tuple[int, list[str]]:
-        """What a deleted checkpoint has left: bytes, and the checkpoints they are for.
-
-        Raises:
-            StoreError: the store does not work.
-        """
+        """What a deleted one has left: bytes, and the checkpoints that need them."""
         packs = self._backend.list(layout.pack_prefix(checkpoint))
         names = {entry.name for entry in packs}
         needing = [
@@ -270,15 +250,11 @@ class Repository:
 
         Args:
             keep_writing: ids that are known to be written, beside those with intents.
-
-        Raises:
-            StoreError: the store does not work; what was removed is removed.
         """
         with self._removing:
-            with self._busy.lock:
-                writing = self._busy.ids | keep_writing
-            removed, freed = self._place.garbage.sweep(writing)
-        return SweepResult(removed, freed)
+            with self._active.lock:
+                writing = self._active.ids | keep_writing
+            return self._garbage.sweep(writing)
 
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
@@ -298,11 +274,7 @@ class Repository:
         return True
 
     def list(self) -> list[CheckpointInfo]:
-        """All committed checkpoints, oldest first; unreadable ones are logged.
-
-        Raises:
-            StoreError: the store does not work.
-        """
+        """All committed checkpoints, oldest first; unreadable ones are logged."""
         # At the end of the class: what comes after means this by `list`.
         infos = [body.info for body in self._catalogue.all()]
         return sorted(infos, key=lambda info: (info.created, info.id))

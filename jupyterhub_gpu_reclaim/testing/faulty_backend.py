@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class FailsEveryThird(Around):
+class FailsEveryThird(BackendProxy):
     """Every third call, of it or of its writers, is :class:`~.backend.Unavailable`.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.transfer import export
+from jupyterhub_gpu_reclaim.store.transfer.export import import_checkpoint
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.cli.conftest import SAME, Store
 from tests.store.doubles import KEYS
@@ -231,7 +231,7 @@ def test_import_killed_at_any_call_is_repeated_and_ends(run, store, tmp_path):
 def bring_in(path, backend, store):
     with path.open("rb") as file:
         opens = load_keys(file=store.key_file)
-        export.bring_in(file, backend, keys=KEYS, opens=opens, clock=store.clock)
+        import_checkpoint(file, backend, keys=KEYS, opens=opens, clock=store.clock)
 
 
 @pytest.mark.parametrize("what", ["folder", "fifo", "nothing"])

@@ -11,7 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 
 
@@ -257,7 +257,9 @@ def tiered(store, tmp_path):
         f"c.AgentApp.store_url = {str(behind)!r}\n"
         f"c.AgentApp.store_local_dir = {str(store.root)!r}\n"
     )
-    tiers = Tiers(FolderBackend(store.root), FolderBackend(behind), Means.LOCAL)
+    tiers = WriteBackCache(
+        FolderBackend(store.root), FolderBackend(behind), CommitMeans.LOCAL
+    )
     assert Upload(tiers, store.repository).upload("ada-1")
     return ["--config", str(config), "--key-file", str(store.key_file)]
 

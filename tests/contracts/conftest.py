@@ -6,9 +6,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.read_ahead import ReadAhead
-from jupyterhub_gpu_reclaim.store.backends.retry import Patience, Retrying
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.proxies import Patience, ReadAhead, Retrying
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.support.object_store import served
@@ -48,7 +47,9 @@ def backend(request, tmp_path):
         case "ahead":
             return ReadAhead(MemoryBackend())
         case "tiers, local" | "tiers, remote":
-            means = Means(request.param.split()[1])
-            return Tiers(FolderBackend(tmp_path / "node"), MemoryBackend(), means)
+            means = CommitMeans(request.param.split()[1])
+            return WriteBackCache(
+                FolderBackend(tmp_path / "node"), MemoryBackend(), means
+            )
     patience = Patience(60.0, pause=lambda seconds: None)
     return Retrying(FailsEveryThird(MemoryBackend()), patience)

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Store
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from tests.support.agent import wait_for
 
 KEY = SessionKey("ada")
@@ -148,8 +148,8 @@ def test_two_tiers_upload_in_the_background_and_keep_to_the_quota(opened, tmp_pa
         store_local_gb=1e-7,  # 100 bytes
         commit_means="local",
     )
-    assert isinstance(store.backend, Tiers)
-    assert store.backend.means is Means.LOCAL
+    assert isinstance(store.backend, WriteBackCache)
+    assert store.backend.means is CommitMeans.LOCAL
     save(store)
     wait_for((tmp_path / "store" / "manifests" / "one").exists)
     wait_for(lambda: not (tmp_path / "node" / "manifests" / "one").exists())

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.store.format import associated_data, crypto
-from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.compression import Kind
+from jupyterhub_gpu_reclaim.store.format.crypto import Origin
 
 KEY = os.urandom(32)
 
@@ -81,14 +81,14 @@ def test_keys_of_a_checkpoint_differ_by_everything_that_they_are_bound_to():
         origin(key=SessionKey("adalab", "")).pack_key(0),
         origin(generation=2).pack_key(0),
         origin(data_key=bytes(32)).pack_key(0),
-        associated_data.manifest_key(KEY, "c1"),
+        crypto.manifest_key(KEY, "c1"),
     ]
     assert len(set(keys)) == len(keys)
 
 
 def test_block_is_bound_to_number_kind_chunks_and_length():
     bound = {
-        associated_data.block(number, kind, chunks, length)
+        crypto.bound_block(number, kind, chunks, length)
         for number in (0, 1)
         for kind in (Kind.RAW, Kind.LZ4)
         for chunks in (1, 2)

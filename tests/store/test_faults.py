@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
@@ -249,7 +249,7 @@ def test_error_of_the_store_while_looking_is_not_missing():
         assert not isinstance(caught.value, NotFound)
 
 
-class BackendThatIsAway(Around):
+class BackendThatIsAway(BackendProxy):
     """Every call fails while it is ``away``."""
 
     def __init__(self, backend) -> None:

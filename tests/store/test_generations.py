@@ -12,10 +12,13 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.backends.proxy import Around
-from jupyterhub_gpu_reclaim.store.backends.retry import Patience, Retrying
+from jupyterhub_gpu_reclaim.store.backends.proxies import (
+    BackendProxy,
+    Patience,
+    Retrying,
+)
+from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
-from jupyterhub_gpu_reclaim.store.locks import intents
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
@@ -100,7 +103,7 @@ def test_deleting_the_newest_first_frees_its_own_only(store, backend):
     assert store.open("c1").read("pages") == PLAIN
 
 
-class FailsInTheMiddle(Around):
+class FailsInTheMiddle(BackendProxy):
     """The deletion of a pack fails, as often as it is told to."""
 
     def __init__(self, backend):
@@ -218,7 +221,7 @@ def test_any_compression_reads_back(clock, compression):
 # --- beside others -------------------------------------------------------------------
 
 
-def test_delete_beside_a_writer_of_another_process_keeps_what_it_leans_on(
+def test_delete_beside_a_writer_of_another_process_keeps_what_it_references(
     store, backend, clock
 ):
     save(store, 1)
@@ -232,13 +235,13 @@ def test_delete_beside_a_writer_of_another_process_keeps_what_it_leans_on(
     assert store.open("c2").read("pages") == PLAIN
 
 
-def test_packs_that_a_dead_writer_leaned_on_go_after_a_day(store, backend, clock):
+def test_packs_that_a_dead_writer_references_go_after_a_day(store, backend, clock):
     save(store, 1)
     other = Repository(backend, clock=clock, keys=KEYS)
     other.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
     store.delete("c1")
     assert backend.list("packs/c1/")
-    clock.advance(intents.FRESH_SECONDS + 1)
+    clock.advance(locks.INTENT_FRESH_SECONDS + 1)
     assert store.sweep().removed == ["c1", "c2"]
     assert backend.objects == {}
 
@@ -292,7 +295,7 @@ def test_intent_of_a_committed_checkpoint_keeps_its_packs_elsewhere(store, clock
     save(store, 1)
     save(store, 2)
     elsewhere = MemoryBackend()
-    intents.publish(elsewhere, store.intent("c2"))
+    locks.publish_intent(elsewhere, store.intent("c2"))
     for entry in store.objects("c2"):
         elsewhere.publish(entry.name, b"x" * 10)
     assert Repository(elsewhere, clock=clock, keys=KEYS).sweep().removed == []
@@ -386,9 +389,9 @@ def test_upload_that_was_cut_off_costs_no_later_generation(store, backend, clock
     """Its intent stands alone in the store, and yet it was committed on its node."""
     save(store, 1)
     save(store, 2)
-    intents.publish(backend, store.intent("c1"))
+    locks.publish_intent(backend, store.intent("c1"))
     del backend.objects["manifests/c1"]
-    clock.advance(2 * intents.FRESH_SECONDS)
+    clock.advance(2 * locks.INTENT_FRESH_SECONDS)
     other_node = Repository(backend, clock=clock, keys=KEYS)
     if work == "sweep":
         other_node.sweep()
@@ -400,9 +403,9 @@ def test_upload_that_was_cut_off_costs_no_later_generation(store, backend, clock
 def test_sweep_without_the_key_leaves_what_an_upload_has_brought(store, backend, clock):
     save(store, 1)
     save(store, 2)
-    intents.publish(backend, store.intent("c1"))
+    locks.publish_intent(backend, store.intent("c1"))
     del backend.objects["manifests/c1"]
-    clock.advance(2 * intents.FRESH_SECONDS)
+    clock.advance(2 * locks.INTENT_FRESH_SECONDS)
     keyless = Repository(backend, clock=clock, keys=KeyRing({"k2": b"2" * 32}))
     keyless.sweep()
     assert store.open("c2").read("pages") == PLAIN

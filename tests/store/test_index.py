@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format import index_codec
+from jupyterhub_gpu_reclaim.store.format import index as format_index
 from jupyterhub_gpu_reclaim.store.format.compression import Kind
-from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, Index, is_name
-from jupyterhub_gpu_reclaim.store.read.extents import rest_of, runs
+from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, ChunkIndex, is_name
+from jupyterhub_gpu_reclaim.store.read.blocks import extents, rest_of
 
 KEY = b"k" * 32
 CHUNK = 4096
@@ -27,23 +27,25 @@ def small(**changes):
         "refs": np.array([1, 0, 4, 2], np.uint32),
         "ids": np.arange(6, dtype=np.uint64).reshape(3, 2),
     }
-    return Index(**{**facts, **changes})
+    return ChunkIndex(**{**facts, **changes})
 
 
 def encode(index):
-    encoded = index_codec.encode(index, KEY)
+    encoded = format_index.encode_index(index, KEY)
     data = b"".join(encoded.sealed)
     assert len(data) == encoded.length
     return data, encoded.segments
 
 
 def cut(data):
-    step = index_codec.SEGMENT_BYTES + 16
+    step = format_index.SEGMENT_BYTES + 16
     return [data[at : at + step] for at in range(0, len(data), step)]
 
 
 def decode(data, segments, packs=(RAW, 60)):
-    return index_codec.decode(cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs)
+    return format_index.decode_index(
+        cut(data), segments, KEY, chunk_bytes=CHUNK, packs=packs
+    )
 
 
 def test_index_round_trip_is_equal():
@@ -63,7 +65,7 @@ def test_index_of_any_shape_comes_back(data):
     refs = np.array(data.draw(st.lists(st.integers(0, total))), np.uint32)
     live = len(set(refs.tolist()) - {0})
     ids = np.frombuffer(os.urandom(16 * live), np.uint64).reshape(-1, 2)
-    index = Index([("f", len(refs) * CHUNK)], blocks, refs, ids)
+    index = ChunkIndex([("f", len(refs) * CHUNK)], blocks, refs, ids)
     packs = [CHUNK + len(sizes)]
     found = decode(*encode(index), packs=packs)
     assert (found.refs == refs).all()
@@ -81,7 +83,7 @@ def test_index_is_small():
     blocks["kind"] = Kind.RAW
     ids = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(-1, 2)
     refs = np.arange(1, count + 1, dtype=np.uint32)
-    data, segments = encode(Index([("f", count * CHUNK)], blocks, refs, ids))
+    data, segments = encode(ChunkIndex([("f", count * CHUNK)], blocks, refs, ids))
     assert segments > 1
     assert len(data) < 17 * count
 
@@ -108,7 +110,7 @@ def test_index_with_any_flipped_bit_is_damaged(data):
 def test_index_of_two_segments_swapped_or_doubled_is_damaged():
     ids = np.frombuffer(os.urandom(16 * 600_000), np.uint64).reshape(-1, 2)
     sealed, segments = encode(small(ids=ids))
-    step = index_codec.SEGMENT_BYTES + 16
+    step = format_index.SEGMENT_BYTES + 16
     assert segments == 3
     one, two, three = sealed[:step], sealed[step : 2 * step], sealed[2 * step :]
     for wrong in (two + one + three, one + one + three):
@@ -118,10 +120,10 @@ def test_index_of_two_segments_swapped_or_doubled_is_damaged():
 
 def test_check_of_what_was_written_tells_any_change():
     data, segments = encode(small())
-    index_codec.compare(cut(data), segments, KEY, "packs/c1/index")
+    format_index.check_segments(cut(data), segments, KEY, "packs/c1/index")
     for wrong in ([], [data[:-1]], [data, data], [bytes(len(data))]):
         with pytest.raises(StoreError, match="packs/c1/index reads back differently"):
-            index_codec.compare(wrong, segments, KEY, "packs/c1/index")
+            format_index.check_segments(wrong, segments, KEY, "packs/c1/index")
 
 
 BAD = {
@@ -162,7 +164,7 @@ def test_index_that_does_not_add_up_is_damaged(changes):
     sealed, segments = encode(small())
     good = decode(sealed, segments)
     assert len(good.refs) == 4
-    index = object.__new__(Index)
+    index = object.__new__(ChunkIndex)
     for name in ("files", "blocks", "refs", "ids"):
         object.__setattr__(index, name, changes.get(name, getattr(small(), name)))
     with pytest.raises(StoreError) as caught:
@@ -172,20 +174,20 @@ def test_index_that_does_not_add_up_is_damaged(changes):
 
 @given(st.binary(max_size=200))
 def test_index_of_any_plain_bytes_is_damaged(plain):
-    from jupyterhub_gpu_reclaim.store.format import associated_data, crypto
+    from jupyterhub_gpu_reclaim.store.format import crypto
 
-    sealed = crypto.Sealer(KEY).seal(0, plain, associated_data.segment(0, 1))
+    sealed = crypto.Sealer(KEY).seal(0, plain, crypto.bound_segment(0, 1))
     with pytest.raises(StoreError) as caught:
         decode(sealed, 1)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
 def test_index_that_claims_a_world_of_memory_is_damaged():
-    from jupyterhub_gpu_reclaim.store.format import associated_data, crypto
+    from jupyterhub_gpu_reclaim.store.format import crypto
 
     head = b'{"files":[],"blocks":4294967295,"refs":4294967295,"ids":0}'
     plain = len(head).to_bytes(4, "little") + head + bytes(1000)
-    sealed = crypto.Sealer(KEY).seal(0, plain, associated_data.segment(0, 1))
+    sealed = crypto.Sealer(KEY).seal(0, plain, crypto.bound_segment(0, 1))
     with pytest.raises(StoreError, match="counts do not fit"):
         decode(sealed, 1)
 
@@ -237,6 +239,6 @@ def test_runs_of_any_range_are_its_bytes(data):
         bytes(run.length)
         if run.block < 0
         else blocks[run.block][run.start : run.start + run.length]
-        for run in runs(index, 0, chunk, offset, length).rows()
+        for run in extents(index, 0, chunk, offset, length).rows()
     )
     assert found == whole[offset : offset + length]

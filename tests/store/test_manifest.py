@@ -9,12 +9,11 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import (
-    associated_data,
     crypto,
     layout,
     manifest,
 )
-from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+from jupyterhub_gpu_reclaim.store.format.crypto import Origin
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.format.manifest import Body, IndexRef, PackRef
 from tests.store.doubles import KEYS
@@ -72,7 +71,7 @@ def test_manifest_with_any_flipped_bit_is_refused(at, bit):
 @given(st.binary(max_size=300))
 def test_manifest_of_any_bytes_is_damaged(data):
     refused(data)
-    refused(associated_data.MAGIC + data, Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING)
+    refused(crypto.MAGIC + data, Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING)
 
 
 def test_manifest_cut_anywhere_is_damaged():
@@ -128,10 +127,10 @@ def _facts(origin):
 )
 def test_manifest_that_cannot_be_is_damaged(changes):
     # Written by who holds the key, but not by this program.
-    sealer = crypto.Sealer(associated_data.manifest_key(ORIGIN.data_key, "c1"))
+    sealer = crypto.Sealer(crypto.manifest_key(ORIGIN.data_key, "c1"))
 
     sealed = sealer.seal(
-        0, msgspec.json.encode(body(**changes)), associated_data.manifest("c1")
+        0, msgspec.json.encode(body(**changes)), crypto.bound_manifest("c1")
     )
     head = DATA[: -len(manifest.split(DATA).body)]
     refused(head + sealed)

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.workers import channel, fork_client, handle
+from jupyterhub_gpu_reclaim.store.workers import channel, fork_server, handle
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
@@ -74,13 +74,20 @@ class Feeder:
         if self.close:
             os.close(writing)
 
+    def end(self):
+        """Close the reading end, which ends a write that is under way."""
+        os.close(self.reading)
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        if not self.close:
+            # Only now: the thread, or whoever got the same number, wrote into it.
+            os.close(self.writing)
+
     def __enter__(self):
         return self.reading
 
     def __exit__(self, *error):
-        os.close(self.reading)
-        self.thread.join(20)
-        assert not self.thread.is_alive()
+        self.end()
 
 
 def take(writer, name, plain, sizes=(1 << 20,)):
@@ -254,13 +261,13 @@ def test_copy_of_a_damaged_block_is_an_error(saved, root):
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
 
 
-def test_copy_that_is_called_off_ends(saved):
+def test_copy_that_is_cancelled_ends(saved):
     cancel = threading.Event()
     cancel.set()
     buffer = np.zeros(len(PLAIN), np.uint8)
     pieces = [(0, len(PLAIN), os.getpid(), buffer.ctypes.data)] * 300
     with pytest.raises(StoreError) as caught:
-        saved.copy_to("pages-1.img", pieces, cancel=cancel)
+        saved.copy_to("pages-1.img", pieces, cancelled=cancel.is_set)
     assert caught.value.reason is Reason.CANCELLED
 
 
@@ -268,7 +275,7 @@ def test_copy_that_is_called_off_ends(saved):
 
 
 @pytest.mark.parametrize("how", ["abort", "cancel"])
-def test_pipe_without_an_end_is_called_off(store, root, how):
+def test_pipe_without_an_end_is_cancelled(store, root, how):
     writer = begin(store)
     file = writer.file("pages-1.img")
     feeder = Feeder(PLAIN, close=False)
@@ -290,9 +297,7 @@ def test_pipe_without_an_end_is_called_off(store, root, how):
         writer.abort()
     thread.join(20)
     assert seen == [Reason.CANCELLED]
-    os.close(feeder.reading)
-    os.close(feeder.writing)
-    feeder.thread.join(20)
+    feeder.end()
     with pytest.raises(StoreError):
         writer.commit()
     writer.abort()
@@ -300,8 +305,8 @@ def test_pipe_without_an_end_is_called_off(store, root, how):
 
 
 def workers_of(store):
-    zygote = store._pool._zygote.pid
-    children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    server = store._pool._server.pid
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     return [int(pid) for pid in children]
 
 
@@ -322,20 +327,18 @@ def test_worker_that_dies_is_an_error_and_never_a_wait(working, root):
     os.kill(workers_of(working)[1], signal.SIGKILL)
     thread.join(20)
     assert "ended unexpectedly" in seen[0].message
-    os.close(feeder.reading)
-    os.close(feeder.writing)
-    feeder.thread.join(20)
+    feeder.end()
     with pytest.raises(StoreError):
         writer.commit()
     assert [p for p in root.rglob("*") if p.is_file()] == []
 
 
-def test_workers_of_a_dead_zygote_die_and_a_new_one_comes(working):
+def test_workers_of_a_dead_server_die_and_a_new_one_comes(working):
     writer = begin(working)
     take(writer, "a", PLAIN)
     workers = workers_of(working)
     assert len(workers) == 3
-    working._pool._zygote.kill()
+    working._pool._server.kill()
     until = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < until
@@ -363,20 +366,20 @@ def test_workers_end_with_their_agent(tmp_path):
         "import sys, time\n"
         "from jupyterhub_gpu_reclaim.store.workers.pool import Pool\n"
         "pool = Pool(2); workers = pool.start()\n"
-        "print(pool._zygote.pid, flush=True)\n"
+        "print(pool._server.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     agent = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
     )
-    zygote = int(agent.stdout.readline())
-    children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    server = int(agent.stdout.readline())
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     assert len(children) == 2
     agent.kill()
     agent.wait()
     agent.stdout.close()
     until = time.monotonic() + 10
-    while any(_alive(pid) for pid in (zygote, *children)):
+    while any(_alive(pid) for pid in (server, *children)):
         assert time.monotonic() < until
         time.sleep(0.01)
 
@@ -400,11 +403,11 @@ def test_backend_of_this_process_only_works_without_workers(clock, pool):
 def test_descriptors_of_those_who_ended_well_are_closed_when_one_does_not():
     before = len(list(Path("/proc/self/fd").iterdir()))
     (good, its_end), (bad, other_end) = channel.pair(), channel.pair()
-    memory = channel.share("report", [b"report"])
+    memory = channel.share("report", None)
     channel.send(its_end, channel.Reported(), [memory])
     other_end.close()
     with pytest.raises(StoreError, match="ended unexpectedly"):
-        handle.hear_all([handle.Worker(good), handle.Worker(bad)], 5.0)
+        handle.hear_all([handle.WorkerHandle(good), handle.WorkerHandle(bad)], 5.0)
     channel.close_all([memory])
     for end in (good, its_end, bad):
         end.close()
@@ -429,17 +432,17 @@ def test_spare_workers_are_taken_and_a_dead_one_is_replaced():
         pool.close()
 
 
-def test_hung_zygote_is_replaced_and_its_workers_at_work_live_on(monkeypatch):
-    monkeypatch.setattr(fork_client, "_FORK_SECONDS", 0.3)
+def test_hung_fork_server_is_replaced_and_its_workers_at_work_live_on(monkeypatch):
+    monkeypatch.setattr(fork_server, "_FORK_SECONDS", 0.3)
     pool = Pool(2)
     try:
         at_work = pool.start()
-        hung = pool._zygote.pid
+        hung = pool._server.pid
         os.kill(hung, signal.SIGSTOP)
         pool.warm()
         second = pool.start()
         assert len(second) == 2
-        assert pool._zygote.pid != hung
+        assert pool._server.pid != hung
         assert _alive(hung)
         os.kill(hung, signal.SIGCONT)  # it may: nobody asks it any more
         for worker in at_work:
@@ -454,13 +457,15 @@ def test_hung_zygote_is_replaced_and_its_workers_at_work_live_on(monkeypatch):
         pool.close()
 
 
-def test_capture_beside_a_hung_zygote_is_done_by_a_new_one(root, clock, monkeypatch):
-    monkeypatch.setattr(fork_client, "_FORK_SECONDS", 0.3)
+def test_capture_beside_a_hung_fork_server_is_done_by_a_new_one(
+    root, clock, monkeypatch
+):
+    monkeypatch.setattr(fork_server, "_FORK_SECONDS", 0.3)
     pool = Pool(2)
     try:
         for worker in pool.start():
             worker.end()
-        os.kill(pool._zygote.pid, signal.SIGSTOP)
+        os.kill(pool._server.pid, signal.SIGSTOP)
         store = Repository(FolderBackend(root), clock=clock, keys=KEYS, pool=pool)
         writer = begin(store)
         take(writer, "pages-1.img", PLAIN)
@@ -470,15 +475,15 @@ def test_capture_beside_a_hung_zygote_is_done_by_a_new_one(root, clock, monkeypa
         pool.close()
 
 
-def test_zygotes_that_all_hang_are_an_error_in_words(monkeypatch):
-    monkeypatch.setattr(fork_client, "_BEGIN_SECONDS", 0.3)
-    begun = fork_client.Zygote.__init__
+def test_servers_that_all_hang_are_an_error_in_words(monkeypatch):
+    monkeypatch.setattr(fork_server, "_BEGIN_SECONDS", 0.3)
+    begun = fork_server.ForkServer.__init__
 
-    def begin_and_hang(zygote):
-        begun(zygote)
-        os.kill(zygote.pid, signal.SIGSTOP)
+    def begin_and_hang(server):
+        begun(server)
+        os.kill(server.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(fork_client.Zygote, "__init__", begin_and_hang)
+    monkeypatch.setattr(fork_server.ForkServer, "__init__", begin_and_hang)
     pool = Pool(2)
     try:
         with pytest.raises(StoreError, match="no worker can be started"):

@@ -8,9 +8,9 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing, Unavailable
-from jupyterhub_gpu_reclaim.store.backends.proxy import Around
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
+from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.locks.intents import Intent
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 
 
@@ -61,7 +61,7 @@ class SmallRepository:
         return [Entry(*each) for each in self._body(checkpoint)["needs"]]
 
     def intent(self, checkpoint):
-        return Intent(checkpoint, 0.0, frozenset([checkpoint]))
+        return WriteIntent(checkpoint, 0.0, frozenset([checkpoint]))
 
     def read(self, checkpoint):
         """All bytes of it, from wherever they stand."""
@@ -93,7 +93,7 @@ class Died(Exception):
     """The process was killed: whoever catches this cheats."""
 
 
-class DiesAt(Around):
+class DiesAt(BackendProxy):
     """A backend whose process is killed before its n-th call, and stays dead.
 
     Args:
@@ -111,11 +111,11 @@ class DiesAt(Around):
         super().__init__(backend, call)
 
 
-class Remote(Around):
+class Remote(BackendProxy):
     """A store behind the node that counts what is sent, and watches the order."""
 
     def __init__(self, backend) -> None:
-        super().__init__(backend, lambda work: work())
+        super().__init__(backend)
         self.sent = []
         self.broken = []
 

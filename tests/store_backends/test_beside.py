@@ -8,10 +8,10 @@ import pytest
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.store.backends.proxy import Around
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
+from jupyterhub_gpu_reclaim.store.catalogue.locks import REFRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.locks.upload import REFRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
@@ -92,8 +92,10 @@ class World:
     def tiers(self, process=None):
         backends = [self.node, self.store]
         if process is not None:
-            backends = [Around(each, partial(_step, process)) for each in backends]
-        return Tiers(*backends, Means.LOCAL)
+            backends = [
+                BackendProxy(each, partial(_step, process)) for each in backends
+            ]
+        return WriteBackCache(*backends, CommitMeans.LOCAL)
 
     def send_all_but_the_manifest(self):
         """As an upload did that died."""
@@ -114,7 +116,7 @@ class World:
         if on_the_node:
             backend = self.tiers(lambda: holder[0])
         else:
-            backend = Around(self.store, partial(_step, lambda: holder[0]))
+            backend = BackendProxy(self.store, partial(_step, lambda: holder[0]))
         repository = self.repository(backend)
         holder.append(Process(lambda: work(repository)))
         return holder[0]
@@ -178,7 +180,7 @@ def test_upload_waits_for_a_sweep_that_has_begun():
     other = world.other(sweep, on_the_node=False)
     for _ in range(100):
         other.go(1)
-        if world.store.list(layout.REMOVALS):
+        if world.store.list(layout.DELETION_LOCKS):
             break
     tiers = world.tiers()
     upload = Upload(tiers, world.repository(tiers))
@@ -186,7 +188,7 @@ def test_upload_waits_for_a_sweep_that_has_begun():
         upload.upload("c1")
     assert not upload.round()
     other.finish()
-    assert world.store.list(layout.REMOVALS) == []
+    assert world.store.list(layout.DELETION_LOCKS) == []
     assert upload.round()
     assert world.repository(world.store).verify("c1") == []
 
@@ -196,12 +198,12 @@ def test_mark_of_a_sweep_that_died_counts_for_an_hour():
     tiers = world.tiers()
     upload = Upload(tiers, world.repository(tiers))
     mark = f"GRREMOVE 1\n{int(world.clock.now())}\n0\n"
-    world.store.publish(layout.removal("c1"), mark.encode())
+    world.store.publish(layout.deletion_lock("c1"), mark.encode())
     assert not upload.round()
     world.clock.advance(3601.0)
     assert upload.round()
     world.repository(world.store).sweep()
-    assert world.store.list(layout.REMOVALS) == []
+    assert world.store.list(layout.DELETION_LOCKS) == []
 
 
 def test_deletion_on_the_node_in_mid_upload_leaves_nothing_in_the_end():
@@ -218,7 +220,7 @@ def test_intent_of_an_upload_of_days_stays_fresh():
     world = World()
     now = [0.0]
 
-    class Slow(Around):
+    class Slow(BackendProxy):
         def create(self, name):
             world.clock.advance(DAY)
             now[0] += DAY
@@ -229,7 +231,7 @@ def test_intent_of_an_upload_of_days_stays_fresh():
             return super().length(name)
 
     slow = Slow(world.store, lambda work: work())
-    tiers = Tiers(world.node, slow, Means.LOCAL)
+    tiers = WriteBackCache(world.node, slow, CommitMeans.LOCAL)
     upload = Upload(tiers, world.repository(tiers), elapsed=lambda: now[0])
     seen = []
     replace = slow.replace

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
@@ -101,16 +101,18 @@ def test_object_store_with_faults_at_every_third_request_serves_all(s3, bucket, 
         assert repository.open("one").read("criu/pages-1.img") == PAGES
 
 
-@pytest.mark.parametrize("means", Means)
+@pytest.mark.parametrize("means", CommitMeans)
 def test_generations_on_two_tiers_are_uploaded_evicted_and_read(
     remote_spec, tmp_path, pool, means
 ):
-    tiers = Tiers(FolderBackend(tmp_path / "node"), open_backend(remote_spec), means)
+    tiers = WriteBackCache(
+        FolderBackend(tmp_path / "node"), open_backend(remote_spec), means
+    )
     repository = Repository(tiers, clock=ManualClock(), keys=KEYS, pool=pool)
     upload = Upload(tiers, repository)
     save(repository, "one", 1, PAGES)
     save(repository, "two", 2, CHANGED)
-    assert upload.due() == ([] if means is Means.REMOTE else ["one", "two"])
+    assert upload.due() == ([] if means is CommitMeans.REMOTE else ["one", "two"])
     assert upload.round()
     assert tiers.remote.list("writing/") == tiers.local.list("writing/") == []
     elsewhere = Repository(
@@ -121,7 +123,7 @@ def test_generations_on_two_tiers_are_uploaded_evicted_and_read(
     assert tiers.local.list("packs/") == []
     # The next generation builds on what only the store has, if it goes there at once.
     third = save(repository, "three", 3, CHANGED + bytes(4096))
-    assert (third.stored_bytes < 100_000) is (means is Means.REMOTE)
+    assert (third.stored_bytes < 100_000) is (means is CommitMeans.REMOTE)
     assert repository.open("three").read("criu/pages-1.img") == CHANGED + bytes(4096)
     assert upload.round()
     repository.delete("one")
@@ -135,7 +137,7 @@ def test_generations_on_two_tiers_are_uploaded_evicted_and_read(
 def test_sweep_of_another_node_keeps_what_is_being_uploaded(remote_spec, tmp_path):
     clock = ManualClock()
     remote = open_backend(remote_spec)
-    tiers = Tiers(FolderBackend(tmp_path / "node"), remote, Means.LOCAL)
+    tiers = WriteBackCache(FolderBackend(tmp_path / "node"), remote, CommitMeans.LOCAL)
     repository = Repository(tiers, clock=clock, keys=KEYS)
     elsewhere = Repository(open_backend(remote_spec), clock=clock, keys=KEYS)
     writer = repository.begin(id="one", key=KEY, incarnation="i", generation=1)
@@ -159,7 +161,9 @@ def test_remote_commit_without_the_store_is_no_commit(tmp_path, s3, bucket):
         options_file=str(s3.options_file),
         patience=0.1,
     )
-    tiers = Tiers(FolderBackend(tmp_path / "node"), open_backend(spec), Means.REMOTE)
+    tiers = WriteBackCache(
+        FolderBackend(tmp_path / "node"), open_backend(spec), CommitMeans.REMOTE
+    )
     repository = Repository(tiers, clock=ManualClock(), keys=KEYS)
     with pytest.raises(StoreError) as caught:
         repository.begin(id="one", key=KEY, incarnation="i", generation=1)

@@ -14,14 +14,15 @@ from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers, stands
+from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.cli.store.repository import Store
+    from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 
 _COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
@@ -32,7 +33,7 @@ class Row(msgspec.Struct, omit_defaults=True):
 
     id: str
     info: CheckpointInfo | None = None
-    where: str = ""  #: with two tiers: node, store, or both
+    where: str = ""  #: with a write-back cache: node, store, or both
     problem: str = ""
 
 
@@ -44,8 +45,8 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
-    tiers = any(row.where for row in rows)
-    columns = (*_COLUMNS, "WHERE") if tiers else _COLUMNS
+    cached = any(row.where for row in rows)
+    columns = (*_COLUMNS, "WHERE") if cached else _COLUMNS
     cells = [_cells(row)[: len(columns)] for row in rows]
     print_table(columns, cells, right="GEN MEMORY STORED SHARED")
     infos = [row.info for row in rows if row.info]
@@ -95,9 +96,9 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(store: Store) -> list[Row]:
+def _rows(store: OpenStore) -> list[Row]:
     rows, broken = [], []
-    for id_ in store.ids():
+    for id_ in store.repository.ids():
         try:
             rows.append(Row(id_, store.repository.info(id_), _where(store, id_)))
         except NotFound:
@@ -108,12 +109,12 @@ def _rows(store: Store) -> list[Row]:
     return rows + broken
 
 
-def _where(store: Store, checkpoint: str) -> str:
-    if not isinstance(store.backend, Tiers):
+def _where(store: OpenStore, checkpoint: str) -> str:
+    if not isinstance(store.backend, WriteBackCache):
         return ""
     name = layout.manifest(checkpoint)
-    tiers = {"node": store.backend.local, "store": store.backend.remote}
-    return "+".join(t for t, backend in tiers.items() if stands(backend, name))
+    places = {"node": store.backend.local, "store": store.backend.remote}
+    return "+".join(t for t, backend in places.items() if exists(backend, name))
 
 
 def _cells(row: Row) -> tuple[object, ...]:

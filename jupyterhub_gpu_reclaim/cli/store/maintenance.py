@@ -10,17 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
-from jupyterhub_gpu_reclaim.cli.store.repair import repair
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
     import argparse
 
-    from jupyterhub_gpu_reclaim.cli.store.repository import Store
+    from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
 
 #: Faults of a checkpoint; all others are faults of the store.
 _DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
@@ -28,8 +30,8 @@ _DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISS
 Bar = Callable[[int, int], None]
 
 
-class Found(NamedTuple):
-    """A fault in the store."""
+class Damage(NamedTuple):
+    """A damaged part of a checkpoint, or one that cannot be opened."""
 
     checkpoint: str
     file: str
@@ -40,8 +42,8 @@ class Found(NamedTuple):
 def verify(args: argparse.Namespace) -> int:
     """Read everything; exit code 1 if something is damaged and not repaired."""
     store = open_store(args)
-    ids = args.ids or store.ids()
-    found: list[Found] = []
+    ids = args.ids or store.repository.ids()
+    found: list[Damage] = []
     dropped: list[str] = []
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
@@ -80,7 +82,7 @@ def sweep(args: argparse.Namespace) -> int:
 def rekey(args: argparse.Namespace) -> int:
     """Wrap keys under the newest master key; one failure does not stop the others."""
     store = open_store(args)
-    ids = args.ids or store.ids()
+    ids = args.ids or store.repository.ids()
     wrapped, failed = [], {}
     with progress("wrapping keys") as bar:
         for number, id_ in enumerate(ids, 1):
@@ -125,18 +127,18 @@ def rm(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(store: Store, checkpoint: str, bar: Bar) -> list[Found]:
+def _verify(store: OpenStore, checkpoint: str, bar: Bar) -> list[Damage]:
     try:
         found = store.repository.verify(checkpoint, progress=bar)
     except (StoreError, NotFound) as error:
         if error.reason not in _DAMAGE:
             raise
         name = layout.manifest(checkpoint)
-        return [Found(checkpoint, "", name, error.message)]
-    return [Found(checkpoint, *each) for each in found]
+        return [Damage(checkpoint, "", name, error.message)]
+    return [Damage(checkpoint, *each) for each in found]
 
 
-def _refuse_newest(store: Store, ids: set[str]) -> None:
+def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
     """Refuse the newest of a session: a suspended session has nothing else.
 
     Only the service knows whether it is suspended, so this errs on the safe side.
@@ -155,3 +157,42 @@ def _refuse_newest(store: Store, ids: set[str]) -> None:
     if unreadable:
         what = f"{min(unreadable)} cannot be read, so it may be needed: --force."
         raise Refused(Reason.INVALID, what=what)
+
+
+def repair(store: OpenStore, checkpoint: str, objects: set[str]) -> list[str]:
+    """Drop damaged objects of this machine's folder, so that the store's are read.
+
+    Args:
+        store: where it was found.
+        checkpoint: that has damage.
+        objects: that are damaged, or the manifest when it could not be opened.
+
+    Returns:
+        Names of what was dropped; empty when there is no good copy.
+
+    Raises:
+        StoreError: the folder could not be written; what was dropped is dropped.
+    """
+    cache = store.backend
+    if not isinstance(cache, WriteBackCache):
+        return []
+    behind = Repository(cache.remote, clock=store.clock, keys=store.keys)
+    try:
+        if behind.verify(checkpoint):
+            return []
+        needs = behind.objects(checkpoint)
+    except (StoreError, NotFound):
+        return []
+    manifest = layout.manifest(checkpoint)
+    if manifest in objects:
+        # Which of them kept it from being opened is not known.
+        objects = {manifest, layout.index(checkpoint)}
+        objects |= {each.name for each in needs if not _is_whole(cache, *each)}
+    here = [name for name in sorted(objects) if exists(cache.local, name)]
+    for name in here:
+        cache.local.delete(name)
+    return here
+
+
+def _is_whole(cache: WriteBackCache, name: str, length: int) -> bool:
+    return exists(cache.local, name) and cache.local.length(name) == length

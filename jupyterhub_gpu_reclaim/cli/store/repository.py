@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FOLDERS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS)
 
 
-class Store(NamedTuple):
+class OpenStore(NamedTuple):
     """An open store, without workers and without an upload."""
 
     backend: Backend
@@ -39,13 +39,8 @@ class Store(NamedTuple):
     repository: Repository
     clock: Clock
 
-    def ids(self) -> list[str]:
-        """Of all checkpoints, including those that cannot be read."""
-        names = [entry.name for entry in self.backend.list(layout.MANIFESTS)]
-        return [id_ for name in names if (id_ := layout.id_of(name))]
 
-
-def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> Store:
+def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenStore:
     """The store of ``--store`` or of the agent's configuration.
 
     Args:
@@ -64,7 +59,7 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> Store:
     clock = SystemClock()
     keys = keys_of(settings, Path(settings.state_dir))
     backend = backend_of(settings)
-    return Store(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
+    return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
 
 
 def _settings(args: argparse.Namespace) -> AgentApp:
@@ -72,20 +67,20 @@ def _settings(args: argparse.Namespace) -> AgentApp:
     try:
         return _read_settings(args)
     except TraitError as error:
-        _refuse(f"{error}.")
+        refuse(f"{error}.")
 
 
 def _read_settings(args: argparse.Namespace) -> AgentApp:
     settings = AgentApp()
     if args.store:
         if args.config:
-            _refuse("Give --store or --config, not both.")
+            refuse("Give --store or --config, not both.")
         settings.store_url = args.store
         settings.store_options = dict(_option(each) for each in args.option)
         settings.store_options_file = args.options_file
     else:
         if args.option or args.options_file:
-            _refuse("--option and --options-file go with --store.")
+            refuse("--option and --options-file go with --store.")
         path = args.config or CONFIG_FILE
         if args.config or Path(path).is_file():
             settings.config_file = path
@@ -110,7 +105,7 @@ def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
 def _option(text: str) -> tuple[str, str]:
     name, found, value = text.partition("=")
     if not found:
-        _refuse(f"An option is NAME=VALUE, not {text!r}.")
+        refuse(f"An option is NAME=VALUE, not {text!r}.")
     return name, value
 
 
@@ -119,14 +114,15 @@ def _look(path: Path, *, may_be_new: bool) -> None:
         if not path.is_dir():
             if may_be_new and not path.exists():
                 return
-            _refuse(f"There is no store at {path}.")
+            refuse(f"There is no store at {path}.")
         names = {each.name + "/" for each in path.iterdir()}
     except OSError as error:
         why = (error.strerror or "unknown error").lower()
-        _refuse(f"{path} cannot be read: {why}. Are you root?")
+        refuse(f"{path} cannot be read: {why}. Are you root?")
     if names and names.isdisjoint(_FOLDERS):
-        _refuse(f"{path} is a folder of something else, no store.")
+        refuse(f"{path} is a folder of something else, no store.")
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str) -> NoReturn:
+    """Refuse arguments, with a sentence."""
     raise BadRequest(Reason.INVALID, what=what)

@@ -10,16 +10,16 @@ import getpass
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, progress, say
-from jupyterhub_gpu_reclaim.cli.store.repository import open_store
+from jupyterhub_gpu_reclaim.cli.store.repository import open_store, refuse
 from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format.keys import load_keys
-from jupyterhub_gpu_reclaim.store.format.passphrase import Passphrase, Rewrap
-from jupyterhub_gpu_reclaim.store.transfer import export as carrying
+from jupyterhub_gpu_reclaim.store.format.keys import Passphrase, Rewrap, load_keys
+from jupyterhub_gpu_reclaim.store.transfer.export import (
+    export_checkpoint,
+    import_checkpoint,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +37,7 @@ def export(args: argparse.Namespace) -> int:
     keys = None if other is None else Rewrap(store.keys, other)
     path = Path(args.file).absolute()
     with progress(f"writing {path.name}") as bar:
-        size = carrying.export(
+        size = export_checkpoint(
             store.backend, store.repository, args.id, path, keys=keys, progress=bar
         )
     if args.json:
@@ -54,10 +54,10 @@ def import_(args: argparse.Namespace) -> int:
         descriptor = os.open(args.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                _refuse(f"{args.file} is no file.")
+                refuse(f"{args.file} is no file.")
             store = open_store(args, may_be_new=True)
             with progress(f"checking {args.file}") as bar:
-                info = carrying.bring_in(
+                info = import_checkpoint(
                     file,
                     store.backend,
                     keys=store.keys,
@@ -66,7 +66,7 @@ def import_(args: argparse.Namespace) -> int:
                     progress=bar,
                 )
     except OSError as error:
-        _refuse(f"{args.file} cannot be read: {(error.strerror or '').lower()}.")
+        refuse(f"{args.file} cannot be read: {(error.strerror or '').lower()}.")
     if args.json:
         print_json(info)
     else:
@@ -87,10 +87,6 @@ def _other_keys(args: argparse.Namespace) -> Wrapper | None:
             line = file.readline(_MAX_PASSPHRASE_BYTES)
         return Passphrase(line.decode().rstrip("\r\n"))
     except OSError as error:
-        _refuse(f"{place} cannot be read: {(error.strerror or '').lower()}.")
+        refuse(f"{place} cannot be read: {(error.strerror or '').lower()}.")
     except UnicodeDecodeError:
-        _refuse(f"{place} is no text.")
-
-
-def _refuse(what: str) -> NoReturn:
-    raise BadRequest(Reason.INVALID, what=what)
+        refuse(f"{place} is no text.")

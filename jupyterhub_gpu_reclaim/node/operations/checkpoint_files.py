@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
 #: The login of the session: ``common.models.Identity``.
 IDENTITY = "identity.json"
@@ -44,7 +44,7 @@ class CheckpointContents:
         StoreError: it is damaged.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: CheckpointReader) -> None:
         self.checkpoint = checkpoint
         try:
             self.world = codec.decode(checkpoint.read(WORLD), HostRequirements)
@@ -93,7 +93,7 @@ class CheckpointImages:
         bytes: handed out or written so far.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: CheckpointReader) -> None:
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
         self.bytes = 0
@@ -114,7 +114,7 @@ class CheckpointImages:
         self._checkpoint.copy_to(
             IMAGES + name,
             pieces,
-            cancel=_StoreCancel(stop),
+            cancelled=lambda: stop.is_set,
             progress=self._count,
         )
 
@@ -128,13 +128,3 @@ class CheckpointImages:
         for buffer in buffers:
             yield memoryview(buffer)
             self._count(len(buffer))
-
-
-class _StoreCancel:
-    """A stop as the store asks for it."""
-
-    def __init__(self, stop: StopSignal) -> None:
-        self._stop = stop
-
-    def is_set(self) -> bool:
-        return self._stop.is_set

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys, make_key_file
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -82,7 +82,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         read_back=settings.store_read_back,
     )
     upload = None
-    if isinstance(backend, Tiers):
+    if isinstance(backend, WriteBackCache):
         quota = int(settings.store_local_gb * _GB)
         after = partial(evict, backend, repository, quota) if quota else _nothing
         upload = Upload(backend, repository, after=after)
@@ -109,8 +109,8 @@ def backend_of(settings: StoreSettings) -> Backend:
     if local == spec:
         what = "store_local_dir and store_url are the same folder."
         raise BadRequest(Reason.INVALID, what=what)
-    means = Means(settings.commit_means)
-    return Tiers(open_backend(local), open_backend(spec), means)
+    means = CommitMeans(settings.commit_means)
+    return WriteBackCache(open_backend(local), open_backend(spec), means)
 
 
 def keys_of(settings: StoreSettings, state: Path) -> Wrapper:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.store.checkpoint import Checkpoint
+    from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
 
 
 def restore_archives(
-    session: Session, checkpoint: Checkpoint, world: HostRequirements
+    session: Session, checkpoint: CheckpointReader, world: HostRequirements
 ) -> None:
     """Put the private file systems back into the place of a holding init.
 
@@ -166,7 +166,7 @@ def _checked(
 
 
 def ports_needed(
-    checkpoint: Checkpoint, world: HostRequirements
+    checkpoint: CheckpointReader, world: HostRequirements
 ) -> Iterable[inet.Port]:
     """The ports that the saved session will bind again."""
     image = checkpoint.read(checkpoint_files.FILES_IMAGE)
@@ -174,7 +174,7 @@ def ports_needed(
 
 
 def memory_needed(
-    session: Session, checkpoint: Checkpoint, world: HostRequirements
+    session: Session, checkpoint: CheckpointReader, world: HostRequirements
 ) -> int:
     """Bytes of host memory that a restore under that init takes.
 

@@ -1,4 +1,4 @@
-"""Where objects are kept: a folder, S3, GCS, Azure, two of them as tiers.
+"""Where objects are kept: a folder, S3, GCS, Azure, a folder as a write-back cache.
 
 Each passes one contract suite (``tests/contracts/test_backend.py``); ``address`` opens
 any of them.

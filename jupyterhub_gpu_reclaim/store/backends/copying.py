@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectExists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
 
@@ -72,7 +72,12 @@ def _copy(
     try:
         writer = target.create(entry.name)
         try:
-            _fill(source, writer.write, entry, go_on)
+            for piece in pieces(source, entry):
+                if not go_on():
+                    raise StoreError(Reason.CANCELLED)
+                writer.write(piece)
+            if source.length(entry.name) != entry.length:
+                raise _has_not(entry, Reason.STORE_FAILED)
             writer.finish()
         finally:
             writer.abandon()
@@ -83,23 +88,24 @@ def _copy(
             raise
 
 
-def _fill(
-    source: Backend,
-    write: Callable[[memoryview], None],
-    entry: Entry,
-    go_on: Callable[[], bool],
-) -> None:
+def pieces(
+    source: Backend, entry: Entry, *, reason: Reason = Reason.STORE_FAILED
+) -> Iterator[memoryview]:
+    """The bytes of an object; each piece is valid until the next.
+
+    Raises:
+        StoreError: it cannot be read; or, with that reason, it is shorter.
+    """
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(1, entry.length))))
     done = 0
     while done < entry.length:
-        if not go_on():
-            raise StoreError(Reason.CANCELLED)
-        part = buffer[: min(len(buffer), entry.length - done)]
+        part = buffer[: entry.length - done]
         count = source.read_into(entry.name, done, part)
         if not count:
-            break
-        write(part[:count])
+            raise _has_not(entry, reason)
+        yield part[:count]
         done += count
-    if done != entry.length or source.length(entry.name) != entry.length:
-        why = f"{entry.name} has not {entry.length} bytes"
-        raise StoreError(Reason.STORE_FAILED, why=why)
+
+
+def _has_not(entry: Entry, reason: Reason) -> StoreError:
+    return StoreError(reason, why=f"{entry.name} has not {entry.length} bytes")

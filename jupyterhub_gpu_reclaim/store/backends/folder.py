@@ -15,22 +15,22 @@ import errno
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import (
     Entry,
     ObjectExists,
     ObjectMissing,
+)
+from jupyterhub_gpu_reclaim.store.format.layout import (
+    INTENTS,
+    MANIFESTS,
+    PACKS,
     aside_of,
 )
-from jupyterhub_gpu_reclaim.store.backends.folder_files import (
-    fail,
-    read_all,
-    read_into,
-    translate,
-    walk,
-)
-from jupyterhub_gpu_reclaim.store.format.layout import INTENTS, MANIFESTS, PACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +44,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
 _NOBODYS = {"lost+found"}
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FolderBackend:
@@ -100,12 +101,8 @@ class FolderBackend:
 
     def length(self, name: str) -> int:
         """Bytes of that file."""
-        try:
+        with _errors(name):
             found = (self._root / name).lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            raise ObjectMissing(name) from None
-        except OSError as error:
-            translate(error, name)
         if not stat.S_ISREG(found.st_mode):
             raise ObjectMissing(name)
         return found.st_size
@@ -151,16 +148,12 @@ class FolderBackend:
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[int]:
         """An object's file, open; what fails inside is translated, too."""
-        try:
+        with _errors(name):
             fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 yield fd
             finally:
                 os.close(fd)
-        except (FileNotFoundError, NotADirectoryError):
-            raise ObjectMissing(name) from None
-        except OSError as error:
-            translate(error, name)
 
     def _begin(self, name: str, *, replaces: bool = False) -> _FileWriter:
         """A new file under ``tmp/``; a random part keeps two writers apart."""
@@ -301,3 +294,77 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _errors(name: str) -> Iterator[None]:
+    """The system's errors inside, as ours of an object that is read."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise ObjectMissing(name) from None
+    except OSError as error:
+        translate(error, name)
+
+
+def walk(root: Path, folder: str, entries: list[Entry]) -> None:
+    """Add the regular files below a folder; links and odd things are not seen."""
+    try:
+        with os.scandir(root / folder) as found:
+            for each in found:
+                name = f"{folder}/{each.name}"
+                if each.is_dir(follow_symlinks=False):
+                    walk(root, name, entries)
+                elif each.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        size = each.stat(follow_symlinks=False).st_size
+                        entries.append(Entry(name, size))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def read_all(fd: int, offset: int, length: int) -> bytes:
+    """Up to ``length`` bytes, however the kernel cuts them up."""
+    first = os.pread(fd, length, offset)
+    if len(first) == length or not first:
+        return first
+    parts = [first]
+    done = len(first)
+    while done < length and (part := os.pread(fd, length - done, offset + done)):
+        parts.append(part)
+        done += len(part)
+    return b"".join(parts)
+
+
+def read_into(fd: int, offset: int, buffer: memoryview) -> int:
+    """The same into a buffer; how many bytes came."""
+    done = 0
+    while done < len(buffer) and (
+        part := os.preadv(fd, [buffer[done:]], offset + done)
+    ):
+        done += part
+    return done
+
+
+def fail(why: str) -> NoReturn:
+    """Raise ``STORE_FAILED``."""
+    raise StoreError(Reason.STORE_FAILED, why=why)
+
+
+def translate(
+    error: OSError, name: str, needed: int = 0, folder: Path | None = None
+) -> NoReturn:
+    """The system's error as one of ours; a full disk is told apart."""
+    detail = f"{name}: {error}"
+    if error.errno in _NO_ROOM:
+        free = "nothing"
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                found = os.statvfs(folder)
+                free = text.size(found.f_bavail * found.f_frsize)
+        more = f"{text.size(needed)} more" if needed else "more"
+        raise StoreError(
+            Reason.STORE_FULL, needed=more, free=free, detail=detail
+        ) from error
+    why = (error.strerror or "unknown error").lower()
+    raise StoreError(Reason.STORE_FAILED, why=why, detail=detail) from error

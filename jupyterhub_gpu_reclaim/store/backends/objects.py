@@ -6,11 +6,19 @@ hangs (tried); ``spec`` opens the same store in a process of its own.
 
 Retries happen on two levels: obstore repeats single requests, with the login it has; a
 call that fails all the same is :class:`~..backend.Unavailable` where it may be repeated
-as a whole (``retry``), with a fresh login.
+as a whole (``proxies.Retrying``), with a fresh login.
+
+A small object is uploaded in one request; parts of a larger one are sent while it is
+written, with bounded memory. obstore's own writer cannot be cancelled: closing it
+publishes what is there, dropping it leaves the parts in the bucket. Its ``put`` of an
+iterator ends the upload when the iterator raises (both tried against moto), so a thread
+per large object feeds one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import secrets
 import threading
 from datetime import timedelta
@@ -19,24 +27,26 @@ from typing import TYPE_CHECKING, Any
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import (
     Entry,
     ObjectExists,
     ObjectMissing,
+    Unavailable,
 )
 from jupyterhub_gpu_reclaim.store.backends.object_errors import PastTheEnd, answers
 from jupyterhub_gpu_reclaim.store.backends.object_options import (
     ObjectOptions,
     make_store,
 )
-from jupyterhub_gpu_reclaim.store.backends.object_writer import ObjectUpload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from obstore.store import ObjectStore
 
-    from jupyterhub_gpu_reclaim.store.backend import Spec
+    from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
 
 #: One request is repeated this often, for this long; far below five minutes, as long
 #: as a signature is good for (obstore repeats without making a new one).
@@ -50,6 +60,11 @@ _RETRIES = {
 }
 #: Names of a publish that was repeated after its answer was lost.
 _ATTEMPT = "attempt"
+#: S3 takes 10,000 parts of at least 5 MiB: objects of up to 48 GiB.
+PART_BYTES = 5 * 1024 * 1024
+_IN_FLIGHT = 2
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 30.0
 
 
 class ObjectsBackend:
@@ -191,3 +206,112 @@ def _look(store: ObjectStore) -> None:
     """
     with answers("the bucket"):
         next(iter(obstore.list(store, chunk_size=1)), None)
+
+
+class _Cancelled(Exception):
+    """Raised inside the iterator, so that obstore ends the upload."""
+
+
+class ObjectUpload:
+    """See :class:`~.backend.ObjectWriter`.
+
+    It holds the part that is being filled, one that waits, and those under way.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._part = bytearray()
+        self._parts: queue.Queue[bytes | None] = queue.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._ended = threading.Event()
+        self._cancelled = threading.Event()
+
+    def write(self, data: Buffer) -> None:
+        """Append all of it; waits while the network is slower than the caller."""
+        rest = memoryview(data).cast("B")
+        while rest:
+            room = PART_BYTES - len(self._part)
+            self._part += rest[:room]
+            rest = rest[room:]
+            if len(self._part) == PART_BYTES:
+                self._hand_over(bytes(self._part))
+                self._part.clear()
+
+    def read_back(self, offset: int, buffer: memoryview) -> None:
+        """An object store shows nothing before it is finished."""
+
+    def finish(self) -> None:
+        """Send the rest; the object stands, durable, when this returns."""
+        if self._thread is None:
+            self._put_whole(bytes(self._part))
+            return
+        if self._part:
+            self._hand_over(bytes(self._part))
+        self._hand_over(None)
+        self._thread.join()
+        self._raise_failure()
+
+    def abandon(self) -> None:
+        """Tell the store to forget the parts; a no-op after ``finish``."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
+
+    def _hand_over(self, part: bytes | None) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._send, name=f"upload {self._name}", daemon=True
+            )
+            self._thread.start()
+        while True:
+            self._raise_failure()
+            if self._ended.is_set():
+                raise StoreError(Reason.STORE_FAILED, why=f"{self._name} has ended")
+            with contextlib.suppress(queue.Full):
+                self._parts.put(part, timeout=_LOOK_SECONDS)
+                return
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._cancelled.is_set():
+            raise StoreError(Reason.CANCELLED)
+
+    def _put_whole(self, data: bytes) -> None:
+        try:
+            with answers(self._name):
+                obstore.put(self._store, self._name, data, mode="create")
+        except AlreadyExistsError:
+            raise ObjectExists(self._name) from None
+
+    def _send(self) -> None:
+        """The thread: one ``put`` that reads what ``write`` passes to it."""
+        try:
+            with answers(self._name):
+                obstore.put(
+                    self._store,
+                    self._name,
+                    self._handed_over(),
+                    chunk_size=PART_BYTES,
+                    max_concurrency=_IN_FLIGHT,
+                )
+        except _Cancelled:
+            return
+        except Unavailable as error:
+            # Parts are lost with it: the same call again would not help.
+            self._failure = StoreError(error.reason, detail=error.detail, **error.facts)
+        except Exception as error:  # noqa: BLE001 - it is raised where it is written
+            self._failure = error
+        finally:
+            self._ended.set()
+
+    def _handed_over(self) -> Iterator[bytes]:
+        while not self._cancelled.is_set():
+            with contextlib.suppress(queue.Empty):
+                part = self._parts.get(timeout=_LOOK_SECONDS)
+                if part is None:
+                    return
+                yield part
+        raise _Cancelled

@@ -7,18 +7,24 @@ their contents are cached.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.format import index_codec, layout, manifest
-from jupyterhub_gpu_reclaim.store.format.index import damaged
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, exists
+from jupyterhub_gpu_reclaim.store.format import layout, manifest
+from jupyterhub_gpu_reclaim.store.format.index import (
+    damaged,
+    decode_index,
+    read_segments,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.catalogue.manifest_cache import Infos
-    from jupyterhub_gpu_reclaim.store.format.index import Index
+    from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
@@ -26,40 +32,28 @@ log = logging.getLogger(__name__)
 
 
 class Catalogue:
-    """What is committed.
+    """What is committed; any call raises ``StoreError`` when the store does not work.
 
     Args:
         backend: where the objects stand.
         keys: unwrap the data keys.
-        infos: what was read before, shared by several catalogues of the same
+        cache: what was read before, shared by several catalogues of the same
             checkpoints.
     """
 
-    def __init__(self, backend: Backend, keys: Wrapper, infos: Infos) -> None:
+    def __init__(self, backend: Backend, keys: Wrapper, cache: ManifestCache) -> None:
         self._backend = backend
         self._keys = keys
-        self._infos = infos
+        self._cache = cache
 
     def exists(self, checkpoint: str) -> bool:
-        """Whether it is committed, be it damaged or not.
-
-        Raises:
-            StoreError: the store does not answer, so nothing is known.
-        """
-        if not layout.is_id(checkpoint):
-            return False
-        try:
-            self._backend.length(layout.manifest(checkpoint))
-        except ObjectMissing:
-            return False
-        return True
+        """Whether it is committed, be it damaged or not."""
+        return layout.is_id(checkpoint) and exists(
+            self._backend, layout.manifest(checkpoint)
+        )
 
     def ids(self) -> list[str]:
-        """Of all that exist, damaged ones too.
-
-        Raises:
-            StoreError: the store does not work.
-        """
+        """Of all that exist, damaged ones too."""
         entries = self._backend.list(layout.MANIFESTS)
         return [id_ for entry in entries if (id_ := layout.id_of(entry.name))]
 
@@ -68,7 +62,6 @@ class Catalogue:
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: the store does not work.
         """
         missing = NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         if not layout.is_id(checkpoint):
@@ -85,30 +78,20 @@ class Catalogue:
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``, or the store does not
-                work.
+            StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``.
         """
         return manifest.decode(self.raw(checkpoint), checkpoint, self._keys)
 
-    def known(self, checkpoint: str) -> Body:
-        """What its manifest says, from memory where it was read before; cheap.
-
-        Raises:
-            NotFound: ``CHECKPOINT_MISSING``.
-            StoreError: see :meth:`read`.
-        """
+    def cached(self, checkpoint: str) -> Body:
+        """Like :meth:`read`, from memory where it was read before; cheap."""
         if not self.exists(checkpoint):
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return self._infos.get(checkpoint, lambda: self.read(checkpoint))
+        return self._cache.get(checkpoint, lambda: self.read(checkpoint))
 
-    def known_or_none(self, checkpoint: str) -> Body | None:
-        """The same; None when it cannot be read now, which is logged, or is gone.
-
-        Raises:
-            StoreError: the store does not work.
-        """
+    def cached_or_none(self, checkpoint: str) -> Body | None:
+        """The same; None when it cannot be read now, which is logged, or is gone."""
         try:
-            return self._infos.get(checkpoint, lambda: self.read(checkpoint))
+            return self._cache.get(checkpoint, lambda: self.read(checkpoint))
         except NotFound:
             return None  # deleted in between
         except StoreError as error:
@@ -118,33 +101,58 @@ class Catalogue:
             return None
 
     def all(self) -> list[Body]:
-        """All that can be read; the others are logged.
-
-        Raises:
-            StoreError: the store does not work.
-        """
-        found = [self.known_or_none(id_) for id_ in self.ids()]
+        """All that can be read; the others are logged."""
+        found = [self.cached_or_none(id_) for id_ in self.ids()]
         return [body for body in found if body is not None]
 
-    def index(self, body: Body) -> Index:
+    def index(self, body: Body) -> ChunkIndex:
         """The index of a checkpoint whose every object is seen to be there.
 
         Raises:
-            StoreError: ``CHECKPOINT_DAMAGED``, or the store does not work.
+            StoreError: ``CHECKPOINT_DAMAGED``.
         """
         for name, wanted in body.objects():
             length = self._backend.length(name)
             if length != wanted:
                 raise damaged(f"{name} has {length} bytes instead of {wanted}")
         name = layout.index(body.info.id)
-        return index_codec.decode(
-            index_codec.read(self._backend, name, body.index),
+        return decode_index(
+            read_segments(self._backend, name, body.index.length),
             body.index.segments,
             body.origins[0].index_key(),
             chunk_bytes=body.chunk_bytes,
             packs=[pack.length for pack in body.packs],
         )
 
+    def forget(self, checkpoint: str) -> None:
+        """Drop it from the cache; called *after* it was removed."""
+        self._cache.drop(checkpoint)
+
+
+class ManifestCache:
+    """What is known of checkpoints, by id; dropped when one is removed."""
+
+    def __init__(self) -> None:
+        #: Held for moments only, never while something is read.
+        self._lock = threading.Lock()
+        self._bodies: dict[str, Body] = {}
+        self._drops = 0
+
+    def get(self, checkpoint: str, read: Callable[[], Body]) -> Body:
+        """The cached value, else that of ``read``, which may raise."""
+        with self._lock:
+            body, drops = self._bodies.get(checkpoint), self._drops
+        if body is not None:
+            return body
+        body = read()
+        with self._lock:
+            # What was read beside a removal may be of what was removed.
+            if drops == self._drops:
+                self._bodies[checkpoint] = body
+        return body
+
     def drop(self, checkpoint: str) -> None:
-        """Forget what was read; called *after* it was removed."""
-        self._infos.drop(checkpoint)
+        """Forget it; called *after* it was removed."""
+        with self._lock:
+            self._bodies.pop(checkpoint, None)
+            self._drops += 1

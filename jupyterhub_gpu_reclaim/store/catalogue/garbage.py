@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ASIDE, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.locks import deletion, intents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
-    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+    from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +37,26 @@ class _Needed(NamedTuple):
     blind: bool  #: some manifest could not be read: it may name anything
 
 
+class SweepResult(NamedTuple):
+    """What a sweep has removed."""
+
+    removed: list[str]  #: checkpoints that do not exist, whose remains these were
+    freed_bytes: int
+
+
 class Garbage:
     """Knows what is needed, and removes the rest.
 
     Args:
         backend: where the objects stand.
         clock: for the age of intents.
-        body: what a manifest says, None where it cannot be read.
+        catalogue: of that backend.
     """
 
-    def __init__(
-        self, backend: Backend, clock: Clock, body: Callable[[str], Body | None]
-    ) -> None:
+    def __init__(self, backend: Backend, clock: Clock, catalogue: Catalogue) -> None:
         self._backend = backend
         self._clock = clock
-        self._body = body
+        self._catalogue = catalogue
 
     def remove(self, checkpoint: str) -> int:
         """Remove a checkpoint, or its remains: manifest first; idempotent.
@@ -65,24 +70,32 @@ class Garbage:
             StoreError: something could not be removed. Once the manifest is gone the
                 rest is remains, which a sweep removes.
         """
+        try:
+            return self._remove(checkpoint)
+        finally:
+            self._catalogue.forget(checkpoint)
+
+    def _remove(self, checkpoint: str) -> int:
         backend = self._backend
         never, earlier = False, []
-        if self._stands(layout.manifest(checkpoint)):
-            body = self._body(checkpoint)
+        if self._catalogue.exists(checkpoint):
+            body = self._catalogue.cached_or_none(checkpoint)
             earlier = [origin.id for origin in body.origins[1:]] if body else []
             # The intent goes first: where it stands alone, nothing was ever committed.
             self._drop_intent(checkpoint)
             backend.delete(layout.manifest(checkpoint))
         else:
             never = self._is_writers(checkpoint)
-        aside = [e for e in backend.list(ASIDE) if layout.id_of(e.name) == checkpoint]
+        aside = [
+            e for e in backend.list(layout.ASIDE) if layout.id_of(e.name) == checkpoint
+        ]
         packs = backend.list(layout.pack_prefix(checkpoint))
         done = self._clear(
             checkpoint, aside + packs, never=never, except_writing=checkpoint
         )
         for owner in earlier:
             # That only it has kept alive.
-            if not self._stands(layout.manifest(owner)):
+            if not self._catalogue.exists(owner):
                 packs = backend.list(layout.pack_prefix(owner))
                 done += self._clear(
                     owner, packs, never=False, except_writing=checkpoint
@@ -90,25 +103,22 @@ class Garbage:
         self._drop_intent(checkpoint)
         return sum(entry.length for entry in done)
 
-    def sweep(self, writing: AbstractSet[str]) -> tuple[list[str], int]:
+    def sweep(self, writing: AbstractSet[str]) -> SweepResult:
         """Remove the remains of checkpoints that do not exist, and stale odds and ends.
 
         Args:
             writing: checkpoints that are known to be written.
-
-        Returns:
-            Whose remains were removed, and bytes that were freed.
 
         Raises:
             StoreError: the store does not work; what was removed is removed.
         """
         # In this order: a commit meanwhile is found by its intent or its manifest.
         found: dict[str, list[Entry]] = {}
-        for prefix in (layout.PACKS, ASIDE, layout.INTENTS):
+        for prefix in (layout.PACKS, layout.ASIDE, layout.INTENTS):
             for entry in self._backend.list(prefix):
                 if id_ := layout.id_of(entry.name):
                     found.setdefault(id_, []).append(entry)
-        self._drop_marks()
+        self._drop_dead_locks()
         needed = self._needed()
         removed, freed = [], 0
         for id_ in sorted(found.keys() - needed.owners - needed.coming - writing):
@@ -117,13 +127,13 @@ class Garbage:
                 # Its packs are its own affair; what it left beside them is not needed.
                 entries = [e for e in entries if not e.name.startswith(layout.PACKS)]
             elif all(e.name in needed.packs for e in entries):
-                continue  # others lean upon all that is left of it
+                continue  # others need all that is left of it
             never = any(map(_is_intent, entries)) and self._is_writers(id_)
             done = self._clear(id_, entries, never=never)
             freed += sum(entry.length for entry in done)
             if done and id_ not in needed.committed:
                 removed.append(id_)
-        return removed, freed
+        return SweepResult(removed, freed)
 
     def _clear(
         self,
@@ -148,18 +158,18 @@ class Garbage:
             return []
         backend = self._backend
         try:
-            with deletion.Removal(backend, owner, self._clock) as removal:
-                # Looked at under the mark: who announces a copy now sees that.
+            with locks.deletion_lock(backend, owner, self._clock) as check:
+                # Looked at under the lock: an upload that begins now sees that.
                 needed = self._needed(except_writing=except_writing)
                 spare = _spare(owner, todo, needed, never=never)
                 for entry in spare:
-                    removal.check()
+                    check()
                     backend.delete(entry.name)
                 return spare
         except StoreError as error:
             if error.reason is not Reason.STORE_FULL:
                 raise
-        # Not even a mark finds room, nor would a copy's intent: one object makes some.
+        # Not even a lock finds room, nor would a copy's intent: one object makes some.
         needed = self._needed(except_writing=except_writing)
         spare = _spare(owner, todo, needed, never=never)
         if not spare:
@@ -169,8 +179,9 @@ class Garbage:
         return [spare[0], *rest]
 
     def _needed(self, *, except_writing: str = "") -> _Needed:
-        fresh = intents.fresh(self._backend, self._clock.now())
-        owners = {id_ for one in fresh for id_ in one.leans_on}
+        now = self._clock.now()
+        fresh = [one for one in locks.all_intents(self._backend) if one.is_fresh(now)]
+        owners = {id_ for one in fresh for id_ in one.references}
         coming = {
             one.checkpoint
             for one in fresh
@@ -184,10 +195,10 @@ class Garbage:
             if id_ is None:
                 continue
             committed.add(id_)
-            body = self._body(id_)
+            body = self._catalogue.cached_or_none(id_)
             if body is not None:
                 packs |= {need.name for need in body.objects()}
-            elif self._stands(entry.name):
+            elif exists(self._backend, entry.name):
                 blind = True
         if blind:
             log.warning("- some manifest cannot be read, so no shared pack is removed")
@@ -199,31 +210,25 @@ class Garbage:
             blind,
         )
 
-    def _drop_marks(self) -> None:
+    def _drop_dead_locks(self) -> None:
         """Delete the locks of deletions whose process died."""
-        for entry in self._backend.list(layout.REMOVALS):
+        for entry in self._backend.list(layout.DELETION_LOCKS):
             id_ = layout.id_of(entry.name)
-            if id_ and not deletion.stands(self._backend, id_, self._clock.now()):
+            now = self._clock.now()
+            if id_ and not locks.is_being_deleted(self._backend, id_, now):
                 self._backend.delete(entry.name)
 
     def _drop_intent(self, checkpoint: str) -> None:
         """Delete an intent, but not that of a copy that is on its way."""
-        name, now = layout.intent(checkpoint), self._clock.now()
-        intent = intents.read(self._backend, name)
+        intent = locks.read_intent(self._backend, checkpoint)
+        now = self._clock.now()
         if intent is None or not (intent.is_copy and intent.is_fresh(now)):
-            self._backend.delete(name)
+            self._backend.delete(layout.intent(checkpoint))
 
     def _is_writers(self, checkpoint: str) -> bool:
         """Whether its intent is of a writer, not of a copy of what is committed."""
-        intent = intents.read(self._backend, layout.intent(checkpoint))
+        intent = locks.read_intent(self._backend, checkpoint)
         return intent is not None and not intent.is_copy
-
-    def _stands(self, name: str) -> bool:
-        try:
-            self._backend.length(name)
-        except ObjectMissing:
-            return False
-        return True
 
 
 def _spare(

@@ -1,13 +1,15 @@
-"""Derives keys, and seals bytes under them: the only user of the ciphers.
+"""All of the cryptography: derives keys, and seals bytes bound to their place.
 
-It knows neither objects nor formats; callers decide what is bound to what, in the terms
-of ``FORMAT.md``. A key that comes out of :func:`derive` is used in one way only, so
-that counting from 0 is a safe nonce.
+The only user of the ciphers. Writing and reading of packs, indexes and manifests share
+the associated data below, so that both bind the same ids, numbers, lengths and order,
+in the terms of ``FORMAT.md``. A key that comes out of :func:`derive` is used in one way
+only, so that counting from 0 is a safe nonce.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
@@ -15,13 +17,20 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Buffer
+    from jupyterhub_gpu_reclaim.store.format.compression import Kind
 
 KEY_BYTES = 32
 TAG_BYTES = 16
 _NONCE_BYTES = 12
 _DOMAIN = "gpu-reclaim store 1"
+FORMAT = 1
+MAGIC = b"GRSTORE" + bytes([FORMAT])
+_BLOCK = struct.Struct("<IBHI")
+_SEGMENT = struct.Struct("<II")
 
 
 class Forged(Exception):
@@ -136,3 +145,61 @@ class ChunkIds:
 
 def _nonce(number: int) -> bytes:
     return number.to_bytes(_NONCE_BYTES, "little")
+
+
+class Origin(Value, frozen=True, kw_only=True):
+    """A checkpoint that packs were written for, with the key that opens them."""
+
+    id: str
+    key: SessionKey
+    generation: int
+    data_key: bytes
+
+    def __repr__(self) -> str:
+        return f"Origin({self.id})"
+
+    def pack_key(self, number: int) -> bytes:
+        """The key of one of its packs."""
+        return self._derive("pack", number)
+
+    def index_key(self) -> bytes:
+        """The key of its index."""
+        return self._derive("index", 0)
+
+    def _derive(self, purpose: str, number: int) -> bytes:
+        return derive(
+            self.data_key,
+            purpose,
+            self.id,
+            self.key.user,
+            self.key.server,
+            str(self.generation),
+            str(number),
+        )
+
+
+def manifest_key(data_key: bytes, checkpoint: str) -> bytes:
+    """The key of a manifest's body."""
+    return derive(data_key, "manifest", checkpoint, "", "", "", "0")
+
+
+def bound_manifest(checkpoint: str) -> bytes:
+    """What a manifest's body is bound to."""
+    return MAGIC + checkpoint.encode()
+
+
+def bound_block(number: int, kind: Kind, chunks: int, length: int) -> bytes:
+    """What a block is bound to, beside its pack's key.
+
+    Args:
+        number: in its pack.
+        kind: how it is stored.
+        chunks: that it holds.
+        length: stored, without the tag.
+    """
+    return _BLOCK.pack(number, kind, chunks, length)
+
+
+def bound_segment(number: int, count: int) -> bytes:
+    """What a segment of the index is bound to."""
+    return _SEGMENT.pack(number, count)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from jupyterhub_gpu_reclaim.store.backend import name_of
-
 MANIFESTS = "manifests/"
 PACKS = "packs/"
 INTENTS = "writing/"
-REMOVALS = "removing/"
+DELETION_LOCKS = "removing/"
+#: Where objects stand that have no name yet; what is left there are remains.
+ASIDE = "tmp/"
 
 #: What a chunk may have.
 CHUNK_SIZES = tuple(4096 << shift for shift in range(7))
@@ -32,9 +32,9 @@ def intent(checkpoint: str) -> str:
     return f"{INTENTS}{checkpoint}"
 
 
-def removal(checkpoint: str) -> str:
+def deletion_lock(checkpoint: str) -> str:
     """The name of a checkpoint's deletion lock."""
-    return f"{REMOVALS}{checkpoint}"
+    return f"{DELETION_LOCKS}{checkpoint}"
 
 
 def pack_prefix(checkpoint: str) -> str:
@@ -52,10 +52,20 @@ def index(checkpoint: str) -> str:
     return f"{pack_prefix(checkpoint)}index"
 
 
+def aside_of(name: str, mark: str) -> str:
+    """What an object is called until it is finished: flat, so that no folder is made.
+
+    Args:
+        name: of the object; neither ``!`` nor ``~`` is part of one.
+        mark: tells two writers of that name apart.
+    """
+    return f"{ASIDE}{name.replace('/', '!')}~{mark}"
+
+
 def id_of(name: str) -> str | None:
     """The checkpoint of an object; None for an unknown name."""
-    name = name_of(name)
-    for prefix in (MANIFESTS, INTENTS, REMOVALS):
+    name = name.removeprefix(ASIDE).partition("~")[0].replace("!", "/")
+    for prefix in (MANIFESTS, INTENTS, DELETION_LOCKS):
         if name.startswith(prefix):
             found = name.removeprefix(prefix)
             break

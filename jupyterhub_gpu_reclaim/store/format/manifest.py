@@ -14,8 +14,8 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Value
 from jupyterhub_gpu_reclaim.store.backend import Entry
-from jupyterhub_gpu_reclaim.store.format import associated_data, crypto, layout
-from jupyterhub_gpu_reclaim.store.format.associated_data import MAGIC, Origin
+from jupyterhub_gpu_reclaim.store.format import crypto, layout
+from jupyterhub_gpu_reclaim.store.format.crypto import MAGIC, Origin
 from jupyterhub_gpu_reclaim.store.format.index import damaged
 from jupyterhub_gpu_reclaim.store.format.keys import MAX_WRAPPED
 
@@ -82,10 +82,8 @@ def encode(body: Body, keys: Wrapper) -> bytes:
         StoreError: the data key cannot be wrapped now.
     """
     origin = body.origins[0]
-    sealer = crypto.Sealer(associated_data.manifest_key(origin.data_key, origin.id))
-    sealed = sealer.seal(
-        0, msgspec.json.encode(body), associated_data.manifest(origin.id)
-    )
+    sealer = crypto.Sealer(crypto.manifest_key(origin.data_key, origin.id))
+    sealed = sealer.seal(0, msgspec.json.encode(body), crypto.bound_manifest(origin.id))
     return _join(origin.data_key, origin.id, sealed, keys)
 
 
@@ -148,9 +146,9 @@ def _join(data_key: bytes, checkpoint: str, body: bytes, keys: Wrapper) -> bytes
 
 
 def _open(sealed: Sealed, data_key: bytes, checkpoint: str) -> Body:
-    sealer = crypto.Sealer(associated_data.manifest_key(data_key, checkpoint))
+    sealer = crypto.Sealer(crypto.manifest_key(data_key, checkpoint))
     try:
-        plain = sealer.open(0, sealed.body, associated_data.manifest(checkpoint))
+        plain = sealer.open(0, sealed.body, crypto.bound_manifest(checkpoint))
     except crypto.Forged:
         raise damaged("the manifest is not what was written") from None
     try:

@@ -1,4 +1,4 @@
-"""Cuts bytes and pipes of any length into the buffers that a pack writer takes.
+"""Fills the buffers that a pack writer takes: from bytes, or from a pipe.
 
 It copies only what does not fill a buffer by itself, and knows nothing of what becomes
 of one.
@@ -6,13 +6,16 @@ of one.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import select
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import SLOT_BYTES
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Buffer
 
 
-class Slots:
+class BufferCutter:
     """Cuts its input into buffers and passes each to ``emit``.
 
     Args:
@@ -41,14 +44,14 @@ class Slots:
         """Take all of it, and emit every buffer that is full by now."""
         view = memoryview(data).cast("B")
         while len(view):
-            if not self._rest and len(view) >= SLOT_BYTES:
-                self._emit(view[:SLOT_BYTES], SLOT_BYTES)
-                view = view[SLOT_BYTES:]
+            if not self._rest and len(view) >= BUFFER_BYTES:
+                self._emit(view[:BUFFER_BYTES], BUFFER_BYTES)
+                view = view[BUFFER_BYTES:]
                 continue
-            take = SLOT_BYTES - len(self._rest)
+            take = BUFFER_BYTES - len(self._rest)
             self._rest += view[:take]
             view = view[take:]
-            if len(self._rest) == SLOT_BYTES:
+            if len(self._rest) == BUFFER_BYTES:
                 self.flush()
 
     def flush(self) -> None:
@@ -60,17 +63,17 @@ class Slots:
             self._emit(memoryview(rest), length)
 
 
-def fill(pipe: int, wake: int, slot: memoryview) -> int:
+def fill(pipe: int, wake: int, buffer: memoryview) -> int:
     """Read until a buffer is full or the pipe has ended; return how many bytes came.
 
     Raises:
         StoreError: ``CANCELLED``, ``wake`` became readable.
     """
     filled = 0
-    while filled < len(slot):
+    while filled < len(buffer):
         wait(pipe, wake)
         try:
-            count = os.readv(pipe, [slot[filled:]])
+            count = os.readv(pipe, [buffer[filled:]])
         except BlockingIOError:
             continue  # another reader was first
         if not count:
@@ -90,3 +93,76 @@ def wait(descriptor: int, wake: int) -> None:
     poll.register(wake, select.POLLIN)
     if any(ready == wake for ready, _ in poll.poll()):
         raise StoreError(Reason.CANCELLED)
+
+
+class Splicer:
+    """Takes buffers from a pipe; a context manager.
+
+    Args:
+        pipe: shared; blocking or not.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._out, self._in = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            # Where it stays smaller, more is copied under the token; nothing is lost.
+            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, BUFFER_BYTES)
+        self._held = 0
+        self._copied = 0
+        self._splices = True
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLIN)
+
+    def take(self, buffer: memoryview) -> int:
+        """Take the next buffer: all of it, or what came before the pipe's end.
+
+        Args:
+            buffer: of :data:`BUFFER_BYTES`; :meth:`read` completes it.
+
+        Returns:
+            How many bytes it will have.
+        """
+        self._copied = self._held = 0
+        while (got := self._copied + self._held) < BUFFER_BYTES:
+            try:
+                if self._splices:
+                    count = os.splice(
+                        self._pipe,
+                        self._in,
+                        BUFFER_BYTES - got,
+                        flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK,
+                    )
+                    self._held += count
+                else:
+                    count = os.readv(self._pipe, [buffer[got:]])
+                    self._copied += count
+            except BlockingIOError:
+                # Nothing there yet; or our own pipe is full of pages that are not.
+                self.read(buffer)
+                self._poll.poll()
+                continue
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._splices:
+                    raise
+                self.read(buffer)
+                self._splices = False
+                continue
+            if not count:
+                break
+        return self._copied + self._held
+
+    def read(self, buffer: memoryview) -> None:
+        """Copy what was only moved so far."""
+        while self._held:
+            end = self._copied + self._held
+            count = os.readv(self._out, [buffer[self._copied : end]])
+            self._copied += count
+            self._held -= count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._out)
+        os.close(self._in)

@@ -6,9 +6,7 @@ that map the same memory. It never changes once it is made.
 
 from __future__ import annotations
 
-import mmap
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +15,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.format.index import Index
+    from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
 
 #: A pack of whose bytes less is used is left to die.
 LIVE_SHARE = 0.25
 
 
-class Known:
+class DedupIndex:
     """A sorted table of ids.
 
     Args:
@@ -32,7 +30,7 @@ class Known:
     """
 
     def __init__(self, table: NDArray[np.uint64]) -> None:
-        self._table = table
+        self.table = table
         self._first, self._second, self._refs = table
 
     def __len__(self) -> int:
@@ -52,15 +50,8 @@ class Known:
         same = (self._first[at] == ids[:, 0]) & (self._second[at] == ids[:, 1])
         return np.where(same, self._refs[at].astype(np.int64), 0)
 
-    def share(self) -> int:
-        """A new descriptor of memory that holds it, for other processes."""
-        descriptor = os.memfd_create("known-chunks", os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            self._table.tofile(file)
-        return descriptor
 
-
-def of_index(index: Index, packs: Sequence[int]) -> Known:
+def of_index(index: ChunkIndex, packs: Sequence[int]) -> DedupIndex:
     """What may be referenced of a committed generation.
 
     Args:
@@ -79,11 +70,11 @@ def of_index(index: Index, packs: Sequence[int]) -> Known:
     del firsts
     table[1] = index.ids[wanted, 1][order]
     table[2] = table[2][order]
-    return Known(table)
+    return DedupIndex(table)
 
 
 def _in_live_packs(
-    index: Index, refs: NDArray[np.int64], packs: Sequence[int]
+    index: ChunkIndex, refs: NDArray[np.int64], packs: Sequence[int]
 ) -> NDArray[np.bool_]:
     """Which refs stand in packs that are worth being referenced."""
     if not len(refs):
@@ -95,12 +86,3 @@ def _in_live_packs(
     alive = per_pack >= LIVE_SHARE * np.array(packs)
     found: NDArray[np.bool_] = alive[rows["pack"][blocks]]
     return found
-
-
-def of_descriptor(descriptor: int) -> Known:
-    """What another process has shared; the descriptor may be closed then."""
-    length = os.fstat(descriptor).st_size
-    if not length:
-        return Known(np.empty((3, 0), np.uint64))
-    mapped: Any = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
-    return Known(np.frombuffer(mapped, np.uint64).reshape(3, -1))

@@ -2,39 +2,37 @@
 
 It belongs to a thread or to a worker process, and is called from one thread at a time.
 Its result is one :class:`Report` at its end, made of arrays that are passed between
-processes as they are. It knows files only by their numbers.
+processes as they are. It knows files only by their numbers. After a ``StoreError`` (no
+room, or no store) it is unusable.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.store.format import compression as codec
 from jupyterhub_gpu_reclaim.store.format import crypto
-from jupyterhub_gpu_reclaim.store.format.associated_data import Origin  # noqa: TC001 - msgspec's
+from jupyterhub_gpu_reclaim.store.format.crypto import Origin  # noqa: TC001 - msgspec's
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockRow, Packs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.packing.dedup_index import Known
+    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
 
 #: What a pack writer takes at once: a multiple of every chunk size.
-SLOT_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 #: Plain bytes of the blocks that are written.
 BLOCK_BYTES = 256 * 1024
 
 #: Columns of a pack writer's counters.
 LOGICAL, STORED, KNOWN = range(3)
+COUNTERS = 3
 
 
 class Recipe(Value, frozen=True, kw_only=True):
@@ -51,17 +49,8 @@ class Recipe(Value, frozen=True, kw_only=True):
         return f"Recipe({self.origin.id})"
 
 
-class _Head(Value, frozen=True, kw_only=True):
-    packs: list[tuple[int, int]]
-    blocks: int
-    ids: int
-    rows: int
-    refs: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a pack writer has written."""
+class Report(NamedTuple):
+    """What a pack writer has written; made of arrays, for there may be millions."""
 
     packs: list[tuple[int, int]]  #: number and length
     blocks: NDArray[Any]  #: of ``BLOCKS``; ``pack`` is the pack's number
@@ -71,42 +60,8 @@ class Report:
     #: the chunk -n of the last generation.
     refs: NDArray[np.int64]
 
-    def parts(self) -> Iterator[Buffer]:
-        """Its bytes, for another process."""
-        head = msgspec.json.encode(
-            _Head(
-                packs=self.packs,
-                blocks=len(self.blocks),
-                ids=len(self.ids),
-                rows=len(self.rows),
-                refs=len(self.refs),
-            )
-        )
-        yield len(head).to_bytes(4, "little")
-        yield head
-        for column in (self.blocks, self.ids, self.rows, self.refs):
-            # As they lie in memory: there may be hundreds of megabytes.
-            yield np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
 
-    @classmethod
-    def of_bytes(cls, data: memoryview) -> Report:
-        """The report whose :meth:`parts` a worker sent."""
-        at = 4 + int.from_bytes(data[:4], "little")
-        head = msgspec.json.decode(data[4:at], type=_Head)
-        columns: list[NDArray[Any]] = []
-        for kind, count in (
-            (BLOCKS, head.blocks),
-            (np.dtype(np.uint64), 2 * head.ids),
-            (np.dtype(np.int64), 3 * head.rows),
-            (np.dtype(np.int64), head.refs),
-        ):
-            columns.append(np.frombuffer(data, kind, count, at))
-            at += count * kind.itemsize
-        blocks, ids, rows, refs = columns
-        return cls(head.packs, blocks, ids.reshape(-1, 2), rows.reshape(-1, 3), refs)
-
-
-class Lane:
+class PackWriter:
     """A pack writer: tells zeros, known and new chunks apart, and writes the new ones.
 
     Args:
@@ -114,7 +69,7 @@ class Lane:
         recipe: of the checkpoint.
         number: its own; no other pack writer of the checkpoint has it.
         known: chunks of the last generation.
-        meter: its counters, three of them, of which it is the only writer.
+        counters: its own, :data:`COUNTERS` of them, of which it is the only writer.
     """
 
     def __init__(
@@ -122,16 +77,17 @@ class Lane:
         backend: Backend,
         recipe: Recipe,
         number: int,
-        known: Known | None,
-        meter: NDArray[np.int64],
+        known: DedupIndex | None,
+        counters: NDArray[np.int64],
     ) -> None:
         self._recipe = recipe
         self._known = known
-        self._meter = meter
-        self._packs = Packs(
+        self._counters = counters
+        #: What it writes into; settled or abandoned by the owner.
+        self.packs = Packs(
             backend,
             recipe.origin,
-            lane=number,
+            writer=number,
             pack_bytes=recipe.pack_bytes,
             read_back=recipe.read_back,
         )
@@ -151,11 +107,8 @@ class Lane:
         Args:
             file: its number.
             first: number of the first chunk in the file.
-            data: the chunks, at most :data:`SLOT_BYTES`; may be used again on return.
+            data: the chunks, at most :data:`BUFFER_BYTES`; may be used again on return.
             length: how many of the bytes are the file's, the rest is filling.
-
-        Raises:
-            StoreError: no room, or no store; the pack writer is unusable afterwards.
         """
         rows = np.frombuffer(data, np.uint8).reshape(-1, self._chunk)
         refs = np.zeros(len(rows), np.int64)
@@ -164,40 +117,33 @@ class Lane:
             refs[found] = self._place(rows, data, found)
         self._rows.append((file, first, len(rows)))
         self._refs.append(refs)
-        self._meter[LOGICAL] += length
+        self._counters[LOGICAL] += length
+
+    def put_padded(self, file: int, at: int, buffer: memoryview, length: int) -> None:
+        """Fill up the last chunk with zeros, and take it; see :meth:`put`.
+
+        Args:
+            file: its number.
+            at: offset in the file, a multiple of a buffer.
+            buffer: of :data:`BUFFER_BYTES`, which is changed behind ``length``.
+            length: how many of the bytes are the file's.
+        """
+        whole = length + -length % self._chunk
+        buffer[length:whole] = bytes(whole - length)
+        self.put(file, at // self._chunk, buffer[:whole], length)
 
     def report(self) -> Report:
-        """Write what is left; the packs settle in the background from now on.
-
-        Raises:
-            StoreError: no room, or no store.
-        """
+        """Write what is left; the packs settle in the background from now on."""
         if self._filled:
             self._write(self._pending[: self._filled])
             self._filled = 0
         return Report(
-            packs=self._packs.close(),
-            blocks=_table(self._packs.rows),
+            packs=self.packs.close(),
+            blocks=_table(self.packs.rows),
             ids=_joined(self._ids, np.empty((0, 2), np.uint64)),
             rows=np.array(self._rows, np.int64).reshape(-1, 3),
             refs=_joined(self._refs, np.empty(0, np.int64)),
         )
-
-    def settled(self, timeout: float) -> None:
-        """Wait until what was reported is durable, and was read back.
-
-        Raises:
-            StoreError: it is not, or reads back differently.
-        """
-        self._packs.settled(timeout)
-
-    def abandon(self) -> None:
-        """Release everything; idempotent, never waits."""
-        self._packs.abandon()
-
-    def let_end(self, timeout: float) -> None:
-        """Wait until nothing new appears in the backend, after :meth:`abandon`."""
-        self._packs.let_end(timeout)
 
     def _place(
         self, rows: NDArray[np.uint8], data: memoryview, found: NDArray[np.int64]
@@ -212,7 +158,7 @@ class Lane:
             refs = -self._known.find(ids)
         fresh = refs == 0
         new = found[fresh]
-        self._meter[KNOWN] += (len(found) - len(new)) * self._chunk
+        self._counters[KNOWN] += (len(found) - len(new)) * self._chunk
         refs[fresh] = np.arange(self._count + 1, self._count + 1 + len(new))
         self._count += len(new)
         self._ids.append(ids[fresh])
@@ -239,7 +185,7 @@ class Lane:
     def _write(self, chunks: NDArray[np.uint8]) -> None:
         plain = chunks.reshape(-1).data
         kind, data = codec.pack(plain, self._recipe.compression)
-        self._meter[STORED] += self._packs.append(kind, len(chunks), data)
+        self._counters[STORED] += self.packs.append(kind, len(chunks), data)
 
 
 def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -1,9 +1,11 @@
 """The packs of one pack writer while they are written: objects of encrypted blocks.
 
-Called from one thread at a time. Every block is read back and opened: where the backend
-can, at once, while it is in the processor's cache, which costs a third of doing it
-later; else after its pack was finished. A pack that is full is finished in the
-background, which spares the commit most of its time.
+Called from one thread at a time. Each call raises ``StoreError`` when there is no room
+or no store, or a block reads back differently; nothing can be finished then. Every
+block is read back and opened: where the backend can, at once, while it is in the
+processor's cache, which costs a third of doing it later; else after its pack was
+finished. A pack that is full is finished in the background, which spares the commit
+most of its time.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format import associated_data, crypto, layout
+from jupyterhub_gpu_reclaim.store.format import crypto, layout
 from jupyterhub_gpu_reclaim.store.format.compression import MAX_BLOCK_BYTES, Kind
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+    from jupyterhub_gpu_reclaim.store.format.crypto import Origin
 
 #: Large enough for few objects, small enough to be settled while the next one fills.
 PACK_BYTES = 64 * 1024 * 1024
 #: Blocks that stand side by side are read in one go, as far as this.
 READ_BYTES = 560 * 1024
 #: A pack writer's packs are numbered from its own number times this.
-LANE_PACKS = 1 << 16
+PACKS_PER_WRITER = 1 << 16
 
 
 class BlockRow(NamedTuple):
@@ -42,7 +44,7 @@ class BlockRow(NamedTuple):
     def bound(self) -> bytes:
         """What the block is sealed together with."""
         length = self.stored - crypto.TAG_BYTES
-        return associated_data.block(self.number, Kind(self.kind), self.chunks, length)
+        return crypto.bound_block(self.number, Kind(self.kind), self.chunks, length)
 
 
 class Packs:
@@ -51,7 +53,7 @@ class Packs:
     Args:
         backend: where they stand.
         origin: whose they are.
-        lane: number of the pack writer, which tells them from those of others.
+        writer: number of the pack writer, which tells them from those of others.
         pack_bytes: a pack that has that many is full.
         read_back: whether what was written is read and opened.
     """
@@ -61,13 +63,13 @@ class Packs:
         backend: Backend,
         origin: Origin,
         *,
-        lane: int,
+        writer: int,
         pack_bytes: int,
         read_back: bool,
     ) -> None:
         self._backend = backend
         self._origin = origin
-        self._next = lane * LANE_PACKS
+        self._next = writer * PACKS_PER_WRITER
         self._limit = pack_bytes
         self._read_back = read_back
         self._out = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
@@ -84,9 +86,6 @@ class Packs:
 
         Returns:
             Bytes written.
-
-        Raises:
-            StoreError: no room, or no store; nothing can be finished any more.
         """
         pack = self._open or self._begin()
         number, stored = len(pack.rows), len(data) + crypto.TAG_BYTES
@@ -124,9 +123,6 @@ class Packs:
 
         Args:
             timeout: seconds to wait for the disk.
-
-        Raises:
-            StoreError: a pack is not durable, or reads back differently.
         """
         futures = [future for _, future in self._settling]
         if wait_for(futures, timeout).not_done:
@@ -152,7 +148,7 @@ class Packs:
         wait_for([future for _, future in self._settling], timeout)
 
     def _begin(self) -> _Pack:
-        if self._next % LANE_PACKS == LANE_PACKS - 1:
+        if self._next % PACKS_PER_WRITER == PACKS_PER_WRITER - 1:
             raise StoreError(Reason.STORE_FAILED, why="a checkpoint has too many packs")
         self._open = pack = _Pack(self._backend, self._origin, self._next)
         self._next += 1
@@ -185,9 +181,6 @@ class _Pack:
             row: of the block.
             back: room for what is read.
             plain: room for what is in it.
-
-        Raises:
-            StoreError: it is not what was written.
         """
         count = self.writer.read_back(row.offset, back)
         if count is None:

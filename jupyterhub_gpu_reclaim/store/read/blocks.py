@@ -1,54 +1,141 @@
-"""Opens blocks of a checkpoint: every byte is authenticated before it is decompressed.
+"""Finds the blocks of a range of a file, and opens them.
 
-Safe to call from several threads at once. It knows blocks by their place in the index,
-and nothing of files.
+Every byte is authenticated before it is decompressed. Safe to call from several threads
+at once.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from jupyterhub_gpu_reclaim.store.format import associated_data, crypto, layout
+import numpy as np
+
+from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.compression import Garbled, Kind, unpack
 from jupyterhub_gpu_reclaim.store.format.index import damaged
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
-    from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
-    from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
+    from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
+    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+
+#: Block of an extent of zeros.
+ZEROS = -1
+#: Longest extent of zeros.
+ZERO_BYTES = 1 << 20
+
+
+class Extent(NamedTuple):
+    """Bytes in a row, of one file and of one block."""
+
+    block: int  #: place in the index's table, or :data:`ZEROS`
+    start: int  #: first byte in the block
+    length: int
+
+
+class Extents(NamedTuple):
+    """A range of a file as extents, in order; a column each."""
+
+    blocks: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    def rows(self) -> Iterator[Extent]:
+        """One after the other."""
+        columns = (column.tolist() for column in self)
+        return map(Extent, *columns)
+
+
+def rest_of(length: int, skip: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of a file without some ranges.
+
+    Args:
+        length: of the file.
+        skip: offset and length of each, in any order.
+
+    Returns:
+        Offset and length of each, in order, none empty.
+    """
+    left, at = [], 0
+    for offset, count in sorted(skip):
+        left.append((at, min(offset, length) - at))
+        at = max(at, offset + count)
+    left.append((at, length - at))
+    return [(offset, count) for offset, count in left if count > 0]
+
+
+def extents(
+    index: ChunkIndex, first: int, chunk_bytes: int, offset: int, length: int
+) -> Extents:
+    """A range of a file as extents, in order.
+
+    Args:
+        index: of the checkpoint.
+        first: place of the file's first chunk among the refs.
+        chunk_bytes: size of the chunks.
+        offset: of the range; the whole of it lies in the file.
+        length: of the range, at least 1.
+    """
+    begin, end = offset // chunk_bytes, -(-(offset + length) // chunk_bytes)
+    refs = index.refs[first + begin : first + end].astype(np.int64)
+    blocks, places = _locate(index, refs)
+    cuts = _cuts(blocks, places, ZERO_BYTES // chunk_bytes)
+    starts = places[cuts] * chunk_bytes
+    lengths = np.diff(cuts, append=len(refs)) * chunk_bytes
+    head = offset - begin * chunk_bytes
+    starts[0] += head
+    lengths[0] -= head
+    lengths[-1] -= end * chunk_bytes - offset - length
+    return Extents(blocks[cuts], starts, lengths)
+
+
+def _locate(
+    index: ChunkIndex, refs: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Block of each ref (or ZEROS), and its place in that block."""
+    blocks = np.full(len(refs), ZEROS, np.int64)
+    places = np.zeros(len(refs), np.int64)
+    some = refs > 0
+    found = index.blocks_of(refs[some])
+    blocks[some] = found
+    places[some] = refs[some] - 1 - index.bases[found]
+    return blocks, places
+
+
+def _cuts(
+    blocks: NDArray[np.int64], places: NDArray[np.int64], most_zeros: int
+) -> NDArray[np.int64]:
+    """Where an extent begins: another block, or not the next chunk of it."""
+    new = np.ones(len(blocks), np.bool_)
+    if len(blocks) > 1:
+        zeros = blocks[1:] == ZEROS
+        follows = np.where(zeros, True, places[1:] == places[:-1] + 1)
+        new[1:] = ~(follows & (blocks[1:] == blocks[:-1]))
+        # A long extent of zeros is cut at round places, which is often enough.
+        new[1:] |= zeros & (np.arange(1, len(blocks)) % most_zeros == 0)
+    return np.flatnonzero(new)
+
+
+class BlockSource(NamedTuple):
+    """Where the blocks come from."""
+
+    backend: Backend
+    body: Body
+    table: NDArray[Any]  #: of ``index.BLOCKS``, checked
 
 
 class Blocks:
-    """The blocks that a table lists.
+    """The blocks that a checkpoint's table lists."""
 
-    Args:
-        backend: where they stand.
-        table: of ``index.BLOCKS``, checked.
-        packs: that the table's ``pack`` counts in.
-        origins: that the packs' ``origin`` counts in.
-        chunk_bytes: size of the chunks.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        table: NDArray[Any],
-        packs: Sequence[PackRef],
-        origins: Sequence[Origin],
-        chunk_bytes: int,
-    ) -> None:
-        self._backend = backend
-        self._table = table
-        self._packs = packs
-        self._origins = origins
-        self._chunk = chunk_bytes
+    def __init__(self, source: BlockSource) -> None:
+        self._source = source
         self._lock = threading.Lock()
         self._sealers: dict[int, crypto.Sealer] = {}
 
@@ -63,27 +150,25 @@ class Blocks:
         Raises:
             StoreError: ``CHECKPOINT_DAMAGED``; nothing of it may be used.
         """
-        pack, number, offset, stored, chunks, kind = self._table[block].tolist()
-        row = BlockRow(pack, number, offset, stored, chunks, kind)
-        ref = self._packs[pack]
-        name = layout.pack(self._origins[ref.origin].id, ref.number)
-        sealer = self._sealer(pack)
+        backend, body, table = self._source
+        row = BlockRow(*table[block].tolist())
+        name = body.pack_name(body.packs[row.pack])
+        sealer = self._sealer(row.pack)
         try:
             if opener is not None:
                 data: Buffer = opener.open(name, sealer, row)
             else:
-                length = stored - crypto.TAG_BYTES
-                bound = associated_data.block(number, Kind(kind), chunks, length)
-                sealed = self._backend.read(name, offset, stored)
-                data = sealer.open(number, sealed, bound)
-            return unpack(Kind(kind), data, chunks * self._chunk)
+                sealed = backend.read(name, row.offset, row.stored)
+                data = sealer.open(row.number, sealed, row.bound())
+            return unpack(Kind(row.kind), data, row.chunks * body.chunk_bytes)
         except (crypto.Forged, Garbled):
-            raise damaged(f"block {number} of {name} is not what was written") from None
+            why = f"block {row.number} of {name} is not what was written"
+            raise damaged(why) from None
 
     def _sealer(self, pack: int) -> crypto.Sealer:
         with self._lock:
             if pack not in self._sealers:
-                ref = self._packs[pack]
-                key = self._origins[ref.origin].pack_key(ref.number)
-                self._sealers[pack] = crypto.Sealer(key)
+                ref = self._source.body.packs[pack]
+                origin = self._source.body.origins[ref.origin]
+                self._sealers[pack] = crypto.Sealer(origin.pack_key(ref.number))
             return self._sealers[pack]

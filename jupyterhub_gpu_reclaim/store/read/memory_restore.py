@@ -2,58 +2,61 @@
 
 The plan lists, block by block, which bytes go where, so that every block is read and
 opened once, whatever the order of the addresses is. Worker processes carry it out, or
-threads where there are none.
+threads where there are none. The caller must ensure that the processes are stopped and
+that these areas may be filled.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import itertools
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
-from jupyterhub_gpu_reclaim.store.read.blocks import Blocks
-from jupyterhub_gpu_reclaim.store.read.extents import ZEROS, runs
-from jupyterhub_gpu_reclaim.store.read.memory_writer import Target
+from jupyterhub_gpu_reclaim.store.read.blocks import ZEROS, Blocks, BlockSource, extents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.format.index import Index
-    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+    from jupyterhub_gpu_reclaim.store.backend import Buffer
+    from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
 
-#: Plain bytes of a ticket: what one hand takes at a time.
+#: Plain bytes of a ticket: what one worker takes at a time.
 TICKET_BYTES = 8 << 20
 #: Most tickets, because all of them wait in one pipe.
 _MOST_TICKETS = 8192
 _THREADS = 2
 _LOOK_SECONDS = 0.1
+_MOST = 1024  #: IOV_MAX
+_VECTOR_BYTES = 16  #: of a struct iovec
+_libc = ctypes.CDLL(None, use_errno=True)
+_writev = _libc.process_vm_writev
+_writev.restype = ctypes.c_ssize_t
+_writev.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
 
 
-class Cancel(Protocol):
-    """A request to stop, such as a ``threading.Event``."""
-
-    def is_set(self) -> bool:
-        """Whether it is wished."""
-
-
-class Hands(Protocol):
+class Copiers(Protocol):
     """The workers that carry out a plan."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long at most; whether all is done.
-
-        Raises:
-            StoreError: see :meth:`Checkpoint.copy_to`.
-        """
+        """Wait that long at most; whether all is done. Raises what went wrong."""
 
     def done(self) -> int:
         """Bytes written so far."""
@@ -62,7 +65,7 @@ class Hands(Protocol):
         """Stop, and wait until none of them writes any more; idempotent."""
 
 
-class Piece(NamedTuple):
+class CopyPiece(NamedTuple):
     """A part of a file and where it belongs."""
 
     offset: int  #: in the file
@@ -71,22 +74,7 @@ class Piece(NamedTuple):
     address: int  #: in its memory, which is fresh there
 
 
-class Source(NamedTuple):
-    """Where the blocks come from."""
-
-    backend: Backend
-    body: Body
-    table: NDArray[Any]
-
-    def blocks(self) -> Blocks:
-        """A reader of them."""
-        body = self.body
-        return Blocks(
-            self.backend, self.table, body.packs, body.origins, body.chunk_bytes
-        )
-
-
-class Plan(NamedTuple):
+class CopyPlan(NamedTuple):
     """What is to be copied, sorted by where it stands in the packs."""
 
     #: Columns: block, start in the block, length, pid, address.
@@ -96,7 +84,9 @@ class Plan(NamedTuple):
     zero_bytes: int  #: that need not be written
 
 
-def plan(index: Index, first: int, chunk_bytes: int, pieces: Iterable[Piece]) -> Plan:
+def plan(
+    index: ChunkIndex, first: int, chunk_bytes: int, pieces: Iterable[CopyPiece]
+) -> CopyPlan:
     """Turn parts of a file into a plan.
 
     Args:
@@ -109,7 +99,7 @@ def plan(index: Index, first: int, chunk_bytes: int, pieces: Iterable[Piece]) ->
     for piece in pieces:
         if not piece.length:
             continue
-        found = runs(index, first, chunk_bytes, piece.offset, piece.length)
+        found = extents(index, first, chunk_bytes, piece.offset, piece.length)
         at = piece.address + np.cumsum(found.lengths) - found.lengths
         pids = np.full(len(at), piece.pid)
         tables.append(np.stack([*found, pids, at]))
@@ -120,7 +110,7 @@ def plan(index: Index, first: int, chunk_bytes: int, pieces: Iterable[Piece]) ->
     table = index.blocks
     order = np.lexsort((table["offset"][columns[0]], table["pack"][columns[0]]))
     rows = np.ascontiguousarray(columns[:, order].T)
-    return Plan(rows, _tickets(rows, table, chunk_bytes), zero_bytes)
+    return CopyPlan(rows, _tickets(rows, table, chunk_bytes), zero_bytes)
 
 
 def _tickets(rows: NDArray[np.int64], table: NDArray[Any], chunk: int) -> list[int]:
@@ -135,36 +125,35 @@ def _tickets(rows: NDArray[np.int64], table: NDArray[Any], chunk: int) -> list[i
 
 
 def oversee(
-    hands: Hands,
-    planned: Plan,
-    cancel: Cancel | None,
-    progress: Callable[[int], None] | None,
+    copiers: Copiers,
+    planned: CopyPlan,
+    cancelled: Callable[[], bool],
+    progress: Callable[[int], None],
 ) -> None:
     """Wait until the workers finish a plan; else stop them all.
 
     Raises:
-        StoreError: see :meth:`Checkpoint.copy_to`.
+        StoreError: see :meth:`CheckpointReader.copy_to`.
     """
-    tell = progress or (lambda _: None)
-    tell(planned.zero_bytes)
+    progress(planned.zero_bytes)
     told = 0
     try:
-        while not hands.wait(_LOOK_SECONDS):
-            if cancel is not None and cancel.is_set():
+        while not copiers.wait(_LOOK_SECONDS):
+            if cancelled():
                 raise StoreError(Reason.CANCELLED)
-            done = hands.done()
-            tell(done - told)
+            done = copiers.done()
+            progress(done - told)
             told = done
     finally:
-        hands.end()
-    tell(hands.done() - told)
+        copiers.end()
+    progress(copiers.done() - told)
 
 
 def work(
     blocks: Blocks,
     opener: BlockOpener,
     rows: NDArray[np.int64],
-    meter: NDArray[np.int64],
+    counters: NDArray[np.int64],
 ) -> None:
     """One ticket: open each block once, and write its parts.
 
@@ -172,40 +161,36 @@ def work(
         blocks: to read.
         opener: of this thread.
         rows: of the plan, of whole blocks; at least one.
-        meter: one counter of bytes written, of which this is the only writer.
+        counters: one counter of bytes written, of which this is the only writer.
 
     Raises:
-        StoreError: see :meth:`Checkpoint.copy_to`.
+        StoreError: see :meth:`CheckpointReader.copy_to`.
     """
     for pid in np.unique(rows[:, 3]).tolist():
         mine = rows[rows[:, 3] == pid]
         new = np.flatnonzero(np.diff(mine[:, 0], prepend=-1))
-        target = Target(pid, mine[:, 1], mine[:, 2], mine[:, 4], new)
+        target = MemoryWriter(pid, mine[:, 1], mine[:, 2], mine[:, 4], new)
         for number, block in enumerate(mine[new, 0].tolist()):
-            meter[0] += target.poke(number, blocks.plain(block, opener))
+            counters[0] += target.write(number, blocks.plain(block, opener))
 
 
-class Threads:
-    """Hands of our own, where there are no workers."""
+class CopyThreads:
+    """Copiers of our own, where there are no workers."""
 
-    def __init__(self, source: Source, planned: Plan) -> None:
+    def __init__(self, source: BlockSource, planned: CopyPlan) -> None:
         self._source = source
         self._rows = planned.rows
         self._tickets = iter(list(itertools.pairwise(planned.tickets)))
         self._lock = threading.Lock()
-        self._meter = np.zeros((_THREADS, 1), np.int64)
+        self._counters = np.zeros((_THREADS, 1), np.int64)
         self._stop = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-copy")
         self._futures = [
-            self._threads.submit(self._run, meter) for meter in self._meter
+            self._threads.submit(self._run, counters) for counters in self._counters
         ]
 
     def wait(self, seconds: float) -> bool:
-        """Whether all is done.
-
-        Raises:
-            StoreError: see :meth:`Checkpoint.copy_to`.
-        """
+        """Whether all is done; see :class:`Copiers`."""
         for future in self._futures:
             try:
                 future.result(seconds)
@@ -215,18 +200,95 @@ class Threads:
 
     def done(self) -> int:
         """Bytes written so far."""
-        return int(self._meter.sum())
+        return int(self._counters.sum())
 
     def end(self) -> None:
         """Stop, and wait until no thread writes any more."""
         self._stop = True
         self._threads.shutdown()
 
-    def _run(self, meter: NDArray[np.int64]) -> None:
-        blocks, opener = self._source.blocks(), BlockOpener(self._source.backend)
+    def _run(self, counters: NDArray[np.int64]) -> None:
+        blocks, opener = Blocks(self._source), BlockOpener(self._source.backend)
         while not self._stop:
             with self._lock:
                 ticket = next(self._tickets, None)
             if ticket is None:
                 return
-            work(blocks, opener, self._rows[slice(*ticket)], meter)
+            work(blocks, opener, self._rows[slice(*ticket)], counters)
+
+
+class MemoryWriter:
+    """Memory of one process that is to be written, block by block (process_vm_writev).
+
+    Some thousand blocks are written in a second: what can be made at once for all of
+    them is made here.
+
+    Args:
+        pid: of the process, as we see it.
+        starts: of the pieces, each in the block that it comes from.
+        lengths: of the pieces.
+        addresses: where each goes.
+        firsts: the first piece of each block, in rising order, the first of them 0.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        addresses: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+    ) -> None:
+        self._pid = pid
+        self._cuts = [*firsts.tolist(), len(starts)]
+        self._needs = np.maximum.reduceat(starts + lengths, firsts).tolist()
+        self._sizes = np.add.reduceat(lengths, firsts).tolist()
+        self._from = np.stack([starts, lengths], 1).astype(np.uint64)
+        self._to = np.stack([addresses, lengths], 1).astype(np.uint64)
+        self._to_at: int = self._to.ctypes.data
+        #: What is given to the kernel: as above, with addresses of ours.
+        self._given = np.empty((_MOST, 2), np.uint64)
+        self._given_at: int = self._given.ctypes.data
+
+    def write(self, number: int, data: Buffer) -> int:
+        """Write the pieces of a block.
+
+        Args:
+            number: of the block, among those of ``firsts``.
+            data: all of it.
+
+        Returns:
+            Their bytes.
+
+        Raises:
+            StoreError: ``RESTORE_FAILED``, the process is gone or has no memory there
+                that it could write to itself; or a piece is beyond the block.
+        """
+        if self._needs[number] > len(data):
+            why = "a piece is beyond its block"
+            raise StoreError(Reason.CHECKPOINT_DAMAGED, why=why)
+        base = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+        size: int = self._sizes[number]
+        done = 0
+        begin, end = self._cuts[number : number + 2]
+        for at in range(begin, end, _MOST):
+            count = min(end - at, _MOST)
+            given = self._given[:count]
+            given[:] = self._from[at : at + count]
+            given[:, 0] += np.uint64(base)
+            there = self._to_at + at * _VECTOR_BYTES
+            wrote = _writev(self._pid, self._given_at, count, there, count, 0)
+            if wrote < 0:
+                _fail(self._pid, ctypes.get_errno())
+            done += wrote
+        if done != size:
+            _fail(self._pid, errno.EFAULT)
+        return size
+
+
+def _fail(pid: int, number: int) -> NoReturn:
+    raise StoreError(
+        Reason.RESTORE_FAILED,
+        why="a process did not take its memory",
+        detail=f"process {pid}: {os.strerror(number)}",
+    )

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.store.backend import exists
 from jupyterhub_gpu_reclaim.store.backends.copying import missing
-from jupyterhub_gpu_reclaim.store.backends.tiers import stands
+from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.locks import intents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from jupyterhub_gpu_reclaim.store.backend import Entry
-    from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers
-    from jupyterhub_gpu_reclaim.store.transfer.upload import Knows
+    from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 log = logging.getLogger(__name__)
 
 
-def evict(tiers: Tiers, repository: Knows, quota: int) -> list[str]:
+def evict(cache: WriteBackCache, repository: Repository, quota: int) -> list[str]:
     """Drop copies, of the least recently suspended session first, down to a quota.
 
     The manifest goes first, so that a crash leaves packs without one here, which the
     next call drops. What has not been uploaded stays, whatever the quota says.
 
     Args:
-        tiers: the folder and the store.
+        cache: the folder and the store.
         repository: knows what each checkpoint needs.
         quota: bytes that may stand in the folder.
 
@@ -42,23 +42,23 @@ def evict(tiers: Tiers, repository: Knows, quota: int) -> list[str]:
         Ids of the checkpoints whose copy was dropped.
 
     Raises:
-        StoreError: a tier does not answer; what was dropped is dropped.
+        StoreError: folder or store does not answer; what was dropped is dropped.
     """
-    used = _used(tiers)
+    used = _used(cache)
     if used <= quota:
         return []
-    needs = _needs(tiers, repository)
-    used -= _drop_unneeded(tiers, needs.values())
+    needs = _needs(cache, repository)
+    used -= _drop_unneeded(cache, needs.values())
     dropped: list[str] = []
     for id_ in list(needs):
         if used <= quota:
             break
-        if not _is_whole_there(tiers, id_, needs[id_]):
+        if not _is_whole_there(cache, id_, needs[id_]):
             continue
-        tiers.local.delete(layout.intent(id_))
-        tiers.local.delete(layout.manifest(id_))
+        cache.local.delete(layout.intent(id_))
+        cache.local.delete(layout.manifest(id_))
         del needs[id_]
-        used -= _drop_unneeded(tiers, needs.values())
+        used -= _drop_unneeded(cache, needs.values())
         dropped.append(id_)
         log.info("- the copy of %s on this node was dropped: it is uploaded", id_)
     if used > quota:
@@ -71,39 +71,42 @@ def evict(tiers: Tiers, repository: Knows, quota: int) -> list[str]:
     return dropped
 
 
-def _needs(tiers: Tiers, repository: Knows) -> dict[str, Sequence[Entry]]:
+def _needs(cache: WriteBackCache, repository: Repository) -> dict[str, Sequence[Entry]]:
     """What each checkpoint with a copy here needs, least recently suspended first."""
     needs: dict[str, Sequence[Entry]] = {}
     for info in repository.list():
-        if stands(tiers.local, layout.manifest(info.id)):
+        if exists(cache.local, layout.manifest(info.id)):
             with contextlib.suppress(NotFound):  # deleted in between
                 needs[info.id] = repository.objects(info.id)
     return needs
 
 
-def _used(tiers: Tiers) -> int:
-    return sum(entry.length for entry in tiers.local.list(layout.PACKS))
+def _used(cache: WriteBackCache) -> int:
+    return sum(entry.length for entry in cache.local.list(layout.PACKS))
 
 
-def _is_whole_there(tiers: Tiers, checkpoint: str, needs: Sequence[Entry]) -> bool:
+def _is_whole_there(
+    cache: WriteBackCache, checkpoint: str, needs: Sequence[Entry]
+) -> bool:
     manifest = layout.manifest(checkpoint)
-    return stands(tiers.remote, manifest) and not missing(tiers.remote, needs)
+    return exists(cache.remote, manifest) and not missing(cache.remote, needs)
 
 
-def _drop_unneeded(tiers: Tiers, needs: Iterable[Sequence[Entry]]) -> int:
+def _drop_unneeded(cache: WriteBackCache, needs: Iterable[Sequence[Entry]]) -> int:
     """Drop packs that no checkpoint here needs and that the store has; bytes freed."""
-    found = tiers.local.list(layout.PACKS)  # first: a later one references no pack
+    found = cache.local.list(layout.PACKS)  # first: a later one references no pack
     needed = {entry for entries in needs for entry in entries}
-    leaned_on = intents.leaned_on(tiers.local)
+    intents = locks.all_intents(cache.local)
+    referenced = {id_ for intent in intents for id_ in intent.references}
     spare = [
         entry
         for entry in found
-        if entry not in needed and layout.id_of(entry.name) not in leaned_on
+        if entry not in needed and layout.id_of(entry.name) not in referenced
     ]
-    kept = set(missing(tiers.remote, spare))
+    kept = set(missing(cache.remote, spare))
     freed = 0
     for entry in spare:
         if entry not in kept:
-            tiers.local.delete(entry.name)
+            cache.local.delete(entry.name)
             freed += entry.length
     return freed

@@ -4,7 +4,7 @@ There is no queue that could be lost: what has a manifest in the folder and none
 store is due, oldest first. Packs go first, the manifest last; objects that the store
 already has are not sent again, so an interrupted upload continues where it was. Other
 processes (the command line, other nodes) delete and sweep meanwhile: an
-:class:`~..locks.upload.Announcement` keeps them away from the packs, and what they
+:class:`~..catalogue.locks.UploadLock` keeps them away from the packs, and what they
 delete here does not come back there.
 """
 
@@ -14,55 +14,36 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing, exists
 from jupyterhub_gpu_reclaim.store.backends.copying import copy_missing, missing
-from jupyterhub_gpu_reclaim.store.backends.tiers import stands
+from jupyterhub_gpu_reclaim.store.catalogue.locks import UploadLock
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.locks.upload import Announcement
+from jupyterhub_gpu_reclaim.store.format.manifest import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.store.backend import Entry
-    from jupyterhub_gpu_reclaim.store.backends.tiers import Tiers
-    from jupyterhub_gpu_reclaim.store.locks.intents import Intent
+    from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 log = logging.getLogger(__name__)
 
-#: Far above any manifest of ours.
-_MAX_SMALL_BYTES = 64 * 1024 * 1024
 _LOOK_SECONDS = 60.0
 FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 600.0
-
-
-class Knows(Protocol):
-    """What the upload needs of the repository."""
-
-    def list(self) -> Sequence[CheckpointInfo]:
-        """Committed checkpoints, oldest first."""
-
-    def objects(self, checkpoint: str) -> Sequence[Entry]:
-        """What one needs to be read, without its manifest."""
-
-    def intent(self, checkpoint: str) -> Intent:
-        """Its intent, which tells other nodes that its packs are being written."""
-
-    def delete(self, checkpoint: str) -> int:
-        """Remove what is left of one that was deleted."""
 
 
 class Upload:
     """Uploads what is due; see :meth:`start`.
 
     Args:
-        tiers: where from and where to.
+        cache: where from and where to.
         repository: whose checkpoints.
         after: called after each round, to make room.
         pause: seconds until the next try when one has failed; doubled each time.
@@ -71,8 +52,8 @@ class Upload:
 
     def __init__(
         self,
-        tiers: Tiers,
-        repository: Knows,
+        cache: WriteBackCache,
+        repository: Repository,
         *,
         after: Callable[[], object] = lambda: None,
         pause: float = FIRST_PAUSE,
@@ -80,7 +61,7 @@ class Upload:
     ) -> None:
         self._elapsed = elapsed
         self._pause = pause
-        self._tiers = tiers
+        self._cache = cache
         self._repository = repository
         self._after = after
         self._stopped = threading.Event()
@@ -91,10 +72,10 @@ class Upload:
         """Ids of checkpoints that stand on this node only, oldest first.
 
         Raises:
-            StoreError: a tier does not answer.
+            StoreError: folder or store does not answer.
         """
-        here = {e.name for e in self._tiers.local.list(layout.MANIFESTS)}
-        there = {e.name for e in self._tiers.remote.list(layout.MANIFESTS)}
+        here = {e.name for e in self._cache.local.list(layout.MANIFESTS)}
+        there = {e.name for e in self._cache.remote.list(layout.MANIFESTS)}
         if here <= there:
             return []
         waiting = here - there
@@ -113,32 +94,32 @@ class Upload:
         Raises:
             StoreError: ``CANCELLED``, or it could not be; call again.
         """
-        tiers, repository = self._tiers, self._repository
+        cache, repository = self._cache, self._repository
         manifest = layout.manifest(checkpoint)
         try:
             needs = repository.objects(checkpoint)
             intent = partial(repository.intent, checkpoint)
-            announced = Announcement(tiers.remote, intent, elapsed=self._elapsed)
+            lock = UploadLock(cache.remote, intent, elapsed=self._elapsed)
         except NotFound:
             return False
 
         def go_on() -> bool:
-            if self._stopped.is_set() or not stands(tiers.local, manifest):
+            if self._stopped.is_set() or not exists(cache.local, manifest):
                 return False
-            announced.refresh()
+            lock.refresh()
             return True
 
         try:
-            sent = copy_missing(tiers.local, tiers.remote, needs, go_on=go_on)
+            sent = copy_missing(cache.local, cache.remote, needs, go_on=go_on)
             found = self._publish(manifest, needs)
         except (NotFound, StoreError):
-            if stands(tiers.local, manifest):
+            if exists(cache.local, manifest):
                 raise
             found = False
-        tiers.remote.delete(layout.intent(checkpoint))
+        cache.remote.delete(layout.intent(checkpoint))
         if found:
             log.info("- %s is in the store: %s sent", checkpoint, text.size(sent))
-        elif not stands(tiers.remote, manifest):
+        elif not exists(cache.remote, manifest):
             # Who deleted it has left the packs alone, because they were on their way.
             repository.delete(checkpoint)
         return found
@@ -162,7 +143,7 @@ class Upload:
 
     def start(self) -> None:
         """Begin to upload in a thread, now and whenever there is something due."""
-        self._tiers.wake = self._woken.set
+        self._cache.wake = self._woken.set
         self._woken.set()
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
         self._thread.start()
@@ -204,19 +185,19 @@ class Upload:
         Raises:
             StoreError: it is not there, or what it needs is not; call again.
         """
-        local, remote = self._tiers.local, self._tiers.remote
-        with self._tiers.settling:
-            if not stands(local, manifest):
+        local, remote = self._cache.local, self._cache.remote
+        with self._cache.settling:
+            if not exists(local, manifest):
                 return False
             self._check(needs)
-            data = local.read(manifest, 0, _MAX_SMALL_BYTES)
+            data = local.read(manifest, 0, MAX_BYTES)
             try:
                 remote.publish(manifest, data, needs=needs)
             except ObjectExists:
                 log.info("- %s was in the store already", manifest)
             try:
                 self._check(needs)
-                now = local.read(manifest, 0, _MAX_SMALL_BYTES)
+                now = local.read(manifest, 0, MAX_BYTES)
             except ObjectMissing:
                 # Deleted by another process: there it was not found yet.
                 remote.delete(manifest)
@@ -229,7 +210,7 @@ class Upload:
         return True
 
     def _check(self, needs: Sequence[Entry]) -> None:
-        if gone := missing(self._tiers.remote, needs):
+        if gone := missing(self._cache.remote, needs):
             # By hand, or by a process that was asleep for an hour.
             why = f"{gone[0].name} has gone from the store; it is sent again"
             raise StoreError(Reason.STORE_FAILED, why=why)

@@ -1,4 +1,4 @@
-"""Messages and descriptors between the agent and one of its workers.
+"""Messages, counters and shared memory between the agent and its workers.
 
 A message is one packet of a Unix socket, so that it comes whole or not at all; large
 data travels as a descriptor of shared memory. Both ends are ours: nothing here is
@@ -8,38 +8,49 @@ hostile.
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe  # noqa: TC001 - msgspec's
+from jupyterhub_gpu_reclaim.store.format.manifest import Body  # noqa: TC001 - msgspec's
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import COUNTERS, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from jupyterhub_gpu_reclaim.store.backend import Buffer
+    from numpy.typing import NDArray
 
+_T = TypeVar("_T")
 _MAX_BYTES = 65536
 _MAX_DESCRIPTORS = 8
+_ALIGNED_BYTES = 64
+
+#: What passes through the pipe of a token, and through that of the tickets.
+TOKEN_BYTES, TICKET_BYTES = 8, 4
+#: Of a token, once the pipe has ended.
+END = (1 << 64) - 1
 
 
-class Hello(msgspec.Struct, tag=True):
+class WorkerReady(msgspec.Struct, tag=True):
     """Worker: I am there."""
 
     pid: int
 
 
-class Capture(msgspec.Struct, tag=True):
+class BeginCapture(msgspec.Struct, tag=True):
     """Agent: be a pack writer. Descriptors: counters, and the dedup index if any."""
 
     spec: dict[str, Any]
     recipe: Recipe
-    lane: int
-    row: int  #: of the meter
+    number: int  #: of the pack writer
+    row: int  #: of the counters
 
 
 class TakePipe(msgspec.Struct, tag=True):
@@ -68,13 +79,13 @@ class Settled(msgspec.Struct, tag=True):
     """Worker: what I have reported is durable, and reads back."""
 
 
-class Copy(msgspec.Struct, tag=True):
+class BeginCopy(msgspec.Struct, tag=True):
     """Agent: copy until no ticket is left, and end.
 
-    Descriptors: the job (``copy_job``), the meter, the tickets.
+    Descriptors: the job (:class:`CopyJob`), the counters, the tickets.
     """
 
-    row: int  #: of the meter
+    row: int  #: of the counters
 
 
 class Copied(msgspec.Struct, tag=True):
@@ -94,17 +105,26 @@ class Failed(msgspec.Struct, tag=True):
 
 
 Message = (
-    Hello
-    | Capture
+    WorkerReady
+    | BeginCapture
     | TakePipe
     | Taken
     | Finish
     | Reported
     | Settled
-    | Copy
+    | BeginCopy
     | Copied
     | Failed
 )
+
+
+class CopyJob(msgspec.Struct):
+    """What is to be copied; the index's table and the plan's rows stand beside it."""
+
+    spec: dict[str, Any]
+    body: Body
+    tickets: list[int]
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -136,17 +156,59 @@ def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
     return _decoder.decode(data), descriptors
 
 
-def share(name: str, parts: Iterable[Buffer]) -> int:
-    """A new descriptor of memory that holds these bytes."""
+def share(name: str, head: object, *columns: NDArray[Any]) -> int:
+    """A new descriptor of memory that holds a value and arrays; see :func:`shared`."""
+    front = _encoder.encode((head, [column.shape for column in columns]))
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
-            for part in parts:
-                file.write(part)
+            file.write(len(front).to_bytes(4, "little") + front)
+            for column in columns:
+                file.write(bytes(-file.tell() % _ALIGNED_BYTES))
+                # As they lie in memory: there may be hundreds of megabytes.
+                file.write(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
     except BaseException:
-        close_all([descriptor])
+        os.close(descriptor)
         raise
     return descriptor
+
+
+def shared(
+    descriptor: int, head: type[_T], *kinds: np.dtype[Any]
+) -> tuple[_T, list[NDArray[Any]]]:
+    """What was shared, without a copy; the descriptor may be closed then.
+
+    Args:
+        descriptor: of :func:`share`.
+        head: type of the value.
+        kinds: types of the arrays' elements.
+    """
+    memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+    at = 4 + int.from_bytes(memory[:4], "little")
+    decoder: Any = msgspec.msgpack.Decoder(tuple[head, list[list[int]]])  # type: ignore[valid-type]
+    value, shapes = decoder.decode(memory[4:at])
+    columns: list[NDArray[Any]] = []
+    for kind, shape in zip(kinds, shapes, strict=True):
+        at += -at % _ALIGNED_BYTES
+        column = np.frombuffer(memory, kind, math.prod(shape), at)
+        columns.append(column.reshape(shape))
+        at += column.nbytes
+    return value, columns
+
+
+def make_counters(rows: int) -> tuple[int, NDArray[np.int64]]:
+    """A new descriptor of counters, all 0, and the counters.
+
+    A row for each worker, which is its only writer; they can be read meanwhile.
+    """
+    descriptor = os.memfd_create("counters", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, rows * COUNTERS * 8)
+    return descriptor, map_counters(descriptor)
+
+
+def map_counters(descriptor: int) -> NDArray[np.int64]:
+    """Counters of another process; the descriptor may be closed then."""
+    return np.frombuffer(mmap.mmap(descriptor, 0), np.int64).reshape(-1, COUNTERS)
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -18,13 +18,13 @@ from jupyterhub_gpu_reclaim.store.workers import channel
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 #: A killed process is gone at once, unless the disk holds it.
 _DIE_SECONDS = 20.0
 
 
-class Worker:
+class WorkerHandle:
     """One worker.
 
     Args:
@@ -43,7 +43,7 @@ class Worker:
         """
         self._end.settimeout(seconds)
         received = channel.receive(self._end)
-        if received is None or not isinstance(received[0], channel.Hello):
+        if received is None or not isinstance(received[0], channel.WorkerReady):
             raise OSError("a worker ended at once")
         self._pidfd = os.pidfd_open(received[0].pid)
         self._end.settimeout(None)
@@ -109,34 +109,33 @@ class Worker:
             raise StoreError(Reason.STORE_FAILED, why="a worker hangs in the store")
 
 
-def wait_some(workers: Sequence[Worker], seconds: float | None) -> list[Worker]:
-    """Receive from those that have sent; return those that have not yet.
+def hear_ready(
+    waiting: dict[int, WorkerHandle], seconds: float | None
+) -> list[tuple[channel.Message, list[int]]]:
+    """The messages of those that have sent one; they are taken out of ``waiting``.
 
     Args:
-        workers: each will send one message.
+        waiting: by their ``fileno``; each will send one message.
         seconds: to wait for the first; None: as long as they live.
 
     Raises:
         StoreError: what went wrong with one.
     """
     poll = select.poll()
-    for worker in workers:
-        poll.register(worker.fileno(), select.POLLIN)
-    ready = {
-        descriptor
-        for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)
-    }
-    left = []
-    for worker in workers:
-        if worker.fileno() in ready:
-            worker.hear()
-        else:
-            left.append(worker)
-    return left
+    for descriptor in waiting:
+        poll.register(descriptor, select.POLLIN)
+    heard: list[tuple[channel.Message, list[int]]] = []
+    try:
+        for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000):
+            heard.append(waiting.pop(descriptor).hear())
+    except BaseException:
+        _close(heard)
+        raise
+    return heard
 
 
 def hear_all(
-    workers: Iterable[Worker], seconds: float | None
+    workers: Iterable[WorkerHandle], seconds: float | None
 ) -> list[tuple[channel.Message, list[int]]]:
     """One message of each, in the order in which they come.
 
@@ -147,33 +146,30 @@ def hear_all(
     Raises:
         StoreError: what went wrong with one, or ``TIMED_OUT``.
     """
+    waiting = {worker.fileno(): worker for worker in workers}
+    until = None if seconds is None else time.monotonic() + seconds
     heard: list[tuple[channel.Message, list[int]]] = []
     try:
-        heard.extend(_as_they_come(workers, seconds))
+        while waiting:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            more = hear_ready(waiting, left)
+            heard += more
+            if not more:
+                break
     except BaseException:
         # Messages of the workers heard before are kept nowhere else.
-        for _, descriptors in heard:
-            channel.close_all(descriptors)
+        _close(heard)
         raise
+    if waiting:
+        _close(heard)
+        raise StoreError(Reason.TIMED_OUT, step="commit", seconds=seconds)
     return heard
 
 
-def _as_they_come(
-    workers: Iterable[Worker], seconds: float | None
-) -> Iterator[tuple[channel.Message, list[int]]]:
-    waiting = {worker.fileno(): worker for worker in workers}
-    poll = select.poll()
-    for descriptor in waiting:
-        poll.register(descriptor, select.POLLIN)
-    until = None if seconds is None else time.monotonic() + seconds
-    while waiting:
-        left = None if until is None else max(0.0, until - time.monotonic()) * 1000
-        ready = poll.poll(left)
-        if not ready:
-            raise StoreError(Reason.TIMED_OUT, step="commit", seconds=seconds)
-        for descriptor, _ in ready:
-            poll.unregister(descriptor)
-            yield waiting.pop(descriptor).hear()
+def _close(heard: Iterable[tuple[channel.Message, list[int]]]) -> None:
+    """Close the descriptors of messages that nobody will read."""
+    for _, descriptors in heard:
+        channel.close_all(descriptors)
 
 
 def _gone(detail: str) -> NoReturn:

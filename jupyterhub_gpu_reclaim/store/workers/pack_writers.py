@@ -1,7 +1,8 @@
 """All pack writers of one checkpoint: those of our own threads, and those of workers.
 
 Safe to call from many threads. A thread takes an idle pack writer, gives it a buffer,
-and returns it; a pipe goes to the workers, where there are any.
+and returns it; a pipe goes to the workers, where there are any. Every call raises
+``StoreError`` when there is no room or no store, or ``CANCELLED``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.packing import buffers
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
-    KNOWN,
-    LOGICAL,
-    SLOT_BYTES,
-    STORED,
-    Lane,
+    BUFFER_BYTES,
+    COUNTERS,
+    PackWriter,
     Recipe,
 )
 
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.packing.dedup_index import Known
+    from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
-    from jupyterhub_gpu_reclaim.store.workers.group import CaptureCrew
+    from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
 
 #: Pack writers of our own threads, which take turns. Those of workers come after.
 OWN = 8
@@ -42,86 +41,66 @@ _LET_GO_SECONDS = 20.0
 _SETTLE_SECONDS = 1.0
 
 
-class Lanes:
+class PackWriters:
     """All pack writers of a checkpoint.
 
     Args:
         backend: where to.
         recipe: of the checkpoint.
         known: chunks of the last generation.
-        crew: group of workers for pipes; None: our own threads take them.
+        group: workers for pipes; None: our own threads take them.
     """
 
     def __init__(
         self,
         backend: Backend,
         recipe: Recipe,
-        known: Known | None,
-        crew: CaptureCrew | None,
+        known: DedupIndex | None,
+        group: CaptureGroup | None,
     ) -> None:
         self._backend = backend
         self._recipe = recipe
         self._known = known
-        self._crew = crew
+        self._group = group
         self._turn = threading.Condition()
-        self._idle: list[Lane] = []
+        self._idle: list[PackWriter] = []
         self._busy = 0
-        self._made: list[Lane] = []
+        self._made: list[PackWriter] = []
         self._closed = False
-        self._meter = np.zeros((OWN, 3), np.int64)
+        self._counters = np.zeros((OWN, COUNTERS), np.int64)
         #: Of the threads that wait for a pipe: written to, to cancel them.
         self._wakes: set[int] = set()
         #: Held by the pipe that the workers take; another is taken by its own thread.
-        self._crew_turn = threading.Lock()
+        self._group_turn = threading.Lock()
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
-        """Pass a buffer to a pack writer; see :meth:`Lane.put`.
-
-        Raises:
-            StoreError: no room, no store, or cancelled.
-        """
-        with self._lane() as lane:
-            lane.put(file, first, data, length)
+        """Pass a buffer to a pack writer; see :meth:`PackWriter.put`."""
+        with self._writer() as writer:
+            writer.put(file, first, data, length)
 
     def take_pipe(self, file: int, pipe: int) -> int:
-        """Take all that comes out of a pipe as one file; return its length.
-
-        Raises:
-            StoreError: no room, no store, or cancelled.
-        """
-        chunk = self._recipe.chunk_bytes
-        slot = memoryview(bytearray(SLOT_BYTES))
+        """Take all that comes out of a pipe as one file; return its length."""
+        buffer = memoryview(bytearray(BUFFER_BYTES))
         total = 0
         with self._waking() as wake:
-            while (filled := buffers.fill(pipe, wake, slot)) == SLOT_BYTES:
-                self.put(file, total // chunk, slot, filled)
+            while filled := buffers.fill(pipe, wake, buffer):
+                with self._writer() as writer:
+                    writer.put_padded(file, total, buffer, filled)
                 total += filled
+                if filled < BUFFER_BYTES:
+                    break
                 # Most processes are small; only what is not is worth the workers.
-                if self._crew is not None and self._crew_turn.acquire(blocking=False):
+                if self._group is not None and self._group_turn.acquire(blocking=False):
                     try:
-                        return self._crew.take_pipe(file, pipe, total)
+                        return self._group.take_pipe(file, pipe, total)
                     finally:
-                        self._crew_turn.release()
-            if filled:
-                whole = filled + -filled % chunk
-                slot[filled:whole] = bytes(whole - filled)
-                self.put(file, total // chunk, slot[:whole], filled)
-        return total + filled
+                        self._group_turn.release()
+        return total
 
-    @property
-    def logical(self) -> int:
-        """Plain bytes taken so far."""
-        return self._sum(LOGICAL)
-
-    @property
-    def stored(self) -> int:
-        """Bytes written for them so far."""
-        return self._sum(STORED)
-
-    @property
-    def known_bytes(self) -> int:
-        """Plain bytes that stood there already."""
-        return self._sum(KNOWN)
+    def counted(self, column: int) -> int:
+        """``LOGICAL``: plain bytes taken so far; ``STORED`` and ``KNOWN`` of them."""
+        own = int(self._counters[:, column].sum())
+        return own + (self._group.counted(column) if self._group is not None else 0)
 
     def reports(self, timeout: float) -> list[Report]:
         """What all pack writers have written; no thread may be writing.
@@ -130,18 +109,14 @@ class Lanes:
 
         Args:
             timeout: seconds to wait for the disk.
-
-        Raises:
-            StoreError: no room, or no store.
         """
         with self._turn:
             self._closed = True
-        crew = self._crew
-        if crew is not None:
-            crew.begin_report(timeout)
-        reports = [lane.report() for lane in self._made]
-        if crew is not None:
-            reports += crew.reports(timeout)
+        if self._group is not None:
+            self._group.begin_report(timeout)
+        reports = [writer.report() for writer in self._made]
+        if self._group is not None:
+            reports += self._group.reports(timeout)
         return reports
 
     def settled(self, timeout: float) -> None:
@@ -154,20 +129,20 @@ class Lanes:
             StoreError: something is not durable, or reads back differently.
         """
         until = time.monotonic() + timeout
-        for lane in self._made:
-            lane.settled(_left(until))
-        if self._crew is not None:
-            self._crew.settled(_left(until))
+        for writer in self._made:
+            writer.packs.settled(_left(until))
+        if self._group is not None:
+            self._group.settled(_left(until))
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """Make every thread in these calls return soon; idempotent, never blocks."""
         with self._turn:
             self._closed = True
             for wake in self._wakes:
                 os.eventfd_write(wake, 1)
             self._turn.notify_all()
-        if self._crew is not None:
-            self._crew.call_off()
+        if self._group is not None:
+            self._group.cancel()
 
     def abandon(self) -> None:
         """Release everything; when it returns nothing new appears in the backend.
@@ -175,16 +150,16 @@ class Lanes:
         Idempotent. It waits for the buffers that are being written, and the packs that
         are being synced, but not for ever.
         """
-        self.call_off()
-        if self._crew is not None:
-            self._crew.stop()
+        self.cancel()
+        if self._group is not None:
+            self._group.stop()
         with self._turn:
             self._turn.wait_for(lambda: not self._busy, _LET_GO_SECONDS)
-        for lane in self._made:
-            lane.abandon()
+        for writer in self._made:
+            writer.packs.abandon()
         until = time.monotonic() + _SETTLE_SECONDS
-        for lane in self._made:
-            lane.let_end(_left(until))
+        for writer in self._made:
+            writer.packs.let_end(_left(until))
 
     @contextlib.contextmanager
     def _waking(self) -> Iterator[int]:
@@ -201,22 +176,22 @@ class Lanes:
             os.close(wake)
 
     @contextlib.contextmanager
-    def _lane(self) -> Iterator[Lane]:
-        lane = self._take()
+    def _writer(self) -> Iterator[PackWriter]:
+        writer = self._take()
+        idle = False
         try:
-            yield lane
-        except BaseException:
+            yield writer
+            idle = True
+        finally:
             with self._turn:
                 self._busy -= 1
+                if idle:
+                    self._idle.append(writer)
                 self._turn.notify_all()
-            lane.abandon()
-            raise
-        with self._turn:
-            self._busy -= 1
-            self._idle.append(lane)
-            self._turn.notify_all()
+            if not idle:
+                writer.packs.abandon()
 
-    def _take(self) -> Lane:
+    def _take(self) -> PackWriter:
         with self._turn:
             self._turn.wait_for(
                 lambda: self._closed or self._idle or len(self._made) < OWN
@@ -225,21 +200,17 @@ class Lanes:
                 raise StoreError(Reason.CANCELLED)
             if not self._idle:
                 number = len(self._made)
-                lane = Lane(
+                writer = PackWriter(
                     self._backend,
                     self._recipe,
                     number,
                     self._known,
-                    self._meter[number],
+                    self._counters[number],
                 )
-                self._made.append(lane)
-                self._idle.append(lane)
+                self._made.append(writer)
+                self._idle.append(writer)
             self._busy += 1
             return self._idle.pop()
-
-    def _sum(self, column: int) -> int:
-        own = int(self._meter[:, column].sum())
-        return own + (self._crew.counted(column) if self._crew is not None else 0)
 
 
 def _left(until: float) -> float:

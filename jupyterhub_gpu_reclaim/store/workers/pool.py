@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.workers.fork_client import Zygote
+from jupyterhub_gpu_reclaim.store.workers.fork_server import ForkServer
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.workers.handle import Worker
+    from jupyterhub_gpu_reclaim.store.workers.handle import WorkerHandle
 
 #: More do not help: the memory is the limit then.
 MOST_WORKERS = 16
@@ -35,11 +35,11 @@ class Pool:
         cores = len(os.sched_getaffinity(0))
         self.size = min(workers or cores, MOST_WORKERS)
         self._lock = threading.Lock()
-        self._zygote: Zygote | None = None
+        self._server: ForkServer | None = None
         #: Those that hang, while workers of theirs are at work.
-        self._given_up: list[Zygote] = []
+        self._given_up: list[ForkServer] = []
         #: Requested, not yet in use.
-        self._spare: list[Worker] = []
+        self._spare: list[WorkerHandle] = []
 
     def warm(self) -> None:
         """Be ready soon: ask for workers that will be wanted, but do not wait for them.
@@ -49,13 +49,13 @@ class Pool:
         """
         try:
             with self._lock:
-                zygote = self._ready()
+                server = self._ready()
                 while len(self._spare) < self.size:
-                    self._spare.append(zygote.ask())
+                    self._spare.append(server.fork())
         except OSError as error:
             raise _cannot(error) from error
 
-    def start(self, count: int | None = None) -> list[Worker]:
+    def start(self, count: int | None = None) -> list[WorkerHandle]:
         """New workers, which wait for their first message.
 
         Args:
@@ -65,7 +65,7 @@ class Pool:
             StoreError: they do not come.
         """
         wanted = count or self.size
-        workers: list[Worker] = []
+        workers: list[WorkerHandle] = []
         try:
             try:
                 self._fetch(workers, wanted)
@@ -82,11 +82,11 @@ class Pool:
         """End every worker; idempotent."""
         with self._lock:
             self._end()
-            for zygote in self._given_up:
-                zygote.kill()
+            for server in self._given_up:
+                server.kill()
             self._given_up.clear()
 
-    def _fetch(self, workers: list[Worker], wanted: int) -> None:
+    def _fetch(self, workers: list[WorkerHandle], wanted: int) -> None:
         """Workers of one fork server, until there are as many as wanted.
 
         Raises:
@@ -94,10 +94,10 @@ class Pool:
             OSError: they do not come.
         """
         with self._lock:
-            zygote = self._ready()
+            server = self._ready()
             count = wanted - len(workers)
             asked, self._spare = self._spare[:count], self._spare[count:]
-        until = time.monotonic() + zygote.patience
+        until = time.monotonic() + server.patience
         try:
             while len(workers) < wanted:
                 if asked:
@@ -106,48 +106,50 @@ class Pool:
                     workers += [found] if found else []
                     continue
                 with self._lock:
-                    worker = zygote.ask()
+                    worker = server.fork()
                 asked.append(worker)
                 worker.greet(_left(until))
                 workers.append(asked.pop())
         except TimeoutError:
             with self._lock:
-                self._give_up(zygote)
+                self._give_up(server)
             raise
         finally:
             for worker in asked:
                 worker.end()
-        zygote.answered()
+        server.answered()
 
-    def _ready(self) -> Zygote:
+    def _ready(self) -> ForkServer:
         """A live fork server; hung ones are dropped once they are not in use."""
-        for zygote in [each for each in self._given_up if not each.is_needed]:
-            self._given_up.remove(zygote)
-            zygote.kill()
-        if self._zygote is not None and not self._zygote.lives:
+        for server in [each for each in self._given_up if not each.is_needed]:
+            self._given_up.remove(server)
+            server.kill()
+        if self._server is not None and not self._server.lives:
             self._end()
-        if self._zygote is None:
-            self._zygote = Zygote()
-        return self._zygote
+        if self._server is None:
+            self._server = ForkServer()
+        return self._server
 
-    def _give_up(self, zygote: Zygote) -> None:
-        if zygote is self._zygote:
-            self._zygote = None
-            spare, self._spare = self._spare, []
-            for worker in spare:
-                worker.end()
-            self._given_up.append(zygote)
+    def _give_up(self, server: ForkServer) -> None:
+        if server is self._server:
+            self._given_up.append(server)
+            self._drop_spare()
 
     def _end(self) -> None:
-        zygote, self._zygote = self._zygote, None
+        if self._server is not None:
+            server = self._server
+            self._drop_spare()
+            server.end()
+
+    def _drop_spare(self) -> None:
+        """Forget the fork server, and the workers of it that nobody has taken."""
+        self._server = None
         spare, self._spare = self._spare, []
         for worker in spare:
             worker.end()
-        if zygote is not None:
-            zygote.end()
 
 
-def _came(worker: Worker, until: float) -> Worker | None:
+def _came(worker: WorkerHandle, until: float) -> WorkerHandle | None:
     """A spare worker that is there; None, and released, when it has died."""
     try:
         worker.greet(_left(until))

@@ -12,25 +12,28 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
-from jupyterhub_gpu_reclaim.store.packing import dedup_index
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import SLOT_BYTES, Lane
+from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
+from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
+from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, PackWriter
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener
-from jupyterhub_gpu_reclaim.store.packing.splice import Splicer
 from jupyterhub_gpu_reclaim.store.read import memory_restore
-from jupyterhub_gpu_reclaim.store.workers import channel, counters
-from jupyterhub_gpu_reclaim.store.workers.channel import close_all
-from jupyterhub_gpu_reclaim.store.workers.copy_job import read_job
+from jupyterhub_gpu_reclaim.store.read.blocks import Blocks, BlockSource
+from jupyterhub_gpu_reclaim.store.workers import channel
+from jupyterhub_gpu_reclaim.store.workers.channel import (
+    END,
+    TICKET_BYTES,
+    TOKEN_BYTES,
+    close_all,
+)
 
 if TYPE_CHECKING:
     import socket
-
-#: Of a token, once the pipe has ended.
-END = (1 << 64) - 1
-TOKEN_BYTES = 8
-TICKET_BYTES = 4
 
 # From malloc.h: keep what was freed, so that buffers do not fault in again and again.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -43,7 +46,7 @@ def main(end: socket.socket) -> None:
     for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         libc.mallopt(option, _KEEP_BYTES)
     try:
-        channel.send(end, channel.Hello(os.getpid()))
+        channel.send(end, channel.WorkerReady(os.getpid()))
         _serve(end)
     except ConnectionError:
         pass  # the agent is gone: no report is possible
@@ -56,41 +59,43 @@ def main(end: socket.socket) -> None:
 
 
 def _serve(end: socket.socket) -> None:
-    lane: Lane | None = None
-    chunk_bytes = 0
+    writer: PackWriter | None = None
     while (received := channel.receive(end)) is not None:
         message, descriptors = received
         match message:
-            case channel.Capture():
-                lane = _lane(message, descriptors)
-                chunk_bytes = message.recipe.chunk_bytes
-            case channel.TakePipe() if lane is not None:
-                total = _take(lane, message.file, chunk_bytes, descriptors)
+            case channel.BeginCapture():
+                writer = _pack_writer(message, descriptors)
+            case channel.TakePipe() if writer is not None:
+                total = _take(writer, message.file, descriptors)
                 # CRIU must see it when the pipe has no reader any more.
                 close_all(descriptors)
                 channel.send(end, channel.Taken(total))
-            case channel.Finish() if lane is not None:
-                memory = channel.share("lane-report", lane.report().parts())
+            case channel.Finish() if writer is not None:
+                packs, *columns = writer.report()
+                memory = channel.share("report", packs, *columns)
                 channel.send(end, channel.Reported(), [memory])
-                lane.settled(message.seconds)
+                writer.packs.settled(message.seconds)
                 channel.send(end, channel.Settled())
-            case channel.Copy():
+            case channel.BeginCopy():
                 _copy(message, descriptors)
                 channel.send(end, channel.Copied())
 
 
-def _lane(message: channel.Capture, descriptors: list[int]) -> Lane:
-    table = dedup_index.of_descriptor(descriptors[1]) if len(descriptors) > 1 else None
-    meter = counters.mapped(descriptors[0])[message.row]
+def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackWriter:
+    known = None
+    if len(descriptors) > 1:
+        _, (table,) = channel.shared(descriptors[1], type(None), np.dtype("<u8"))
+        known = DedupIndex(table)
+    counters = channel.map_counters(descriptors[0])[message.row]
     close_all(descriptors)
     backend = open_backend(message.spec)
-    return Lane(backend, message.recipe, message.lane, table, meter)
+    return PackWriter(backend, message.recipe, message.number, known, counters)
 
 
-def _take(lane: Lane, file: int, chunk_bytes: int, descriptors: list[int]) -> int:
+def _take(writer: PackWriter, file: int, descriptors: list[int]) -> int:
     """Share a pipe with the other workers: the token's holder takes a buffer."""
     pipe, token_in, token_out = descriptors
-    slot = memoryview(bytearray(SLOT_BYTES))
+    buffer = memoryview(bytearray(BUFFER_BYTES))
     total = 0
     with Splicer(pipe) as splicer:
         while True:
@@ -98,28 +103,28 @@ def _take(lane: Lane, file: int, chunk_bytes: int, descriptors: list[int]) -> in
             if offset == END:
                 os.write(token_out, END.to_bytes(TOKEN_BYTES, "little"))
                 return total
-            length = splicer.take(slot)
-            after = END if length < SLOT_BYTES else offset + length
+            length = splicer.take(buffer)
+            after = END if length < BUFFER_BYTES else offset + length
             os.write(token_out, after.to_bytes(TOKEN_BYTES, "little"))
             if after == END:
                 total = offset + length
             if length:
-                splicer.read(slot)
-                whole = length + -length % chunk_bytes
-                slot[length:whole] = bytes(whole - length)
-                lane.put(file, offset // chunk_bytes, slot[:whole], length)
+                splicer.read(buffer)
+                writer.put_padded(file, offset, buffer, length)
 
 
-def _copy(message: channel.Copy, descriptors: list[int]) -> None:
-    job, meter, tickets = descriptors
-    source, planned = read_job(job)
-    counter = counters.mapped(meter)[message.row]
-    close_all([job, meter])
-    blocks, opener = source.blocks(), BlockOpener(source.backend)
+def _copy(message: channel.BeginCopy, descriptors: list[int]) -> None:
+    job, shared, tickets = descriptors
+    kinds = BLOCKS, np.dtype("<i8")
+    head, (table, all_rows) = channel.shared(job, channel.CopyJob, *kinds)
+    counters = channel.map_counters(shared)[message.row]
+    close_all([job, shared])
+    source = BlockSource(open_backend(head.spec), head.body, table)
+    blocks, opener = Blocks(source), BlockOpener(source.backend)
     while ticket := os.read(tickets, TICKET_BYTES):
         number = int.from_bytes(ticket, "little")
-        rows = planned.rows[slice(*planned.tickets[number : number + 2])]
-        memory_restore.work(blocks, opener, rows, counter)
+        rows = all_rows[slice(*head.tickets[number : number + 2])]
+        memory_restore.work(blocks, opener, rows, counters)
     close_all([tickets])
 
 

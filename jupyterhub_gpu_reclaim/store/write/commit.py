@@ -1,36 +1,173 @@
-"""The last steps of a commit: the index, then the manifest (``FORMAT.md``, 3 to 6).
+"""The commit: one index out of all reports, then the index, then the manifest.
 
-They run when all packs have settled. Everything that is published is read back; what
-had to be there before is looked for once more afterwards.
+``FORMAT.md``, 3 to 6. Merging is pure. The last steps run when all packs have settled:
+everything that is published is read back; what had to be there before is looked for
+once more afterwards.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format import index_codec, layout, manifest
-from jupyterhub_gpu_reclaim.store.format.manifest import IndexRef
+from jupyterhub_gpu_reclaim.store.format import layout, manifest
+from jupyterhub_gpu_reclaim.store.format.index import (
+    BLOCKS,
+    ChunkIndex,
+    check_segments,
+    chunks_of,
+    encode_index,
+    read_segments,
+)
+from jupyterhub_gpu_reclaim.store.format.manifest import IndexRef, PackRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
-    from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
-    from jupyterhub_gpu_reclaim.store.format.index import Index
+    from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
+    from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
+
+#: Of a chunk that no pack writer has taken.
+_MISSING = np.iinfo(np.int64).min
 
 
-def write_index(backend: Backend, origin: Origin, index: Index) -> IndexRef:
+@dataclass(frozen=True)
+class BaseCheckpoint:
+    """The last generation of the session, as it was read."""
+
+    body: Body
+    index: ChunkIndex
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The contents of the future manifest and index."""
+
+    index: ChunkIndex
+    packs: list[PackRef]
+    origins: list[int]  #: places of the base's origins that are needed still
+
+
+def merge(
+    files: list[tuple[str, int]],
+    chunk_bytes: int,
+    reports: Sequence[Report],
+    base: BaseCheckpoint | None,
+) -> Merged:
+    """Put everything together.
+
+    Args:
+        files: name and length, by the numbers that the pack writers use for them.
+        chunk_bytes: size of the chunks.
+        reports: of all pack writers.
+        base: the generation that they found known chunks in.
+
+    Raises:
+        StoreError: some chunk of a file is missing.
+    """
+    codes, fresh_ids = _gather(files, chunk_bytes, reports)
+    packs = [PackRef(0, *pack) for report in reports for pack in report.packs]
+    places = {pack.number: place for place, pack in enumerate(packs)}
+    tables = []
+    for report in reports:
+        table = report.blocks.copy()
+        if len(table):
+            numbers, back = np.unique(table["pack"], return_inverse=True)
+            table["pack"] = np.array([places[int(n)] for n in numbers])[back]
+        tables.append(table)
+    total = sum(int(table["chunks"].sum(dtype=np.int64)) for table in tables)
+    ids = [fresh_ids]
+    origins: list[int] = []
+    known = codes < 0
+    if base is not None and known.any():
+        # By marks in an array: sorting or hashing millions of refs takes seconds, in
+        # which the session stands still.
+        wanted = -codes[known]
+        used = np.zeros(int(base.index.bases[-1]) + 1, np.bool_)
+        used[wanted] = True
+        table, moved, more, origins = _of_base(base, used, len(packs))
+        codes[known] = total + moved[wanted]
+        tables.append(table)
+        packs += more
+        ids.append(base.index.ids[used[base.index.live()]])
+    blocks = np.concatenate(tables) if tables else np.empty(0, BLOCKS)
+    index = ChunkIndex(files, blocks, codes.astype(np.uint32), np.concatenate(ids))
+    return Merged(index, packs, origins)
+
+
+def _gather(
+    files: list[tuple[str, int]], chunk_bytes: int, reports: Sequence[Report]
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The refs of all files in a row, and the ids of all new chunks."""
+    counts = [chunks_of(length, chunk_bytes) for _, length in files]
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    codes = np.full(int(starts[-1]), _MISSING, np.int64)
+    before = 0
+    for report in reports:
+        refs = np.where(report.refs > 0, report.refs + before, report.refs)
+        before += len(report.ids)
+        at = 0
+        for file, first, count in report.rows.tolist():
+            start = int(starts[file]) + first
+            codes[start : start + count] = refs[at : at + count]
+            at += count
+    if (codes == _MISSING).any():
+        raise StoreError(Reason.STORE_FAILED, why="a part of a file was not taken")
+    empty = np.empty((0, 2), np.uint64)
+    return codes, np.concatenate([*(report.ids for report in reports), empty])
+
+
+def _of_base(
+    base: BaseCheckpoint, used: NDArray[np.bool_], packs_before: int
+) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
+    """The blocks of the last generation that are needed still.
+
+    Args:
+        base: that generation.
+        used: for each of its refs whether it is used again.
+        packs_before: how many packs stand in the new list already.
+
+    Returns:
+        Their table; for each ref that is used its place among their chunks, from 1;
+        their packs, with new numbers of origins; which old origins these are.
+    """
+    index = base.index
+    chunks = index.blocks["chunks"].astype(np.int64)
+    block_of = np.repeat(np.arange(len(chunks)), chunks)
+    kept = np.bincount(block_of, weights=used[1:], minlength=len(chunks)) > 0
+    # What stands before a block that is kept, and is not, is missing in the new table.
+    missing = np.cumsum(np.where(kept, 0, chunks))
+    moved = np.arange(len(used))
+    moved[1:] -= missing[block_of]
+    table = index.blocks[kept]
+    places, table["pack"] = np.unique(table["pack"], return_inverse=True)
+    table["pack"] += np.uint32(packs_before)
+    old = [base.body.packs[int(place)] for place in places]
+    origins = sorted({pack.origin for pack in old})
+    packs = [
+        PackRef(1 + origins.index(pack.origin), pack.number, pack.length)
+        for pack in old
+    ]
+    return table, moved, packs, origins
+
+
+def write_index(backend: Backend, origin: Origin, index: ChunkIndex) -> IndexRef:
     """Write the index of a checkpoint, and read it back.
 
     Raises:
         StoreError: no room, no store, or it reads back differently.
     """
     key, name = origin.index_key(), layout.index(origin.id)
-    encoded = index_codec.encode(index, key)
+    encoded = encode_index(index, key)
     writer = backend.create(name)
     try:
         for sealed in encoded.sealed:
@@ -39,8 +176,8 @@ def write_index(backend: Backend, origin: Origin, index: Index) -> IndexRef:
     finally:
         writer.abandon()
     ref = IndexRef(length=encoded.length, segments=encoded.segments)
-    back = index_codec.read(backend, name, ref)
-    index_codec.compare(back, ref.segments, key, name)
+    back = read_segments(backend, name, ref.length)
+    check_segments(back, ref.segments, key, name)
     return ref
 
 

@@ -1,36 +1,41 @@
-"""Writes a checkpoint, which is then committed or discarded.
+"""Writes a checkpoint, file by file; it is then committed or discarded.
 
-Safe to call from several threads at once. It publishes the manifest last, and only when
-everything that it names has been synced and read back (``FORMAT.md``, order of
-writing).
+Safe to call from several threads at once; one thread writes a file. The manifest is
+published last, and only when everything that it names has been synced and read back
+(``FORMAT.md``, order of writing).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.catalogue.locks import INTENT_FRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.format.index import is_name
 from jupyterhub_gpu_reclaim.store.format.manifest import Body
-from jupyterhub_gpu_reclaim.store.locks import intents
-from jupyterhub_gpu_reclaim.store.packing.merge import merge
-from jupyterhub_gpu_reclaim.store.write import commit as publishing
-from jupyterhub_gpu_reclaim.store.write.file_writer import FileWriter
+from jupyterhub_gpu_reclaim.store.packing.buffers import BufferCutter
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import KNOWN, LOGICAL, STORED
+from jupyterhub_gpu_reclaim.store.write.commit import (
+    merge,
+    publish_manifest,
+    write_index,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.format.associated_data import Origin
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
+    from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
-    from jupyterhub_gpu_reclaim.store.packing.merge import Earlier, Merged
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
-    from jupyterhub_gpu_reclaim.store.workers.pack_writers import Lanes
+    from jupyterhub_gpu_reclaim.store.workers.pack_writers import PackWriters
+    from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, Merged
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +48,6 @@ class Draft(Value, frozen=True, kw_only=True):
     begun: float  #: when the intent was published
     parent: str = ""  #: checkpoint that the incarnation was restored from
 
-    @property
-    def origin(self) -> Origin:
-        """Whose checkpoint it is."""
-        return self.recipe.origin
-
 
 class CheckpointWriter:
     """Writes one checkpoint.
@@ -55,8 +55,8 @@ class CheckpointWriter:
     Args:
         backend: where to.
         draft: whose checkpoint it is; its intent stands already.
-        lanes: the pack writers, which take the bytes.
-        earlier: the generation whose chunks may be referenced.
+        pack_writers: take the bytes.
+        base: the generation whose chunks may be referenced.
         keys: wrap the data key.
         clock: for the time of the commit.
         ended: called once, when it is committed or gone.
@@ -68,8 +68,8 @@ class CheckpointWriter:
         backend: Backend,
         draft: Draft,
         *,
-        lanes: Lanes,
-        earlier: Earlier | None,
+        pack_writers: PackWriters,
+        base: BaseCheckpoint | None,
         keys: Wrapper,
         clock: Clock,
         ended: Callable[[str], None],
@@ -77,9 +77,9 @@ class CheckpointWriter:
     ) -> None:
         self._backend = backend
         self._draft = draft
-        self._id = draft.origin.id
-        self._lanes = lanes
-        self._earlier = earlier
+        self._id = draft.recipe.origin.id
+        self._pack_writers = pack_writers
+        self._base = base
         self._keys = keys
         self._clock = clock
         self._ended = ended
@@ -90,19 +90,19 @@ class CheckpointWriter:
         #: Held while it is committed or removed: one of them wins, whole.
         self._ending = threading.Lock()
         self._failure: BaseException | None = None
-        self._called_off = False
+        self._cancelled = False
         self._committed: CheckpointInfo | None = None
         self._gone = False
 
     @property
     def logical_bytes(self) -> int:
         """Plain bytes taken so far."""
-        return self._lanes.logical
+        return self._pack_writers.counted(LOGICAL)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes written for them so far."""
-        return self._lanes.stored
+        return self._pack_writers.counted(STORED)
 
     def file(self, name: str) -> FileWriter:
         """Begin a file; several may be open at once, each for one thread.
@@ -122,7 +122,7 @@ class CheckpointWriter:
                 raise BadRequest(Reason.INVALID, what=f"{name} is there already.")
             file = self._files[name] = FileWriter(
                 self,
-                self._lanes,
+                self._pack_writers,
                 len(self._files),
                 name,
                 self._draft.recipe.chunk_bytes,
@@ -180,9 +180,9 @@ class CheckpointWriter:
         Raises:
             StoreError: it could not be removed; call again, or ``delete`` it.
         """
-        self._called_off = True
+        self._cancelled = True
         if not self._committed:
-            self._lanes.call_off()
+            self._pack_writers.cancel()
         with self._ending:
             if self._committed:
                 return False
@@ -193,6 +193,15 @@ class CheckpointWriter:
         """Remember that a part could not be written, so that none can be committed."""
         with self._lock:
             self._failure = self._failure or error
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Let an error inside bar the commit."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def _check_open(self) -> None:
         if isinstance(self._failure, ReclaimError):
@@ -207,7 +216,7 @@ class CheckpointWriter:
                 why="a file was not written to its end",
                 detail=repr(self._failure),
             ) from self._failure
-        if self._called_off or self._gone:
+        if self._cancelled or self._gone:
             raise StoreError(Reason.CANCELLED)
         if self._committed:
             raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._id)
@@ -218,11 +227,11 @@ class CheckpointWriter:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
         recipe = self._draft.recipe
-        reports = self._lanes.reports(timeout)
-        merged = merge(files, recipe.chunk_bytes, reports, self._earlier)
+        reports = self._pack_writers.reports(timeout)
+        merged = merge(files, recipe.chunk_bytes, reports, self._base)
         # The packs settle meanwhile; nothing that names them is written before.
-        self._lanes.settled(timeout)
-        index = publishing.write_index(self._backend, recipe.origin, merged.index)
+        self._pack_writers.settled(timeout)
+        index = write_index(self._backend, recipe.origin, merged.index)
         own = sum(length for report in reports for _, length in report.packs)
         info = CheckpointInfo(
             id=self._id,
@@ -232,7 +241,7 @@ class CheckpointWriter:
             created=self._clock.now(),
             logical_bytes=sum(length for _, length in files),
             stored_bytes=own + index.length,
-            deduplicated_bytes=self._lanes.known_bytes,
+            deduplicated_bytes=self._pack_writers.counted(KNOWN),
             frozen_seconds=frozen_seconds,
             steps=steps,
             parent=self._draft.parent,
@@ -245,18 +254,18 @@ class CheckpointWriter:
             packs=merged.packs,
             index=index,
         )
-        publishing.publish_manifest(self._backend, body, self._keys, self._last_look)
+        publish_manifest(self._backend, body, self._keys, self._last_look)
         return info
 
     def _needed(self, merged: Merged) -> list[Origin]:
-        if self._earlier is None:
+        if self._base is None:
             return []
-        return [self._earlier.body.origins[place] for place in merged.origins]
+        return [self._base.body.origins[place] for place in merged.origins]
 
     def _last_look(self) -> None:
-        if self._called_off:
+        if self._cancelled:
             raise StoreError(Reason.CANCELLED)
-        if self._clock.now() > self._draft.begun + intents.FRESH_SECONDS / 2:
+        if self._clock.now() > self._draft.begun + INTENT_FRESH_SECONDS / 2:
             # Another process may have taken its packs for remains.
             raise StoreError(Reason.STORE_FAILED, why="it took too long to save")
 
@@ -267,7 +276,7 @@ class CheckpointWriter:
         except StoreError as error:
             log.warning(
                 "%s remains of %s are left: %s",
-                self._draft.origin.key,
+                self._draft.recipe.origin.key,
                 self._id,
                 error,
             )
@@ -275,7 +284,120 @@ class CheckpointWriter:
     def _discard(self) -> None:
         if self._gone:
             return
-        self._lanes.abandon()
+        self._pack_writers.abandon()
         self._remove(self._id)
         self._gone = True
         self._ended(self._id)
+
+
+class FileWriter:
+    """Writes one file of a checkpoint, from one thread; a context manager.
+
+    Leaving the context by an error marks the whole checkpoint as not to be committed.
+    """
+
+    def __init__(
+        self,
+        owner: CheckpointWriter,
+        pack_writers: PackWriters,
+        number: int,
+        name: str,
+        chunk_bytes: int,
+    ) -> None:
+        self._owner = owner
+        self._pack_writers = pack_writers
+        self._number = number
+        self._name = name
+        self._chunk = chunk_bytes
+        self._cutter = BufferCutter(self._put, chunk_bytes)
+        self._first = 0
+        self._length = 0
+        self._closed = False
+
+    def write(self, data: Buffer) -> None:
+        """Append; the buffer may be used again when this returns.
+
+        Raises:
+            StoreError: no room, no store, or cancelled; the checkpoint is lost.
+        """
+        self._check_open()
+        with self._owner.failing():
+            self._cutter.feed(data)
+
+    def take_pipe(self, pipe: int) -> int:
+        """The whole file: all that comes out of a pipe until its end.
+
+        The workers read it, where there are any. :meth:`CheckpointWriter.abort` from
+        another thread ends it.
+
+        Args:
+            pipe: blocking or not; it is not closed here.
+
+        Returns:
+            How many bytes came. The file still has to be closed.
+
+        Raises:
+            StoreError: see :meth:`write`; or something was written before.
+        """
+        self._check_open()
+        if self._length or self._first:
+            raise StoreError(Reason.STORE_FAILED, why=f"{self._name} was begun already")
+        with self._owner.failing():
+            self._length = self._pack_writers.take_pipe(self._number, pipe)
+        # Nothing may follow a chunk that was filled up.
+        self._first = -1
+        return self._length
+
+    def cancel(self) -> None:
+        """Make a running :meth:`take_pipe` raise soon; the checkpoint is lost.
+
+        From any thread, any number of times; it never blocks.
+        """
+        self._owner.fail(StoreError(Reason.CANCELLED))
+        self._pack_writers.cancel()
+
+    def close(self) -> None:
+        """End the file; idempotent. A file that is not closed bars the commit.
+
+        Raises:
+            StoreError: see :meth:`write`.
+        """
+        if self._closed:
+            return
+        with self._owner.failing():
+            self._cutter.flush()
+        self._closed = True
+
+    def entry(self) -> tuple[str, int]:
+        """Its name and length.
+
+        Raises:
+            StoreError: it is not closed.
+        """
+        if not self._closed:
+            raise StoreError(
+                Reason.STORE_FAILED, why=f"{self._name} was not written to its end"
+            )
+        return self._name, self._length
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._owner.fail(error)
+
+    def _put(self, data: memoryview, length: int) -> None:
+        if self._first < 0:
+            raise StoreError(Reason.STORE_FAILED, why=f"{self._name} has ended")
+        self._pack_writers.put(self._number, self._first, data, length)
+        self._first += len(data) // self._chunk
+        self._length += length
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(Reason.STORE_FAILED, why=f"{self._name} is closed")

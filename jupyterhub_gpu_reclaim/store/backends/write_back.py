@@ -1,6 +1,6 @@
-"""Two tiers for the same objects: a folder of the node, and a store behind it.
+"""A write-back cache: a folder of the node in front of the store.
 
-They are used where ``store_local_dir`` is set. Writes go to the node's folder;
+It is used where ``store_local_dir`` is set. Writes go to the node's folder;
 ``transfer.upload`` brings them to the store. Reads come from the folder as long as the
 object is there. The administrator chooses which of the two makes a checkpoint durable.
 """
@@ -13,34 +13,29 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing, exists
 from jupyterhub_gpu_reclaim.store.backends.copying import copy_missing
-from jupyterhub_gpu_reclaim.store.backends.front import Front
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.format import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.store.backend import (
-        Backend,
-        Entry,
-        ObjectWriter,
-        Spec,
-    )
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry, ObjectWriter, Spec
 
 _T = TypeVar("_T")
 
 
-class Means(StrEnum):
+class CommitMeans(StrEnum):
     """Where a checkpoint stands when its commit returns."""
 
     #: In the node's folder: lost with the node until it is uploaded. The store behind
-    #: need not even answer; what is saved leans upon nothing that only that has.
+    #: need not even answer; what is written references nothing that only that has.
     LOCAL = "local"
     REMOTE = "remote"  #: in the store behind it: survives the node
 
 
-class Tiers:
+class WriteBackCache:
     """A folder and the store behind it; see :class:`~.backend.Backend`.
 
     Every step is ordered so that a crash leaves an object in one place, in both or in
@@ -58,7 +53,7 @@ class Tiers:
         self,
         local: Backend,
         remote: Backend,
-        means: Means,
+        means: CommitMeans,
         *,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -80,16 +75,16 @@ class Tiers:
         A crash between the two leaves it in the store, where it is found. Deletion
         locks concern every process, so they stand in the store.
         """
-        if name.startswith(layout.REMOVALS):
+        if name.startswith(layout.DELETION_LOCKS):
             self.remote.publish(name, data)
             return
-        if self.means is Means.REMOTE:
+        if self.means is CommitMeans.REMOTE:
             copy_missing(self.local, self.remote, needs)
             self.remote.publish(name, data)
         try:
             self.local.publish(name, data)
         except ObjectExists:
-            if self.means is Means.LOCAL:
+            if self.means is CommitMeans.LOCAL:
                 raise
         if name.startswith(layout.MANIFESTS):
             self.wake()
@@ -148,21 +143,17 @@ class Tiers:
         if local is None or remote is None:
             return None
         return {
-            "kind": "tiers",
+            "kind": "write-back",
             "local": local,
             "remote": remote,
             "means": self.means.value,
         }
 
-    def front(self) -> Backend:
-        """Where a checkpoint is written and committed."""
-        return Front(self) if self.means is Means.LOCAL else self
-
     def _is_here_only(self, name: str) -> bool:
         """Whether a deletion is for the folder alone."""
         # A writer's stands here, an upload's in the store: one is not the other.
-        local = self.means is Means.LOCAL and name.startswith(layout.INTENTS)
-        return local and stands(self.local, name)
+        local = self.means is CommitMeans.LOCAL and name.startswith(layout.INTENTS)
+        return local and exists(self.local, name)
 
     def _first(self, call: Callable[[Backend], _T]) -> _T:
         try:
@@ -183,14 +174,33 @@ def _replaced(backend: Backend, name: str, data: bytes) -> bool:
     return True
 
 
-def stands(backend: Backend, name: str) -> bool:
-    """Whether an object is there.
+class LocalCommits(BackendProxy):
+    """What a writer sees where a commit means the node's folder (``commit_means``).
 
-    Raises:
-        StoreError: that is not known.
+    The store behind is not contacted, so that a session can be suspended while it is
+    away: a new checkpoint references only packs in the folder, so it needs no lock
+    elsewhere. The upload, which a commit wakes, announces it in the store.
+
+    Args:
+        cache: whose folder.
     """
-    try:
-        backend.length(name)
-    except ObjectMissing:
-        return False
-    return True
+
+    def __init__(self, cache: WriteBackCache) -> None:
+        super().__init__(cache.local)
+        self._cache = cache
+
+    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+        """Put it in the folder, and wake the upload when that was a commit."""
+        super().publish(name, data, needs=needs)
+        if name.startswith(layout.MANIFESTS):
+            self._cache.wake()
+
+    def delete(self, name: str) -> None:
+        """In the folder; a manifest that stands there is deleted in both.
+
+        The upload may have seen the manifest of a commit that failed at its very end.
+        """
+        if not name.startswith(layout.MANIFESTS):
+            super().delete(name)
+        elif exists(self._cache.local, name):
+            self._cache.delete(name)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.packing import buffers
-from jupyterhub_gpu_reclaim.store.packing.buffers import Slots
-from jupyterhub_gpu_reclaim.store.packing.pack_writer import SLOT_BYTES
+from jupyterhub_gpu_reclaim.store.packing.buffers import BufferCutter
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES
 
 CHUNK = 4096
 
@@ -23,7 +23,7 @@ def cut(parts):
         assert not any(view[length:])
         out.append(bytes(view[:length]))
 
-    cutter = Slots(emit, CHUNK)
+    cutter = BufferCutter(emit, CHUNK)
     for part in parts:
         cutter.feed(part)
     cutter.flush()
@@ -31,8 +31,8 @@ def cut(parts):
 
 
 @settings(max_examples=30)
-@given(st.lists(st.integers(0, SLOT_BYTES + 5000), max_size=5))
-def test_slots_of_any_parts_are_the_same_bytes_in_full_slots(sizes):
+@given(st.lists(st.integers(0, BUFFER_BYTES + 5000), max_size=5))
+def test_buffers_of_any_parts_are_the_same_bytes_in_full_buffers(sizes):
     plain = random.Random(len(sizes)).randbytes(sum(sizes))
     view, parts, at = memoryview(plain), [], 0
     for size in sizes:
@@ -40,13 +40,13 @@ def test_slots_of_any_parts_are_the_same_bytes_in_full_slots(sizes):
         at += size
     out = cut(parts)
     assert b"".join(out) == plain
-    assert all(len(slot) == SLOT_BYTES for slot in out[:-1])
-    assert all(0 < len(slot) <= SLOT_BYTES for slot in out)
+    assert all(len(buffer) == BUFFER_BYTES for buffer in out[:-1])
+    assert all(0 < len(buffer) <= BUFFER_BYTES for buffer in out)
 
 
-def test_slots_buffer_reused_by_caller_is_not_seen_again():
+def test_buffers_buffer_reused_by_caller_is_not_seen_again():
     out = []
-    cutter = Slots(lambda view, length: out.append(bytes(view[:length])), CHUNK)
+    cutter = BufferCutter(lambda view, length: out.append(bytes(view[:length])), CHUNK)
     buffer = bytearray(b"ab")
     cutter.feed(buffer)
     buffer[:] = b"cd"
@@ -55,13 +55,13 @@ def test_slots_buffer_reused_by_caller_is_not_seen_again():
     assert out == [b"abcd"]
 
 
-def test_slots_flush_of_nothing_emits_nothing():
+def test_buffers_flush_of_nothing_emits_nothing():
     assert cut([]) == []
-    assert cut([bytes(SLOT_BYTES)]) == [bytes(SLOT_BYTES)]
+    assert cut([bytes(BUFFER_BYTES)]) == [bytes(BUFFER_BYTES)]
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-@pytest.mark.parametrize("length", [0, 1, CHUNK, SLOT_BYTES, 2 * SLOT_BYTES + 77])
+@pytest.mark.parametrize("length", [0, 1, CHUNK, BUFFER_BYTES, 2 * BUFFER_BYTES + 77])
 def test_fill_from_a_pipe_gives_all_of_it(length, blocking):
     plain = os.urandom(length)
     reading, writing = os.pipe()
@@ -74,21 +74,21 @@ def test_fill_from_a_pipe_gives_all_of_it(length, blocking):
 
     feeder = threading.Thread(target=feed)
     feeder.start()
-    slot, out = memoryview(bytearray(SLOT_BYTES)), b""
-    while filled := buffers.fill(reading, wake, slot):
-        assert filled == min(SLOT_BYTES, length - len(out))
-        out += slot[:filled]
+    buffer, out = memoryview(bytearray(BUFFER_BYTES)), b""
+    while filled := buffers.fill(reading, wake, buffer):
+        assert filled == min(BUFFER_BYTES, length - len(out))
+        out += buffer[:filled]
     feeder.join()
     os.close(reading)
     os.close(wake)
     assert out == plain
 
 
-def test_fill_that_is_called_off_ends():
+def test_fill_that_is_cancelled_ends():
     reading, writing = os.pipe()
     wake = os.eventfd(1)
     with pytest.raises(StoreError) as caught:
-        buffers.fill(reading, wake, memoryview(bytearray(SLOT_BYTES)))
+        buffers.fill(reading, wake, memoryview(bytearray(BUFFER_BYTES)))
     assert caught.value.reason is Reason.CANCELLED
     for descriptor in (reading, writing, wake):
         os.close(descriptor)

@@ -7,11 +7,14 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, Unavailable, exists
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.proxy import Around
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers, stands
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
+from jupyterhub_gpu_reclaim.store.backends.write_back import (
+    CommitMeans,
+    WriteBackCache,
+)
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
@@ -33,7 +36,7 @@ TWO = {"b/0": b"z" * 300, "b/index": b"j" * 10, "a/0": None}
 class World:
     """Two tiers that outlive the processes that work on them."""
 
-    def __init__(self, means=Means.LOCAL) -> None:
+    def __init__(self, means=CommitMeans.LOCAL) -> None:
         self.node, self.store = MemoryBackend(), MemoryBackend()
         self.remote = Remote(self.store)
         self.means = means
@@ -42,7 +45,7 @@ class World:
     def start(self, dies_at=0):
         """A process: its tiers, its repository, its upload."""
         self.mortal = {"calls": 0, "dies_at": dies_at}
-        tiers = Tiers(
+        tiers = WriteBackCache(
             DiesAt(self.node, self.mortal),
             DiesAt(self.remote, self.mortal),
             self.means,
@@ -77,7 +80,7 @@ def test_local_commit_stands_on_the_node_and_then_in_the_store(world):
 
 
 def test_remote_commit_stands_in_the_store_first():
-    world = World(Means.REMOTE)
+    world = World(CommitMeans.REMOTE)
     _, repository, upload = world.start()
     repository.commit("a", ONE)
     assert world.is_whole_in_store("a")
@@ -91,7 +94,7 @@ def test_remote_commit_stands_in_the_store_first():
 
 def test_remote_commit_after_local_ones_brings_what_it_needs(world):
     world.start()[1].commit("a", ONE)
-    world.means = Means.REMOTE
+    world.means = CommitMeans.REMOTE
     world.start()[1].commit("b", TWO, created=1.0)
     assert world.is_whole_in_store("b")
     assert world.start()[2].round()
@@ -99,7 +102,7 @@ def test_remote_commit_after_local_ones_brings_what_it_needs(world):
     assert world.remote.broken == []
 
 
-@pytest.mark.parametrize("means", Means)
+@pytest.mark.parametrize("means", CommitMeans)
 def test_process_killed_at_any_call_leaves_all_or_nothing(means):
     clean = World(means)
     two_lives(clean, 0, [])
@@ -133,7 +136,7 @@ def two_lives(world, dies_at, told):
         upload.round()
 
 
-@pytest.mark.parametrize("means", Means)
+@pytest.mark.parametrize("means", CommitMeans)
 def test_delete_killed_at_any_call_is_repeated_and_ends(means):
     for dies_at in range(1, 60):
         world = World(means)
@@ -173,7 +176,7 @@ def test_checkpoint_deleted_while_it_is_uploaded_does_not_come_back(world):
     assert repository.list() == []
     assert world.store.list(layout.MANIFESTS) == []
     assert world.store.list(layout.INTENTS) == []
-    assert not stands(tiers, layout.manifest("a"))
+    assert not exists(tiers, layout.manifest("a"))
 
 
 def test_node_whose_folder_is_gone_deletes_nothing_in_the_store(world):
@@ -183,7 +186,7 @@ def test_node_whose_folder_is_gone_deletes_nothing_in_the_store(world):
     world.node.objects.clear()
     _, repository, upload = world.start()
     assert upload.round()
-    assert evict(upload._tiers, repository, 0) == []
+    assert evict(upload._cache, repository, 0) == []
     assert len(repository.read("a")) == 1510
 
 
@@ -209,14 +212,14 @@ def test_disk_that_fails_is_covered_by_the_store(world):
     _, repository, upload = world.start()
     repository.commit("a", ONE)
     upload.round()
-    tiers = Tiers(DiskThatFails(), world.store, Means.LOCAL)
+    tiers = WriteBackCache(DiskThatFails(), world.store, CommitMeans.LOCAL)
     assert tiers.read("packs/a/0", 0, 3) == b"xxx"
     with pytest.raises(StoreError, match="input/output error"):
         tiers.read("packs/never", 0, 3)
 
 
 def test_store_that_does_not_answer_is_unknown_never_missing(world):
-    tiers = Tiers(world.node, Unreachable(), Means.LOCAL)
+    tiers = WriteBackCache(world.node, Unreachable(), CommitMeans.LOCAL)
     with pytest.raises(Unavailable):
         tiers.length(layout.manifest("a"))
     with pytest.raises(Unavailable):
@@ -277,7 +280,7 @@ def test_upload_in_the_background_is_woken_by_a_commit(tmp_path, s3, bucket):
             f"s3://{bucket}/p", options=s3.options, options_file=str(s3.options_file)
         )
     )
-    tiers = Tiers(FolderBackend(tmp_path / "node"), remote, Means.LOCAL)
+    tiers = WriteBackCache(FolderBackend(tmp_path / "node"), remote, CommitMeans.LOCAL)
     repository = SmallRepository(tiers)
     data = os.urandom(6 * 1024 * 1024)
     repository.commit("a", {"a/0": data, "a/index": b"i"})
@@ -306,7 +309,9 @@ def test_upload_survives_an_outage_and_says_so(world, caplog):
             raise now[0]
         return work()
 
-    tiers = Tiers(world.node, Around(world.store, call), Means.LOCAL)
+    tiers = WriteBackCache(
+        world.node, BackendProxy(world.store, call), CommitMeans.LOCAL
+    )
     here = SmallRepository(world.node)
     here.commit("a", ONE)
     rounds = []
@@ -415,7 +420,7 @@ class Outage(MemoryBackend):
 
 def test_replace_that_failed_in_the_store_leaves_the_old_one_to_be_found(world):
     store = Outage()
-    tiers = Tiers(world.node, store, Means.REMOTE)
+    tiers = WriteBackCache(world.node, store, CommitMeans.REMOTE)
     tiers.publish("manifests/a", b"old")
     with pytest.raises(Unavailable):
         tiers.replace("manifests/a", b"new")

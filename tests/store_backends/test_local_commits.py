@@ -10,7 +10,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.tiers import Means, Tiers
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
@@ -32,7 +32,7 @@ class Node:
 
     def start(self, *, away=False):
         remote = Unreachable() if away else self.store
-        tiers = Tiers(self.folder, remote, Means.LOCAL)
+        tiers = WriteBackCache(self.folder, remote, CommitMeans.LOCAL)
         repository = Repository(tiers, clock=self.clock, keys=KEYS, pack_bytes=1 << 17)
         return tiers, repository, Upload(tiers, repository)
 
@@ -137,7 +137,7 @@ def test_eviction_leaves_what_a_writer_leans_upon(node):
 
 
 def test_commit_to_the_store_still_needs_it(node):
-    tiers = Tiers(node.folder, Unreachable(), Means.REMOTE)
+    tiers = WriteBackCache(node.folder, Unreachable(), CommitMeans.REMOTE)
     repository = Repository(tiers, clock=node.clock, keys=KEYS)
     with pytest.raises(Unavailable):
         begin(repository, 1)

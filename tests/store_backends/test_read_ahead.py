@@ -4,7 +4,7 @@ import os
 import random
 import threading
 
-from jupyterhub_gpu_reclaim.store.backends.read_ahead import WINDOW_BYTES, ReadAhead
+from jupyterhub_gpu_reclaim.store.backends.proxies import WINDOW_BYTES, ReadAhead
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 
 DATA = os.urandom(3 * WINDOW_BYTES + 12_345)

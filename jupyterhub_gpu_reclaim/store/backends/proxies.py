@@ -1,0 +1,257 @@
+"""Backends around another one: each call through a function, retries, read-ahead.
+
+Retries: only :class:`~..backend.Unavailable` is repeated, up to a time limit; any other
+error will not go away, or it is not known what the failed call has written.
+
+Read-ahead is for backends where every request has a high latency, however short it is:
+blocks are read in the order in which they stand in a pack, by one thread or by several
+in turns; with a request for each, a store that answers within 30 ms gives a reader
+8 MB/s. Packs never change, so a cached range stays valid.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.store.backend import (
+        Backend,
+        Buffer,
+        Entry,
+        ObjectWriter,
+        Spec,
+    )
+
+_T = TypeVar("_T")
+_FIRST_SECONDS = 0.1
+_LONGEST_SECONDS = 10.0
+WINDOW_BYTES = 4 * 1024 * 1024
+#: So many windows are kept: 32 MiB.
+_WINDOWS = 8
+#: So many ends of reads are remembered, to see which read goes on from one.
+_ENDS = 64
+
+
+class Caller(Protocol):
+    """Does one call of a backend."""
+
+    def __call__(self, work: Callable[[], _T], /) -> _T:
+        """The answer of ``work``, which may be called several times, or never."""
+
+
+def _once(work: Callable[[], _T]) -> _T:
+    return work()
+
+
+class BackendProxy:
+    """A backend, each of whose calls goes through a function of the caller's.
+
+    Args:
+        backend: does the work.
+        call: does one call of it, as often as it likes, and answers for it.
+    """
+
+    def __init__(self, backend: Backend, call: Caller = _once) -> None:
+        self._backend = backend
+        self._call = call
+
+    def create(self, name: str) -> ObjectWriter:
+        """Begin a new object; the calls of its writer go the same way."""
+        return _WriterProxy(self._call(lambda: self._backend.create(name)), self._call)
+
+    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+        """Put a small object."""
+        self._call(lambda: self._backend.publish(name, data, needs=needs))
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put it in the place of another."""
+        self._call(lambda: self._backend.replace(name, data))
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``."""
+        return self._call(lambda: self._backend.read(name, offset, length))
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """The same into a buffer of the caller's."""
+        return self._call(lambda: self._backend.read_into(name, offset, buffer))
+
+    def length(self, name: str) -> int:
+        """Bytes of that object."""
+        return self._call(lambda: self._backend.length(name))
+
+    def list(self, prefix: str) -> list[Entry]:
+        """All objects below that prefix."""
+        return self._call(lambda: self._backend.list(prefix))
+
+    def delete(self, name: str) -> None:
+        """Remove it."""
+        self._call(lambda: self._backend.delete(name))
+
+    def free_bytes(self) -> int | None:
+        """Room that is left."""
+        return self._call(self._backend.free_bytes)
+
+    def spec(self) -> Spec | None:
+        """That of the backend inside: ``address`` adds the proxies that it needs."""
+        return self._backend.spec()
+
+
+class _WriterProxy:
+    """See :class:`~.backend.ObjectWriter`."""
+
+    def __init__(self, writer: ObjectWriter, call: Caller) -> None:
+        self._writer = writer
+        self._call = call
+
+    def write(self, data: Buffer) -> None:
+        """Append all of it."""
+        self._call(lambda: self._writer.write(data))
+
+    def read_back(self, offset: int, buffer: memoryview) -> int | None:
+        """Read what was written."""
+        return self._call(lambda: self._writer.read_back(offset, buffer))
+
+    def finish(self) -> None:
+        """Make it durable."""
+        self._call(self._writer.finish)
+
+    def abandon(self) -> None:
+        """Give it up."""
+        self._writer.abandon()
+
+
+class Patience:
+    """How long and how often a call is repeated.
+
+    Args:
+        seconds: no repetition begins later than this after the first call.
+        monotonic: seconds that never jump.
+        pause: waits for that many seconds.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 120.0,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._pause = pause
+
+    def call(self, work: Callable[[], _T]) -> _T:
+        """Do it until it works.
+
+        Pauses double, and are cut at random so that many nodes do not come at once.
+
+        Raises:
+            Unavailable: the time is up.
+        """
+        end = self._monotonic() + self._seconds
+        longest = _FIRST_SECONDS
+        while True:
+            try:
+                return work()
+            except Unavailable:
+                wait = longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+                if self._monotonic() + wait >= end:
+                    raise
+                self._pause(wait)
+            longest = min(2 * longest, _LONGEST_SECONDS)
+
+
+class Retrying(BackendProxy):
+    """A backend whose calls are repeated, those of its writers included."""
+
+    def __init__(self, backend: Backend, patience: Patience) -> None:
+        super().__init__(backend, patience.call)
+
+
+class _Window(NamedTuple):
+    """Bytes of an object that are here, or on their way."""
+
+    name: str
+    begin: int
+    data: Future[bytes]
+
+    def holds(self, name: str, offset: int, length: int) -> bool:
+        """Whether such a read is answered by it."""
+        return (
+            name == self.name
+            and self.begin <= offset
+            and offset + length <= self.begin + WINDOW_BYTES
+        )
+
+
+class ReadAhead(BackendProxy):
+    """A backend that reads a window where a read goes on from the one before.
+
+    Args:
+        backend: does the rest.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        #: Held for moments only, never while something is read.
+        self._lock = threading.Lock()
+        self._windows: list[_Window] = []
+        self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``."""
+        if not 0 < length < WINDOW_BYTES:
+            return super().read(name, offset, length)
+        with self._lock:
+            goes_on = self._goes_on(name, offset, length)
+            window = self._find(name, offset, length) if goes_on else None
+            mine = goes_on and window is None
+            if mine:
+                window = _Window(name, offset, Future())
+                self._windows = [*self._windows, window][-_WINDOWS:]
+        if window is None:
+            return super().read(name, offset, length)
+        if mine:
+            self._fill(window)
+        at = offset - window.begin
+        return window.data.result()[at : at + length]
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """The same into a buffer of the caller's."""
+        if len(buffer) >= WINDOW_BYTES:
+            return super().read_into(name, offset, buffer)
+        data = self.read(name, offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _goes_on(self, name: str, offset: int, length: int) -> bool:
+        """Whether another read has ended, or will end, where this one begins."""
+        self._ends[name, offset + length] = None
+        while len(self._ends) > _ENDS:
+            self._ends.popitem(last=False)
+        return (name, offset) in self._ends
+
+    def _find(self, name: str, offset: int, length: int) -> _Window | None:
+        for window in self._windows:
+            if window.holds(name, offset, length):
+                return window
+        return None
+
+    def _fill(self, window: _Window) -> None:
+        try:
+            data = super().read(window.name, window.begin, WINDOW_BYTES)
+        except BaseException as error:
+            with self._lock:
+                self._windows = [each for each in self._windows if each is not window]
+            window.data.set_exception(error)
+            raise
+        window.data.set_result(data)

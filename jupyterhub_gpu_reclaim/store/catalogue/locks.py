@@ -1,0 +1,203 @@
+"""Locks in the store: write intents, upload locks and deletion locks (``FORMAT.md``).
+
+A write intent names a checkpoint that is being written now, and the checkpoints whose
+packs it references, so that a sweep or a delete of another process (another node's
+agent, the command line) leaves alone what is about to be needed. A deletion lock names
+the checkpoint whose packs are being removed; an upload has to wait for it.
+
+An upload or import publishes its intent and *then* looks for deletion locks; a deletion
+publishes its lock and *then* looks at intents and manifests: one of them sees the
+other, whatever happens in between.
+
+Both are advice and not authenticated: what is read is bounded and checked, no more.
+Every function raises ``StoreError`` when the store does not work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, publish_over
+from jupyterhub_gpu_reclaim.store.format import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.store.backend import Backend
+
+log = logging.getLogger(__name__)
+
+#: An intent that is older is of a writer that died; a lock, of a deletion that died.
+INTENT_FRESH_SECONDS = 24 * 3600.0
+DELETION_FRESH_SECONDS = 3600.0
+#: An upload says again that it is under way: far below the age of a dead writer's.
+REFRESH_SECONDS = 3600.0
+_INTENT_HEAD, _MAX_INTENT_BYTES = "GRWRITE 1", 1 << 20
+_DELETION_HEAD, _MAX_DELETION_BYTES = "GRREMOVE 1", 256
+
+
+class WriteIntent(NamedTuple):
+    """One checkpoint that is being written."""
+
+    checkpoint: str
+    begun: float
+    references: frozenset[str]  #: checkpoints whose packs it may need
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is committed in another store, and on its way into this one."""
+        return self.checkpoint in self.references
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether it counts; one from the future does: some machine's clock is off."""
+        return self.begun > now - INTENT_FRESH_SECONDS
+
+    def encode(self) -> bytes:
+        """What stands in its object."""
+        lines = [_INTENT_HEAD, str(int(self.begun)), *sorted(self.references), ""]
+        return "\n".join(lines).encode()
+
+
+def publish_intent(backend: Backend, intent: WriteIntent) -> None:
+    """Publish a new intent durably."""
+    backend.publish(layout.intent(intent.checkpoint), intent.encode())
+
+
+def all_intents(backend: Backend) -> list[WriteIntent]:
+    """All intents, of running writers and of dead ones."""
+    names = [entry.name for entry in backend.list(layout.INTENTS)]
+    found = (read_intent(backend, layout.id_of(name)) for name in names)
+    return [intent for intent in found if intent]
+
+
+def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
+    """The intent of a checkpoint; None when it is gone, or no intent."""
+    if checkpoint is None:
+        return None
+    name = layout.intent(checkpoint)
+    try:
+        data = backend.read(name, 0, _MAX_INTENT_BYTES)
+    except ObjectMissing:
+        return None  # committed or given up in between
+    try:
+        head, begun, *references = data.decode("ascii").splitlines()
+        intent = WriteIntent(checkpoint, float(int(begun)), frozenset(references))
+    except (ValueError, OverflowError):
+        head = ""
+    if head != _INTENT_HEAD:
+        log.warning("- %s is no intent of ours", name)
+        return None
+    return intent
+
+
+class UploadLock:
+    """The intent of an upload or import, kept fresh; from several threads.
+
+    Args:
+        backend: the store that is copied to.
+        intent: of the copy, as of now.
+        elapsed: a clock that never jumps, in seconds.
+
+    Raises:
+        StoreError: what it needs is being removed, so that nothing may be sent now; or
+            the store does not work. The intent may stand.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        intent: Callable[[], WriteIntent],
+        *,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._intent = intent
+        self._elapsed = elapsed
+        self._lock = threading.Lock()
+        self._due = elapsed() + REFRESH_SECONDS
+        published = self._publish()
+        # Only now: a deletion that begins after this finds the intent.
+        for owner in sorted(published.references):
+            if is_being_deleted(backend, owner, published.begun):
+                why = f"what is left of {owner} is being removed"
+                raise StoreError(Reason.STORE_FAILED, why=why)
+
+    def refresh(self) -> None:
+        """Refresh the intent, when that is due; cheap.
+
+        Raises:
+            NotFound: the checkpoint was deleted.
+        """
+        with self._lock:
+            if self._elapsed() < self._due:
+                return
+            self._due = self._elapsed() + REFRESH_SECONDS
+        self._publish()
+
+    def _publish(self) -> WriteIntent:
+        intent = self._intent()
+        name, data = layout.intent(intent.checkpoint), intent.encode()
+        try:
+            publish_over(self._backend, name, data)
+        except ObjectMissing:
+            self._backend.publish(name, data)  # a stale one, just swept
+        return intent
+
+
+@contextlib.contextmanager
+def deletion_lock(
+    backend: Backend, owner: str, clock: Clock
+) -> Iterator[Callable[[], None]]:
+    """Hold the deletion lock of a checkpoint's packs.
+
+    One that stands already is taken over: of a process that died, or that ends then.
+
+    Args:
+        backend: where something is removed.
+        owner: the checkpoint whose packs these are.
+        clock: for the age of the lock.
+
+    Yields:
+        Checks that the lock still stands, to be called before each removal; a
+        ``StoreError`` when it does not, or is too old: try again.
+    """
+    name, begun = layout.deletion_lock(owner), clock.now()
+    data = f"{_DELETION_HEAD}\n{int(begun)}\n{secrets.token_hex(8)}\n".encode()
+
+    def is_ours() -> bool:
+        try:
+            return backend.read(name, 0, _MAX_DELETION_BYTES) == data
+        except ObjectMissing:
+            return False
+
+    def check() -> None:
+        if clock.now() > begun + DELETION_FRESH_SECONDS / 2 or not is_ours():
+            why = "it took too long to remove what nobody needs; do it again"
+            raise StoreError(Reason.STORE_FAILED, why=why)
+
+    publish_over(backend, name, data)
+    try:
+        yield check
+    finally:
+        if is_ours():
+            backend.delete(name)
+
+
+def is_being_deleted(backend: Backend, owner: str, now: float) -> bool:
+    """Whether packs of that checkpoint are being removed."""
+    try:
+        data = backend.read(layout.deletion_lock(owner), 0, _MAX_DELETION_BYTES)
+        head, begun, _ = data.decode("ascii").splitlines()
+        return head == _DELETION_HEAD and float(int(begun)) > now - (
+            DELETION_FRESH_SECONDS
+        )
+    except (ObjectMissing, ValueError, OverflowError):
+        return False
