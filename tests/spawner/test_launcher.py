@@ -17,7 +17,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.hub.local import launch as launch_module
 from jupyterhub_gpu_reclaim.hub.local.processes import Session
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
@@ -47,7 +47,7 @@ def launch(tmp_path):
         facts = {}
         for line in text.splitlines():
             facts.update(json.loads(line))
-        place = Place(
+        place = Location(
             pid=facts.get("pid", 0),
             start=facts.get("start", 0),
             boot=facts.get("boot", ""),
@@ -103,9 +103,9 @@ def test_report_names_the_init_on_the_host_however_fast_it_mounts(launch):
 def test_alive_is_never_fooled_by_another_process_of_that_pid(launch):
     _, place = launch("exec sleep 60")
     for wrong in (
-        Place(pid=place.pid, start=place.start + 1, boot=place.boot),
-        Place(pid=place.pid, start=place.start, boot="another boot"),
-        Place(),
+        Location(pid=place.pid, start=place.start + 1, boot=place.boot),
+        Location(pid=place.pid, start=place.start, boot="another boot"),
+        Location(),
     ):
         assert not Session(wrong).alive()
         assert not Session(wrong).signal(signal.SIGKILL)
