@@ -91,7 +91,7 @@ LOOT = ("ada/train", "data-xsrf", "ckpt-of-ada", "All sessions")
 
 
 class World:
-    """The Hub, and an agent with a saved session of ada's."""
+    """The Hub, and an agent with a suspended session of ada's."""
 
     def __init__(self, folder: Path) -> None:
         self.agent = AgentThatOnlyKeeps(SAVED)

@@ -170,7 +170,7 @@ async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
         await spawner.start()
     assert refused.value.reason is Reason.POD_CHANGED
     assert cluster.pod("jupyter-ada") is None
-    spawner.reclaim_launch = cold  # a new session runs, and cannot be saved
+    spawner.reclaim_launch = cold  # a new session runs, and cannot be suspended
     await spawner.start()
 
 

@@ -195,7 +195,7 @@ def test_launch_denies_io_uring_and_nothing_else(launch):
 
 
 def test_launch_offers_plain_tcp_only(launch):
-    """CRIU cannot save multipath TCP, of which Go's listeners are where it is there."""
+    """CRIU cannot dump multipath TCP, of which Go's listeners are where it is there."""
     probe = (
         "import ctypes, socket; libc = ctypes.CDLL(None, use_errno=True);"
         "asked = [(libc.socket(f, 1, 262), ctypes.get_errno()) for f in (2, 10)];"

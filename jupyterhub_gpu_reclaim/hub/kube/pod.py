@@ -223,5 +223,5 @@ def _source(python: str) -> tuple[str, str, str]:
 
 
 def _refused(why: str) -> Refused:
-    what = f"A session in this pod could not be saved: {why}."
+    what = f"A session in this pod could not be suspended: {why}."
     return Refused(Reason.INVALID, what=what)

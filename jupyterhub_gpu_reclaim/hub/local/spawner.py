@@ -61,11 +61,11 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     private_tmp = Bool(
         False,
-        help="""Give each session a ``/tmp`` of its own, in memory, saved with it.
+        help="""Give each session a ``/tmp`` of its own, in memory, suspended with it.
 
         Off (the default): sessions share the machine's ``/tmp``, as they do with
-        JupyterHub's own spawner; files that a saved session has open there must still
-        be there when it comes back.
+        JupyterHub's own spawner; files that a suspended session has open there must
+        still be there when it comes back.
         """,
     ).tag(config=True)
 

@@ -159,7 +159,7 @@ class AgentSettings(StoreSettings, Application):
         min=1.0,
         help="""Seconds that saving a session's memory may take; it stands still then.
 
-        When the time is up the session goes on, and nothing is saved.
+        When the time is up the session goes on, and nothing is suspended.
         """,
     ).tag(config=True)
 
@@ -277,7 +277,7 @@ class AgentSettings(StoreSettings, Application):
         if self.placement == "kubernetes" and self.commit_means == "local":
             what = (
                 'commit_means = "local" does not go with placement = "kubernetes":'
-                " a session may come back on another node, and what is saved would be"
+                " a session may come back on another node, and its checkpoint would be"
                 ' on this one only. Set commit_means = "remote".'
             )
             raise BadRequest(Reason.INVALID, what=what)

@@ -21,12 +21,12 @@ class StoreSettings(Configurable):
 
     store_url = Unicode(
         f"{HOME}/store",
-        help="""Where saved sessions are kept: a folder's path or an object store.
+        help="""Where suspended sessions are kept: a folder's path or an object store.
 
         A folder (mode 0700) of this machine or a mounted volume: `/path`. An object
         store: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
         It needs room for about half of the memory of every suspended session. What is
-        in it is encrypted; who may write to it can delete saved sessions.
+        in it is encrypted; who may write to it can delete suspended sessions.
         """,
     ).tag(config=True)
 
@@ -58,13 +58,13 @@ class StoreSettings(Configurable):
         help="""Seconds for which a request to an object store is repeated.
 
         A whole call may take twice that. Longer sits out longer outages, while a
-        session that is being saved stands still.
+        session that is being suspended stands still.
         """,
     ).tag(config=True)
 
     store_local_dir = Unicode(
         "",
-        help="""Folder of this machine that takes saved sessions first. Empty: none.
+        help="""Folder of this machine that takes suspended sessions first. Empty: none.
 
         Best on a fast disk: the session stands still only while its memory goes
         there, and comes back from there as long as its copy is kept. What a commit
@@ -104,9 +104,9 @@ class StoreSettings(Configurable):
         help="""File of the master keys: a line `name key` for each, the newest last.
 
         A key is 32 bytes as base64 or hexadecimal. The file is made with a random key,
-        mode 0600, when it is not there. **Who loses it has lost every saved session;
-        who has it and the store can read them all.** Keep a copy elsewhere. Empty:
-        `master.key` beside `state_dir`, unless another place of keys is set.
+        mode 0600, when it is not there. **Who loses it has lost every suspended
+        session; who has it and the store can read them all.** Keep a copy elsewhere.
+        Empty: `master.key` beside `state_dir`, unless another place of keys is set.
         """,
     ).tag(config=True)
 

@@ -394,7 +394,7 @@ class Capture:
                 limit=thaw_limit(limits, self._record),
             )
         except NotFound:
-            _log.warning("%s has ended while it was saved", self._session.key)
+            _log.warning("%s has ended while it was suspended", self._session.key)
             return await self._keep()
         except ReclaimError as error:
             _log.error("%s is not known to run again: %s", self._session.key, error)

@@ -56,7 +56,7 @@ def restored(parts: Parts, session: Session, checkpoint: str) -> Event | None:
         raise Refused(
             Reason.WRONG_PHASE,
             phase=tree.state.value,
-            action="take up a saved session",
+            action="take up a suspended session",
         )
     if info.key != session.key:
         raise Refused(Reason.RENAMED, there=info.key, here=session.key)

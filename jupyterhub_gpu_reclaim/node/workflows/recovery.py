@@ -196,7 +196,7 @@ def _settle(parts: Parts, session: Session) -> None:
     match record.stage:
         case Stage.RELEASING if parts.store.exists(record.checkpoint):
             release.finish_release(parts, session, record)
-            _log.info("%s is ended, saved as %s", session.key, record.checkpoint)
+            _log.info("%s is ended, suspended as %s", session.key, record.checkpoint)
         case (
             Stage.CAPTURING
             | Stage.ROLLING_BACK
@@ -231,7 +231,7 @@ def _settle_capture(parts: Parts, session: Session, record: Record) -> None:
             return
         if record.stage is not Stage.CAPTURED:
             parts.records.save(record.at(Stage.CAPTURED, record.steps, failure=None))
-        _log.info("%s is saved as %s", session.key, record.checkpoint)
+        _log.info("%s is captured as %s", session.key, record.checkpoint)
         return
     capture.let_go_on(parts.accelerator, session, record)
     _fail(parts, record)
@@ -286,7 +286,7 @@ def _settle_unknown(parts: Parts, session: Session) -> None:
     )
     if mine:
         parts.records.save(record)
-        _log.warning("%s was found saved as %s", session.key, record.checkpoint)
+        _log.warning("%s was found captured as %s", session.key, record.checkpoint)
         return
     capture.let_go_on(parts.accelerator, session, record)
     _log.warning("%s was found stopped and goes on: no checkpoint", session.key)

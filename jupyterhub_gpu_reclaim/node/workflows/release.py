@@ -70,7 +70,7 @@ async def release(
         parts.records.delete(session.incarnation)
 
     progress = Progress(operation, parts.clock)
-    async with progress.step("release", "Ending the saved programs"):
+    async with progress.step("release", "Ending the suspended programs"):
         await in_thread(work, step="release", limit=_limit(parts))
     yield Event(tree=trees.gone(session, checkpoint))
 

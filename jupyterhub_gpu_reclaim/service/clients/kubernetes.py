@@ -60,7 +60,7 @@ class Rule:
 
 RULES = (
     Rule("pods", ("list", "watch"), "sessions", "which session runs on which node"),
-    Rule("pods", ("delete",), "sessions", "remove the pod of a session that is saved"),
+    Rule("pods", ("delete",), "sessions", "remove the pod of a suspended session"),
     Rule("pods", ("list", "watch"), "agents", "find the agent of a session's node"),
     Rule("nodes", ("get",), "cluster", "which GPU a session needs when it comes back"),
 )
