@@ -621,6 +621,18 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    STORE_UNREACHABLE = (
+        "store_unreachable",
+        "The store of checkpoints does not answer: {why}.",
+        "Look at the network, and at the store itself; the agent's log says more.",
+        True,
+    )
+    STORE_DENIED = (
+        "store_denied",
+        "The store of checkpoints refuses what the agent asks: {why}.",
+        "The administrator corrects the store's login, its rights or its options.",
+        True,
+    )
     SECOND_TREE = (
         "second_tree",
         "Programs of this session run where the Hub does not know of them ({incarnation}); nothing of them is suspended, so they are left alone.",
@@ -656,6 +668,22 @@ class Reason(Enum):
         "rename_suspended",
         "A suspended server cannot be renamed: its address and login are part of it.",
         "Resume it or delete the suspended session first.",
+    )
+
+    USER_MISSING = (
+        "user_missing",
+        "There is no system user {user} on this machine.",
+        "The administrator adds it, or sets run_as_hub_user.",
+    )
+    LAUNCH_FAILED = (
+        "launch_failed",
+        "The session could not be started. {why}",
+        "The administrator finds more in the Hub's log.",
+    )
+    POD_UNSUITABLE = (
+        "pod_unsuitable",
+        "A session in this pod could not be suspended: {why}.",
+        "The administrator changes the profile, or its hook.",
     )
 
     # --- parts that do not answer --------------------------------------------------
@@ -736,6 +764,16 @@ class Reason(Enum):
         ),
         True,
     )
+    SETTING_INVALID = ("setting_invalid", "{what}")
+    STATE_UNUSABLE = ("state_unusable", "{what}")
+    JOURNAL_NEWER = (
+        "journal_newer",
+        (
+            "The journal has version {version}, this release knows {known}: install the"
+            " newer release again."
+        ),
+    )
+    HUB_REFUSED = ("hub_refused", "The Hub refused: {why}.")
     HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
     API_UNREACHABLE = (
         "api_unreachable",

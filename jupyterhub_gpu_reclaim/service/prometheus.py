@@ -54,6 +54,8 @@ USUAL_FAILURES = (
     Reason.HUB_UNREACHABLE,
     Reason.STORE_FULL,
     Reason.STORE_FAILED,
+    Reason.STORE_UNREACHABLE,
+    Reason.STORE_DENIED,
     Reason.NOT_ENOUGH_MEMORY,
     Reason.GPU_FAILED,
     Reason.GPU_STUCK,

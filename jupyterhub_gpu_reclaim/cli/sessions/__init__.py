@@ -79,7 +79,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     end.add_argument("--yes", action="store_true", help="do not ask before")
     end.epilog = (
         "For administrators. Two trees of programs of one session are reported"
-        " (second_tree) and left alone, since the second one is in no checkpoint: what it"
+        " (second_tree) and left alone, since the second is in no checkpoint: what it"
         " holds in memory is lost. The session itself is never ended like this."
         f" {_EPILOG}"
     )

@@ -223,5 +223,4 @@ def _source(python: str) -> tuple[str, str, str]:
 
 
 def _refused(why: str) -> Refused:
-    what = f"A session in this pod could not be suspended: {why}."
-    return Refused(Reason.INVALID, what=what)
+    return Refused(Reason.POD_UNSUITABLE, why=why)

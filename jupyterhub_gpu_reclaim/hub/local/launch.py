@@ -96,6 +96,6 @@ def _place(report: bytes) -> Location:
         with contextlib.suppress(ValueError):
             facts.update(json.loads(line))
     if "error" in facts or not facts.get("start"):
-        what = facts.get("error") or "The session's init did not start."
-        raise Refused(Reason.INVALID, what=what, detail=repr(report[:500]))
+        why = facts.get("error") or "Its init has not reported."
+        raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(report[:500]))
     return Location(pid=facts["pid"], start=facts["start"], boot=facts["boot"])

@@ -160,8 +160,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
         try:
             return pwd.getpwnam(self.user.name)
         except KeyError:
-            what = f"There is no system user {self.user.name} on this machine."
-            raise Refused(Reason.INVALID, what=what) from None
+            raise Refused(Reason.USER_MISSING, user=self.user.name) from None
 
     def _home(self) -> str:
         """Where the session starts; or the nearest parent that exists."""

@@ -115,7 +115,7 @@ class Api:
                 config.load_incluster_config(client_configuration=settings)
         except (config.ConfigException, OSError) as error:
             what = f"There is no access to the API server of Kubernetes: {error}."
-            raise Refused(Reason.INVALID, what=what) from None
+            raise Refused(Reason.SETTING_INVALID, what=what) from None
         return cls(client.ApiClient(settings), limit=limit)
 
     async def close(self) -> None:

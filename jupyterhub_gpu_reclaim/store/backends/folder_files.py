@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def walk(root: Path, folder: str, entries: list[Entry]) -> None:
@@ -81,4 +82,6 @@ def translate(
             Reason.STORE_FULL, needed=more, free=free, detail=detail
         ) from error
     why = (error.strerror or "unknown error").lower()
-    raise StoreError(Reason.STORE_FAILED, why=why, detail=detail) from error
+    denied = error.errno in _DENIED
+    reason = Reason.STORE_DENIED if denied else Reason.STORE_FAILED
+    raise StoreError(reason, why=why, detail=detail) from error
