@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Session:
+class LocalSession:
     """The processes under one init."""
 
     def __init__(self, place: Location) -> None:

@@ -27,7 +27,7 @@ from traitlets import Bool, Float, Unicode
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import launch
-from jupyterhub_gpu_reclaim.hub.local.processes import Session, find_session
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
@@ -207,14 +207,14 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     async def poll(self) -> int | None:
         """None while the session's init lives; 0 when it is gone."""
-        return None if Session(self.place).alive() else 0
+        return None if LocalSession(self.place).alive() else 0
 
     async def _signal(self, sig: int) -> bool:
         """Signal the init; a process that got its pid later is never touched."""
         return (
-            Session(self.place).signal(signal.Signals(sig))
+            LocalSession(self.place).signal(signal.Signals(sig))
             if sig
-            else (Session(self.place).alive())
+            else (LocalSession(self.place).alive())
         )
 
     def clear_state(self) -> None:
@@ -250,11 +250,11 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
 
     def reclaim_alive(self) -> bool:
         """Whether its init lives."""
-        return Session(self.place).alive()
+        return LocalSession(self.place).alive()
 
     def reclaim_frozen(self) -> bool:
         """Whether its programs are stopped, as a captured tree is."""
-        return Session(self.place).frozen()
+        return LocalSession(self.place).frozen()
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
         """Look for the init of an incarnation that the Hub has lost sight of."""
@@ -266,11 +266,11 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
 
     async def reclaim_token(self) -> str:
         """The API token that the session was started with; empty if it is gone."""
-        return await Session(self.place).variable("JUPYTERHUB_API_TOKEN")
+        return await LocalSession(self.place).variable("JUPYTERHUB_API_TOKEN")
 
     async def reclaim_port(self) -> int:
         """The port that the session was started on; 0 if it is gone."""
-        url = await Session(self.place).variable("JUPYTERHUB_SERVICE_URL")
+        url = await LocalSession(self.place).variable("JUPYTERHUB_SERVICE_URL")
         with contextlib.suppress(ValueError):
             return int(url.rpartition(":")[2].partition("/")[0])
         return 0
@@ -286,7 +286,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
 
     async def reclaim_end(self) -> None:
         """End the place at once, whatever it holds."""
-        session = Session(self.place)
+        session = LocalSession(self.place)
         if session.signal(signal.SIGKILL):
             await session.wait(self.kill_timeout)
         launcher.remove_cgroups(self.cgroup_parent, self.reclaim_launch.incarnation)
