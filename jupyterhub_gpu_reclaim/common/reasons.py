@@ -623,7 +623,7 @@ class Reason(Enum):
     )
     STORE_UNREACHABLE = (
         "store_unreachable",
-        "The store of checkpoints does not answer: {why}.",
+        "The store of checkpoints cannot be used now: {why}.",
         "Look at the network, and at the store itself; the agent's log says more.",
         True,
     )
