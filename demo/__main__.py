@@ -22,11 +22,11 @@ WELCOME = """
     Log in as   any name (admin: "admin"), password  {password}
 
   Start a server, a kernel, a terminal; then close the tab or leave it alone. After
-  {idle} s without use the session is saved and its processes end. Open the lab again:
+  {idle} s without use the session is suspended, its processes end. Open the lab again:
   the same kernels, variables and terminals are back.
 
     What every session does, and why:  {url}/services/gpu-reclaim/
-    Logs, saved sessions, homes:       {folder}
+    Logs, suspended sessions, homes:       {folder}
 
   Ctrl-C ends everything.
 """
@@ -41,7 +41,7 @@ def main() -> int:
     options.add_argument("--folder", type=Path, default=Path(".demo"))
     chosen = options.parse_args()
     if os.geteuid() != 0:
-        return fail("Run this as root: sessions are saved by CRIU, which needs it.")
+        return fail("Run this as root: sessions are suspended by CRIU, which needs it.")
     folder = chosen.folder.resolve()
     if chosen.check:
         folder = folder.with_name(folder.name + "-check")

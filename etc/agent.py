@@ -17,7 +17,7 @@ c.AgentApp.listen = "unix:/run/jupyterhub-gpu-reclaim/agent.sock"
 # Made at the first start. The service needs the same file (or its contents).
 c.AgentApp.token_file = "/var/lib/jupyterhub-gpu-reclaim/agent.token"
 
-# Saved sessions, encrypted: as large as half of the memory of all that may be suspended
+# Suspended sessions, encrypted: as large as half of the memory of all that may be
 # at once. A folder, or an object store with its login from the environment or a file.
 c.AgentApp.store_url = "/var/lib/jupyterhub-gpu-reclaim/store"
 # c.AgentApp.store_url = "s3://bucket/prefix"
@@ -29,7 +29,7 @@ c.AgentApp.store_url = "/var/lib/jupyterhub-gpu-reclaim/store"
 # c.AgentApp.store_local_gb = 500
 # c.AgentApp.commit_means = "remote"
 
-# Made at the first start. Who loses it has lost every saved session: keep a copy.
+# Made at the first start. Who loses it has lost every suspended session: keep a copy.
 c.AgentApp.master_key_file = "/var/lib/jupyterhub-gpu-reclaim/master.key"
 
 # Records of what is in hand; small, and must survive a reboot.

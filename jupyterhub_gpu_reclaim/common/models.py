@@ -297,7 +297,7 @@ class StartPlan(Value, frozen=True, kw_only=True):
 class StopPlan(Value, frozen=True, kw_only=True):
     """The service's answer to "may I end this session's programs?"."""
 
-    action: str  #: stop (really) or release (it is saved)
+    action: str  #: stop (really) or release (it is captured)
     checkpoint: str = ""
 
 
@@ -329,7 +329,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     steps: list[Step] = []
     last_suspend: CheckpointInfo | None = None
     saved: list[CheckpointInfo] = []  #: set aside by "start fresh"
-    #: all that is saved of it, the newest generation first; also what is in ``saved``
+    #: all its checkpoints, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
     facts: dict[str, Any] = {}
 

@@ -58,7 +58,7 @@ class Reason(Enum):
     GPU_BUSY = ("gpu_busy", "Its GPU is {percent:.0f} % busy.")
     SAMPLES_MISSING = (
         "samples_missing",
-        "There is no recent measurement of this session, and missing is never idle.",
+        "There is no recent measurement of this session, so it counts as in use.",
         "Look at the agent's log on the session's machine.",
         True,
     )
@@ -110,7 +110,7 @@ class Reason(Enum):
         "",
         True,
     )
-    CONNECTED = ("connected", "{count} browser connections are open.")
+    CONNECTED = ("connected", "Open browser connections: {count}.")
     IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here{rule}.")
     IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
     PRESSURE = (
@@ -121,7 +121,7 @@ class Reason(Enum):
     REQUESTED = ("requested", "Asked for by {by}.")
     CALLED_OFF = ("called_off", "Called off: {why}.")
 
-    # --- pre-flight: what cannot be saved ----------------------------------------
+    # --- preflight: what cannot be suspended ------------------------------------
     CRIU_MISSING = (
         "criu_missing",
         "CRIU is not installed on this machine.",
@@ -146,7 +146,7 @@ class Reason(Enum):
     CAPABILITY_MISSING = (
         "capability_missing",
         (
-            "The agent lacks {capability}, which it needs to save a session of user"
+            "The agent lacks {capability}, which it needs to suspend a session of user"
             " {user}."
         ),
         (
@@ -156,30 +156,30 @@ class Reason(Enum):
     )
     IO_URING = (
         "io_uring",
-        "Process {pid} ({name}) uses io_uring, which cannot be saved.",
+        "Process {pid} ({name}) uses io_uring, which cannot be suspended.",
         "libuv: set UV_USE_IO_URING=0 in the session's environment.",
     )
     USERFAULTFD = (
         "userfaultfd",
-        "Process {pid} ({name}) uses userfaultfd, which cannot be saved.",
+        "Process {pid} ({name}) uses userfaultfd, which cannot be suspended.",
     )
     USER_NAMESPACE = (
         "user_namespace",
         (
             "Process {pid} ({name}) lives in a user namespace of its own, which cannot be"
-            " saved."
+            " suspended."
         ),
     )
     FOREIGN_NAMESPACE = (
         "foreign_namespace",
         (
             "Process {pid} ({name}) lives in a {kind} namespace of its own, which cannot"
-            " be saved."
+            " be suspended."
         ),
     )
     DEVICE_OPEN = (
         "device_open",
-        "Process {pid} ({name}) holds {device} open, which cannot be saved.",
+        "Process {pid} ({name}) holds {device} open, which cannot be suspended.",
     )
     TRACED = (
         "traced",
@@ -199,7 +199,7 @@ class Reason(Enum):
     LEFT_OUT = (
         "left_out",
         (
-            "Process {pid} ({name}) has lost its parent and cannot be saved with the"
+            "Process {pid} ({name}) has lost its parent and cannot be suspended with the"
             " others; it would be lost."
         ),
         "End it, or wait until it is done.",
@@ -209,7 +209,7 @@ class Reason(Enum):
         "dangerous_rights",
         (
             "The session's programs may use {capability}, with which they could reach"
-            " the agent while it saves them."
+            " the agent while it suspends them."
         ),
         (
             "Start it without (Kubernetes: securityContext.capabilities), or let the"
@@ -225,22 +225,22 @@ class Reason(Enum):
     )
     HANDLE_UNSUPPORTED = (
         "handle_unsupported",
-        "Process {pid} ({name}) holds {kind}, which cannot be saved.",
+        "Process {pid} ({name}) holds {kind}, which cannot be suspended.",
     )
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
-        "Process {pid} ({name}) holds a {kind} socket, which cannot be saved.",
+        "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",
     )
     MULTIPATH_TCP = (
         "multipath_tcp",
-        "Process {pid} ({name}) holds a multipath TCP socket, which cannot be saved.",
+        "Process {pid} ({name}) holds a multipath TCP socket, which cannot be suspended.",
         "Go 1.24 and later listen so by default: start it with GODEBUG=multipathtcp=0.",
     )
     UNIX_OUTSIDE = (
         "unix_outside",
         (
             "Process {pid} ({name}) is connected by a UNIX socket to a program outside"
-            " of the session ({where}), which cannot be saved."
+            " of the session ({where}), which cannot be suspended."
         ),
         "Close that connection, or end that program.",
         True,
@@ -248,7 +248,7 @@ class Reason(Enum):
     GPU_UNSUPPORTED = (
         "gpu_unsupported",
         (
-            "Process {pid} ({name}) uses its GPU in a way that the driver cannot save, such"
+            "Process {pid} ({name}) uses its GPU in a way that the driver cannot checkpoint, such"
             " as managed memory."
         ),
     )
@@ -263,7 +263,7 @@ class Reason(Enum):
     )
     GPU_STOPPED = (
         "gpu_stopped",
-        "Process {pid} ({name}) is stopped, and its GPU is saved only while it runs.",
+        "Process {pid} ({name}) is stopped, and the driver can checkpoint its GPU only while it runs.",
         "Let it go on (fg), or end it.",
         True,
     )
@@ -278,7 +278,7 @@ class Reason(Enum):
     )
     GPU_FAILED = (
         "gpu_failed",
-        "The driver could not save the GPU of process {pid} ({name}).",
+        "The driver could not checkpoint the GPU of process {pid} ({name}).",
         "",
         True,
     )
@@ -307,32 +307,32 @@ class Reason(Enum):
         (
             "Linux lets all programs of one user id on this machine have {limit} inotify"
             " instances together; where they are used up, no session that watches a"
-            " folder is saved or brought back."
+            " folder is suspended or resumed."
         ),
         "sysctl -w fs.inotify.max_user_instances=8192, and the same in /etc/sysctl.d",
     )
     GPU_MIG = (
         "gpu_mig",
-        "GPU {card} is divided (MIG), which the driver cannot save.",
+        "GPU {card} is divided (MIG), which the driver cannot checkpoint.",
     )
     GPU_MPS = (
         "gpu_mps",
         (
             "Process {pid} ({name}) shares its GPU with others through NVIDIA's MPS, which"
-            " the driver cannot save."
+            " the driver cannot checkpoint."
         ),
         "Start it without MPS: set CUDA_MPS_PIPE_DIRECTORY to an empty folder before.",
     )
     GPU_PROFILED = (
         "gpu_profiled",
-        "Process {pid} ({name}) was profiled with {tool}, so its GPU cannot be saved.",
+        "Process {pid} ({name}) was profiled with {tool}, so its GPU cannot be suspended.",
         "Start the program, or restart the kernel, without it.",
     )
     GPU_IPC = (
         "gpu_ipc",
         (
             "Process {pid} ({name}) has opened GPU memory that was shared with it (CUDA"
-            " IPC), which the driver could not bring back."
+            " IPC), which the driver could not restore."
         ),
         "End that process, or let it close the memory while the other one lives.",
         True,
@@ -342,17 +342,17 @@ class Reason(Enum):
         (
             "Process {pid} ({name}) and {others} more use a GPU, and this machine's driver"
             " does not tell whether they share its memory (CUDA IPC), which it could not"
-            " bring back."
+            " restore."
         ),
         "Let one process alone use a GPU, or ask the administrator for another driver.",
         True,
     )
     ROOT_UNSUPPORTED = (
         "root_unsupported",
-        "The root file system of its container ({kind}) is of a kind that cannot be saved.",
+        "The root file system of its container ({kind}) is of a kind that cannot be suspended.",
         "Use the overlayfs snapshotter, or a read-only root file system.",
     )
-    NO_TREE = ("no_tree", "There is no running program to save in this session.")
+    NO_TREE = ("no_tree", "There is no running program to suspend in this session.")
     NOT_ENOUGH_MEMORY = (
         "not_enough_memory",
         (
@@ -370,7 +370,7 @@ class Reason(Enum):
     )
     PORT_IN_USE = (
         "port_in_use",
-        "Port {port}, which the saved session needs, is taken by {holder}.",
+        "Port {port}, which the suspended session needs, is taken by {holder}.",
         (
             "Try again in a minute. If it is a program of your own, end it; the"
             " administrator finds its name in the agent's log."
@@ -381,14 +381,14 @@ class Reason(Enum):
     # --- operations ----------------------------------------------------------------
     CAPTURE_FAILED = (
         "capture_failed",
-        "The session could not be saved ({why}); it goes on running.",
+        "The session could not be suspended ({why}); it goes on running.",
         "",
         True,
     )
     RESTORE_FAILED = (
         "restore_failed",
-        "The saved session could not be brought back ({why}); it is kept.",
-        "Try again, or start fresh; the saved session is kept for a while.",
+        "The suspended session could not be resumed ({why}); it is kept.",
+        "Try again, or start fresh; the suspended session is kept for a while.",
         True,
     )
     TIMED_OUT = (
@@ -407,15 +407,15 @@ class Reason(Enum):
     SAVED_FOUND = (
         "saved_found",
         (
-            "A saved state of this session, of {when}, was found that the service had no"
+            "A checkpoint of this session, of {when}, was found that the service had no"
             " record of."
         ),
-        "Bring it back, or start fresh; nothing is deleted meanwhile.",
+        "Resume it, or start fresh; nothing is deleted meanwhile.",
     )
     SAVED_OLDER = (
         "saved_older",
         (
-            "The newest saved state of this session is not in the store; the newest one"
+            "The newest checkpoint of this session is not in the store; the newest one"
             " there is of {when}."
         ),
         (
@@ -426,30 +426,30 @@ class Reason(Enum):
     SESSION_RUNS = (
         "session_runs",
         (
-            "The session runs. It is saved first, and then the other state comes back, if"
+            "The session runs. It is suspended first, and then the other checkpoint comes back, if"
             " you say so."
         ),
     )
     ENDED_AFTER_RETURN = (
         "ended_after_return",
-        "The session ended soon after it came back; what was saved before is kept.",
-        "Bring it back once more, or start fresh; the saved session is kept.",
+        "The session ended soon after it came back; its checkpoint is kept.",
+        "Resume it once more, or start fresh; the checkpoint is kept.",
     )
     RELEASE_FAILED = (
         "release_failed",
-        "The saved session's programs did not end: {why}.",
+        "The suspended session's programs did not end: {why}.",
         "",
         True,
     )
     NOT_CAPTURED = (
         "not_captured",
-        "This session has not been saved, so its programs are not ended.",
+        "This session has not been suspended, so its programs are not ended.",
     )
     WENT_ON = (
         "went_on",
         (
-            "Somebody let the session go on after it was saved (process {who}), so it"
-            " runs and what was saved of it is dropped."
+            "Somebody let the session go on after it was suspended (process {who}), so it"
+            " runs, and its checkpoint is dropped."
         ),
     )
     FILE_MISSING = (
@@ -499,22 +499,22 @@ class Reason(Enum):
     )
     KERNEL_TOO_OLD = (
         "kernel_too_old",
-        "This machine's Linux {here} is older than {there}, where it was saved.",
+        "This machine's Linux {here} is older than {there}, where it was suspended.",
     )
     GPU_MISMATCH = (
         "gpu_mismatch",
         "The session needs {needed}; here {here}.",
-        "Bring it back on a machine with that GPU.",
+        "Resume it on a machine with that GPU.",
     )
     GPU_DRIVER_MISMATCH = (
         "gpu_driver_mismatch",
-        "The session was saved with GPU driver {there}; here it is {here}.",
-        "Bring it back on a machine with that driver, or put that driver back.",
+        "The session was suspended with GPU driver {there}; here it is {here}.",
+        "Resume it on a machine with that driver, or put that driver back.",
     )
     NODE_MISMATCH = (
         "node_mismatch",
         "The session needs a machine with {label}={wanted}; its profile asks for {given}.",
-        "Bring it back with the profile that it was started with.",
+        "Resume it with the profile that it was started with.",
     )
     NOT_PLACED = (
         "not_placed",
@@ -529,7 +529,7 @@ class Reason(Enum):
     )
     POD_CHANGED = (
         "pod_changed",
-        "The session's pod was changed after it was made ready to bring the session back.",
+        "The session's pod was changed after it was made ready to resume the session.",
         "The administrator finds out which hook of KubeSpawner does that.",
     )
     GPU_MEMORY = (
@@ -551,7 +551,7 @@ class Reason(Enum):
     SERVER_TLS = (
         "server_tls",
         (
-            "The session's server speaks TLS, so it could not be brought back under its"
+            "The session's server speaks TLS, so it could not be resumed under its"
             " users; it is left alone."
         ),
         (
@@ -565,26 +565,26 @@ class Reason(Enum):
     )
     USER_MISMATCH = (
         "user_mismatch",
-        "The saved session belongs to user id {there}, here it would be {here}.",
+        "The suspended session belongs to user id {there}, here it would be {here}.",
     )
     RENAMED = (
         "renamed",
-        "The saved session is {there}, and its programs cannot become {here}.",
+        "The suspended session is {there}, and its programs cannot become {here}.",
         (
-            "An administrator gives the old name back, the session is brought back under"
-            " it, and what is needed is saved; or start fresh."
+            "An administrator gives the old name back, the session is resumed under"
+            " it, and what is needed is copied; or start fresh."
         ),
     )
     RIGHTS_MISMATCH = (
         "rights_mismatch",
-        "The saved session has rights that its new place does not give: {what}.",
+        "The suspended session has rights that its new place does not give: {what}.",
         "Start it with the same profile as before.",
     )
     TOKEN_REVOKED = (
         "token_revoked",
         (
-            "The Hub does not know the login of the saved session any more: it was"
-            " revoked, or the Hub has another database. It is not brought back."
+            "The Hub does not know the login of the suspended session any more: it was"
+            " revoked, or the Hub has another database. It is not resumed."
         ),
         (
             "An administrator can make the login valid again on the session's page or"
@@ -593,37 +593,49 @@ class Reason(Enum):
     )
     CHECKPOINT_DAMAGED = (
         "checkpoint_damaged",
-        "The saved session is damaged: {why}.",
+        "The checkpoint is damaged: {why}.",
         "Ask the administrator to look at the store.",
     )
     CHECKPOINT_MISSING = (
         "checkpoint_missing",
-        "There is no saved session {checkpoint}.",
+        "There is no checkpoint {checkpoint}.",
     )
     CHECKPOINT_EXISTS = (
         "checkpoint_exists",
-        "There is a saved session {checkpoint} already; it is never written over.",
+        "There is a checkpoint {checkpoint} already; it is never written over.",
     )
     KEY_MISSING = (
         "key_missing",
-        "The saved session is locked with the master key {key}, which is not here.",
+        "The checkpoint is encrypted with the master key {key}, which is not here.",
         "Ask the administrator to put that key back.",
         True,
     )
     SAVED_DROPPED = (
         "saved_dropped",
-        "The saved session was deleted by the administrator's rules: {why}.",
+        "The checkpoint was deleted by the administrator's rules: {why}.",
         "The next start is a new one.",
     )
     STORE_FAILED = (
         "store_failed",
-        "The store of saved sessions does not work: {why}.",
+        "The store of checkpoints does not work: {why}.",
         "Look at the agent's log on the session's machine.",
+        True,
+    )
+    STORE_UNREACHABLE = (
+        "store_unreachable",
+        "The store of checkpoints cannot be used now: {why}.",
+        "Look at the network, and at the store itself; the agent's log says more.",
+        True,
+    )
+    STORE_DENIED = (
+        "store_denied",
+        "The store of checkpoints refuses what the agent asks: {why}.",
+        "The administrator corrects the store's login, its rights or its options.",
         True,
     )
     SECOND_TREE = (
         "second_tree",
-        "Programs of this session run where the Hub does not know of them ({incarnation}); nothing of them is saved, so they are left alone.",
+        "Programs of this session run where the Hub does not know of them ({incarnation}); nothing of them is suspended, so they are left alone.",
         (
             "An administrator looks at them, and ends them on the session's page or with"
             " 'jupyterhub-gpu-reclaim end-tree'."
@@ -637,7 +649,7 @@ class Reason(Enum):
     )
     CHECKPOINT_BUSY = (
         "checkpoint_busy",
-        "The saved session is being brought back already.",
+        "The suspended session is being resumed already.",
         "",
         True,
     )
@@ -645,7 +657,7 @@ class Reason(Enum):
         "former_account",
         (
             "The name {user} belonged to another account of this Hub before, which has"
-            " left saved sessions. They are not yours by the name alone."
+            " left suspended sessions. They are not yours by the name alone."
         ),
         (
             "Start fresh to begin anew. Were they yours, because the Hub has lost its"
@@ -655,7 +667,23 @@ class Reason(Enum):
     RENAME_SUSPENDED = (
         "rename_suspended",
         "A suspended server cannot be renamed: its address and login are part of it.",
-        "Resume it or delete the saved session first.",
+        "Resume it or delete the suspended session first.",
+    )
+
+    USER_MISSING = (
+        "user_missing",
+        "There is no system user {user} on this machine.",
+        "The administrator adds it, or sets run_as_hub_user.",
+    )
+    LAUNCH_FAILED = (
+        "launch_failed",
+        "The session could not be started. {why}",
+        "The administrator finds more in the Hub's log.",
+    )
+    POD_UNSUITABLE = (
+        "pod_unsuitable",
+        "A session in this pod could not be suspended: {why}.",
+        "The administrator changes the profile, or its hook.",
     )
 
     # --- parts that do not answer --------------------------------------------------
@@ -670,7 +698,7 @@ class Reason(Enum):
         "The agent on {node}, where the session runs, does not answer.",
         (
             "If that machine is lost, the session is free as soon as Kubernetes has"
-            " removed its pod; what is saved is kept."
+            " removed its pod; its checkpoints are kept."
         ),
         True,
     )
@@ -695,7 +723,7 @@ class Reason(Enum):
         "service_unreachable",
         (
             "The service that keeps suspended sessions does not answer, and there is a"
-            " saved session; it is not replaced by a new one."
+            " suspended session; it is not replaced by a new one."
         ),
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
@@ -716,7 +744,7 @@ class Reason(Enum):
         "saved_unknown",
         (
             "The service that keeps suspended sessions does not answer, so it is not"
-            " known whether yours is saved; it is not replaced by a new one."
+            " known whether yours is suspended; it is not replaced by a new one."
         ),
         "Try again in a minute; the administrator finds the reason in the Hub's log.",
         True,
@@ -731,11 +759,21 @@ class Reason(Enum):
         "service_broken",
         "The service that suspends and resumes sessions cannot work. {why}",
         (
-            "Nothing is lost: what is saved is kept. The administrator mends it;"
+            "Nothing is lost: suspended sessions are kept. The administrator mends it;"
             " the Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'."
         ),
         True,
     )
+    SETTING_INVALID = ("setting_invalid", "{what}")
+    STATE_UNUSABLE = ("state_unusable", "{what}")
+    JOURNAL_NEWER = (
+        "journal_newer",
+        (
+            "The journal has version {version}, this release knows {known}: install the"
+            " newer release again."
+        ),
+    )
+    HUB_REFUSED = ("hub_refused", "The Hub refused: {why}.")
     HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
     API_UNREACHABLE = (
         "api_unreachable",
@@ -745,7 +783,7 @@ class Reason(Enum):
     )
     STILL_WAITING = (
         "still_waiting",
-        "It is not done after {limit}; it goes on, and so may you.",
+        "It is not done after {limit}; it goes on in the background.",
         "See how it stands: jupyterhub-gpu-reclaim sessions",
         True,
     )

@@ -1,4 +1,4 @@
-"""Sizes and durations for people: "1.5 GB", "12 min"; and text safe for a terminal.
+"""Sizes, durations and counts for people: "1.5 GB", "12 min"; terminal-safe text.
 
 It rounds, so nothing may be computed from its answers.
 """
@@ -42,6 +42,11 @@ def duration(seconds: float) -> str:
 def moment(at: float) -> str:
     """A point in time in UTC: ``"2026-11-22 06:44 UTC"``."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def count(number: float, noun: str) -> str:
+    """A number of things: ``"1 session"``, ``"2 sessions"``."""
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
 def plain(value: object) -> str:

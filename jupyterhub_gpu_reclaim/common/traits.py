@@ -12,40 +12,38 @@ from urllib.parse import urlsplit
 from traitlets import Float, TraitError, Unicode
 
 
-class Seconds(Float[Any, Any]):
-    """A duration in seconds: a finite number, not negative."""
+class Amount(Float[Any, Any]):
+    """A finite number, not negative."""
+
+    info_text = "a number, not negative"
+
+    def __init__(self, default: float | None = 0.0, **kwargs: Any) -> None:
+        kwargs.setdefault("min", 0.0)
+        super().__init__(default, **kwargs)
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        """Reject anything else.
+
+        Raises:
+            TraitError: negative, infinite or no number.
+        """
+        value = super().validate(obj, value)
+        if value is not None and not math.isfinite(value):
+            name = f"{type(obj).__name__}.{self.name}"
+            raise TraitError(f"{name} must be {self.info_text}, not {value}")
+        return value
+
+
+class Seconds(Amount):
+    """A duration in seconds."""
 
     info_text = "a duration in seconds, not negative"
 
-    def __init__(self, default: float | None = 0.0, **kwargs: Any) -> None:
-        kwargs.setdefault("min", 0.0)
-        super().__init__(default, **kwargs)
 
-    def validate(self, obj: Any, value: Any) -> Any:
-        """Reject anything but a number of seconds.
-
-        Raises:
-            TraitError: negative, infinite or no number.
-        """
-        return _finite(self, obj, super().validate(obj, value))
-
-
-class Percent(Float[Any, Any]):
-    """A share in percent: a finite number, not negative; 100 is all of one."""
+class Percent(Amount):
+    """A share in percent; 100 is all of one."""
 
     info_text = "a share in percent, not negative"
-
-    def __init__(self, default: float | None = 0.0, **kwargs: Any) -> None:
-        kwargs.setdefault("min", 0.0)
-        super().__init__(default, **kwargs)
-
-    def validate(self, obj: Any, value: Any) -> Any:
-        """Reject anything but a share in percent.
-
-        Raises:
-            TraitError: negative, infinite or no number.
-        """
-        return _finite(self, obj, super().validate(obj, value))
 
 
 class Address(Unicode[str, Any]):
@@ -82,10 +80,3 @@ class Address(Unicode[str, Any]):
             return False
         good = good and not (self._base and (parts.query or parts.fragment))
         return good and url.isprintable() and " " not in url
-
-
-def _finite(trait: Float[Any, Any], obj: Any, value: Any) -> Any:
-    if value is not None and not math.isfinite(value):
-        name = f"{type(obj).__name__}.{trait.name}"
-        raise TraitError(f"{name} must be {trait.info_text}, not {value}")
-    return value

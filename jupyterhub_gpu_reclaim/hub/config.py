@@ -116,6 +116,10 @@ def configure(
     host = asked["service_host"] or _own_address(asked["placement"], problems)
     url = f"http://{host}:{asked['service_port']}"
     options = _options(asked)
+    said, wrong = config_check.sections(c)
+    placed = {"ReclaimService.placement": asked["placement"]}
+    problems += wrong + config_check.twice(said, {**options, **placed})
+    options |= {name: value for name, value in said.items() if name not in placed}
     problems += config_check.together(c, asked, options)
     made_before = _service(c)
     if made_before is not None:
@@ -177,6 +181,21 @@ def found_wrong(c: Any) -> list[str] | None:
     if service is None or "environment" not in service:
         return None
     return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
+
+
+def found_late(c: Any, environment: dict[str, str]) -> None:
+    """Say what was set below the call of ``configure``, which has not seen it.
+
+    Args:
+        c: the Hub's configuration, when all of it has been read.
+        environment: of the service; what is wrong is added.
+    """
+    if PROBLEMS in environment or OPTIONS not in environment:
+        return
+    passed = {word.partition("=")[0] for word in json.loads(environment[OPTIONS])}
+    late = [name for name in config_check.sections(c)[0] if f"--{name}" not in passed]
+    problems = [f"c.{name} must stand above the call of configure(c)." for name in late]
+    _say(problems, {"environment": environment}, strict=False)
 
 
 # --- parts ---------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
 from traitlets.config import Config
-from traitlets.config.loader import DeferredConfigString
+from traitlets.config.loader import DeferredConfigString, LazyConfigValue
 
 from jupyterhub_gpu_reclaim.service.settings import validation
 
@@ -37,6 +37,8 @@ _SPAWNERS = {
     "SessionPodSpawner": f"{_OURS}.kube.spawner",
     "ReclaimKubeSpawner": f"{_OURS}.kube.spawner",
 }
+#: Sections of the service that may be set in a Hub's configuration, too.
+_SERVICE = validation.SECTIONS.keys() - {"HubOAuth", "HubAuth"}
 #: Arguments of ``configure`` that are settings of the service by a shorter name.
 SHORT = {
     "sample_interval": "ReclaimService.sample_interval",
@@ -108,6 +110,33 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
                 if mend:
                     del c[section][name]
     return found
+
+
+def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
+    """Settings of the service that stand in its own sections, such as ``c.IdlePolicy``.
+
+    Returns:
+        values by their full names, and sentences about what can be none.
+    """
+    said: dict[str, Any] = {}
+    found = []
+    for section in _SERVICE:
+        for name, value in c[section].items() if section in c else ():
+            if isinstance(value, LazyConfigValue):
+                found.append(f"{section}.{name} must be set as a whole.")
+            else:
+                said[f"{section}.{name}"] = value
+    return said, found + options(said)
+
+
+def twice(said: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """What is said in a section and, differently, in the call of ``configure``."""
+    return [
+        f"{name} is {str(value)[:40]!r} in c.{name}, and {str(own[name])[:40]!r} in the"
+        " call of configure(c)."
+        for name, value in said.items()
+        if own.get(name) is not None and str(own[name]) != str(value)
+    ]
 
 
 def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

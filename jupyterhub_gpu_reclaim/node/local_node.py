@@ -142,7 +142,7 @@ class LocalNode:
             return again.follow()
         if tree.state is not TreeState.RUNNING:
             raise Refused(
-                Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
+                Reason.WRONG_PHASE, phase=tree.state.value, action="be suspended now"
             )
         operation = Operation("capture", session.key, checkpoint)
         work = capture.Capture(self.tools, session, operation, generation)

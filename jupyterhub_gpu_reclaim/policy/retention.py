@@ -115,7 +115,7 @@ class _Plan:
         if not seconds:
             return
         for each in [e for e in self.left() if e.suspended < now - seconds]:
-            self._drop(each, f"saved sessions are kept for {text.duration(seconds)}")
+            self._drop(each, f"checkpoints are kept for {text.duration(seconds)}")
 
     def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
         """Keep as much of these as fits."""

@@ -120,7 +120,7 @@ class ReclaimService(Application, Options):
             path = Path(self.config_file)
             if not path.is_file():
                 what = f"There is no configuration file {path}."
-                raise Refused(Reason.INVALID, what=what)
+                raise Refused(Reason.SETTING_INVALID, what=what)
             given = copy.deepcopy(self.config)
             try:
                 self.load_config_file(path.name, str(path.parent.absolute()))
@@ -128,10 +128,10 @@ class ReclaimService(Application, Options):
                 raise
             except Exception as error:
                 what = f"The configuration file {path} fails: {error!r}."
-                raise Refused(Reason.INVALID, what=what) from error
+                raise Refused(Reason.SETTING_INVALID, what=what) from error
             self.update_config(given)
         if problems := validation.problems(self.config):
-            raise Refused(Reason.INVALID, what=" ".join(problems))
+            raise Refused(Reason.SETTING_INVALID, what=" ".join(problems))
 
     def start(self) -> None:
         """Run until told to end."""
@@ -276,7 +276,7 @@ class ReclaimService(Application, Options):
             return Journal(address)
         except (ArgumentError, ImportError) as error:
             what = f"journal_url is no address that can be opened: {error}."
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.SETTING_INVALID, what=what) from error
 
     def _agent_token_file(self) -> Path:
         """Where the agent's token is, or will be once the agent has run.
@@ -291,7 +291,7 @@ class ReclaimService(Application, Options):
             log.warning("service: %s is not there yet; has the agent run?", path)
         except OSError as error:
             what = f"The agent's token file {path} cannot be read: {error.strerror}."
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.SETTING_INVALID, what=what) from error
         return path
 
     def _application(
@@ -341,7 +341,7 @@ class ReclaimService(Application, Options):
                 f"The address {surroundings.host}:{surroundings.port} cannot be used:"
                 f" {error.strerror}."
             )
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.SETTING_INVALID, what=what) from error
         return server
 
 

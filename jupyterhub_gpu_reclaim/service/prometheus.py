@@ -54,6 +54,8 @@ USUAL_FAILURES = (
     Reason.HUB_UNREACHABLE,
     Reason.STORE_FULL,
     Reason.STORE_FAILED,
+    Reason.STORE_UNREACHABLE,
+    Reason.STORE_DENIED,
     Reason.NOT_ENOUGH_MEMORY,
     Reason.GPU_FAILED,
     Reason.GPU_STUCK,
@@ -199,7 +201,7 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily(
         PREFIX + "gpu_seconds_reclaimed",
         "GPUs times seconds that suspended sessions have left to others, by the GPUs"
-        " that each held when it was saved; it lasts over restarts.",
+        " that each held when it was suspended; it lasts over restarts.",
         value=now.gpu_seconds,
     )
 
@@ -207,7 +209,7 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
 def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily(
         PREFIX + "saved_logical_bytes",
-        "Bytes that saved sessions held, summed over all suspends.",
+        "Bytes that suspended sessions held, summed over all suspends.",
         value=now.counters.logical_bytes,
     )
     yield CounterMetricFamily(

@@ -53,7 +53,7 @@ class Unavailable(StoreError):
     """It does not work now, but may soon; the call had no effect."""
 
     def __init__(self, why: str, *, detail: str = "") -> None:
-        super().__init__(Reason.STORE_FAILED, why=why, detail=detail)
+        super().__init__(Reason.STORE_UNREACHABLE, why=why, detail=detail)
 
 
 class ObjectWriter(Protocol):

@@ -66,7 +66,7 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
 
     admin.wait(new_name, phase="warned")
     front.evaluate(SOMEBODY_LOOKS)
-    warning = front.locator("#gpu-reclaim-notice", has_text="is going to be saved")
+    warning = front.locator("#gpu-reclaim-notice", has_text="is going to be suspended")
     warning.wait_for()
     shoot(front, "tab-warning")
     warning.get_by_role("button", name="Keep running").click()
@@ -84,7 +84,7 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
 
     # nobody touches a thing: both tabs go on polling
     admin.wait(new_name, phase="suspended")
-    saved = "Your session is saved"
+    saved = "Your session is suspended"
     front.get_by_role("dialog", name=saved).wait_for()
     front.keyboard.press("Escape")  # "Not now"
     offer = front.locator("#gpu-reclaim-notice", has_text=saved)

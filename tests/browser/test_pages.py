@@ -90,13 +90,13 @@ def test_not_now_on_the_spawn_page_keeps_the_session_saved_until_asked(
     page.get_by_role("button", name="Resume my session").wait_for()
     assert problems(page) == []
     with restoring(page, stack, paige):
-        page.get_by_role("button", name="Not now: keep it saved").click()
-    page.get_by_role("heading", name="Your session is saved").wait_for()
+        page.get_by_role("button", name="Not now: keep it suspended").click()
+    page.get_by_role("heading", name="Your session is suspended").wait_for()
     assert problems(page) == []
     page.wait_for_timeout(4000)  # longer than any script of ours would wait
     assert admin.session(paige.name)["phase"] == "suspended"
     shoot(page, "page-saved")
-    page.get_by_role("button", name="Bring it back").click()
+    page.get_by_role("button", name="Resume").click()
     page.wait_for_url(f"**/user/{paige.name}/lab**", wait_until="commit")
     with kernel:
         assert kernel.run("print(x + 1)").text == "42\n"
@@ -132,7 +132,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
     taken_away(page, stack, paige, path)
     with page.expect_navigation():  # it is still away
         page.get_by_role("link", name="Try again").click()
-    page.get_by_role("heading", name="Your saved session did not come back").wait_for()
+    page.get_by_role("heading", name="Your session could not be resumed").wait_for()
     assert page.get_by_text("data.bin").count() == 1
     path.write_bytes(b"x" * 99)
     page.get_by_role("link", name="Try again").click()
@@ -156,7 +156,7 @@ def taken_away(page: Page, stack: Stack, user: User, path: Path) -> None:
     """Visit a suspended session whose file is gone."""
     path.unlink()
     page.goto(f"{stack.url}/user/{user.name}/lab")
-    page.get_by_role("heading", name="Your saved session did not come back").wait_for()
+    page.get_by_role("heading", name="Your session could not be resumed").wait_for()
     assert page.get_by_text("data.bin").count() == 1
     assert problems(page) == []
     shoot(page, "page-refusal")

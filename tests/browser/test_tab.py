@@ -47,7 +47,7 @@ def notebook(stack: Stack, new_name: str, sign_in: Callable[[str], Page]) -> Pag
     return page
 
 
-def dialog_of(page: Page, name: str = "Your session is saved") -> Locator:
+def dialog_of(page: Page, name: str = "Your session is suspended") -> Locator:
     return page.get_by_role("dialog", name=name)
 
 
@@ -145,7 +145,7 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     admin.suspend(new_name)
     path.unlink()
     dialog_of(notebook).get_by_role("button", name="Resume").click()
-    refusal = dialog_of(notebook, "Your saved session did not come back")
+    refusal = dialog_of(notebook, "Your session could not be resumed")
     refusal.get_by_text("table.csv").wait_for()
     shoot(notebook, "tab-refused-dark")
     assert axe.problems(notebook, within="#gpu-reclaim-overlay") == []

@@ -1,4 +1,4 @@
-"""Ports of saved sessions are kept out of the kernel's hands, in real namespaces."""
+"""Ports of suspended sessions are kept out of the kernel's hands, in namespaces."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_import_of_what_stands_there_is_refused(run, tmp_path):
     run("export", "ada-1", file)
     code, _, err = run("import", file)
     assert code == 1
-    assert "There is a saved session ada-1 already" in err
+    assert "There is a checkpoint ada-1 already" in err
 
 
 def test_import_after_the_first_generation_shares_its_packs(

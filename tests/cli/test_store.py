@@ -65,7 +65,7 @@ def test_show_of_nothing_is_a_sentence_and_exit_code_1(run):
     code, out, err = run("show", "never")
     assert code == 1
     assert out == ""
-    assert err == "Error: There is no saved session never. (checkpoint_missing)\n"
+    assert err == "Error: There is no checkpoint never. (checkpoint_missing)\n"
 
 
 def test_verify_of_good_store_is_0(run, run_json):
@@ -165,7 +165,7 @@ def test_rm_of_an_older_one_keeps_what_the_newer_needs(run, store):
 def test_rm_of_the_newest_is_refused_unless_it_is_forced(run, store):
     code, _, err = run("rm", "ada-1", "ada-2")
     assert code == 1
-    assert "ada-2 is the newest saved state of ada/lab" in err
+    assert "ada-2 is the newest checkpoint of ada/lab" in err
     assert store.repository.exists("ada-1")  # all or none
     assert run("rm", "--force", "ada-1", "ada-2")[0] == 0
     assert not store.repository.exists("ada-2")
@@ -199,7 +199,7 @@ def test_rm_of_one_that_cannot_be_read_is_refused_unless_it_is_forced(run, store
 def test_rm_of_nothing_is_a_sentence(run):
     code, _, err = run("rm", "never")
     assert code == 1
-    assert "no saved session never" in err
+    assert "no checkpoint never" in err
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_program_ends_with_a_sentence_never_a_traceback(store):
     line += [f"--key-file={store.key_file}"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "Error: There is no saved session x. (checkpoint_missing)\n"
+    assert done.stderr == "Error: There is no checkpoint x. (checkpoint_missing)\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes somebody else")

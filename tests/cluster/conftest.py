@@ -147,7 +147,7 @@ class ClusterHub:
         return answer.json().get("phase") if answer.ok else answer.status_code
 
     def suspend(self, user):
-        """Order it, and wait until it is saved and its pod gone."""
+        """Order it, and wait until it is suspended and its pod gone."""
         self.wait(lambda: self.phase(user) == "running")
         answer = self.reclaim("POST", f"sessions/{quote(user)}/-/suspend")
         assert answer.ok, answer.text

@@ -223,7 +223,7 @@ def test_a_return_waits_while_every_node_is_cordoned(hub, nodes, work_of):
 
 
 def test_a_gpu_that_is_given_back_goes_to_who_waits(hub, nodes, work_of):
-    """Both ways: a saved session holds no GPU, and waits for one when it comes back."""
+    """Both ways: a suspended session holds no GPU, and waits for one on its return."""
     node, others = nodes[0], nodes[1:]
     if not hub.wanted.gpu or hub.gpus(node) != 1:
         pytest.skip(f"needs --cluster-gpu and one nvidia.com/gpu on {node}")

@@ -59,7 +59,7 @@ async def test_bring_back_while_it_runs_saves_it_first_and_loses_nothing(world):
     controller = await running(world, "06:44")
     saved = await suspend(world, controller)
     await resume(world, controller, "now")
-    with pytest.raises(Refused, match="saved first"):
+    with pytest.raises(Refused, match="suspended first"):
         await controller.bring_back(KEY, saved, "ada")
     await controller.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: _runs(world, controller, "06:44"))

@@ -281,7 +281,7 @@ async def test_journal_older_and_store_away_waits_and_starts_nothing(world, tmp_
     second = await restored_journal(world, first, backup)
     assert await world.hub.start(KEY) == "store_failed"
     pointer = world.hub.pointers.pop(KEY)
-    assert await world.hub.start(KEY) == "store_failed"  # it was saved at some time
+    assert await world.hub.start(KEY) == "store_failed"  # it was suspended at some time
     world.hub.pointers[KEY] = pointer
     world.node.checkpoints = listed
     assert await world.hub.start(KEY) == "restore"

@@ -114,5 +114,5 @@ async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
     line = controller.audit(KEY)[0]
     assert (line.what, line.message) == (
         "deletion ahead",
-        "The only state in which this session is saved is deleted in 1 min 40 s.",
+        "The only checkpoint of this session is deleted in 1 min 40 s.",
     )

@@ -13,7 +13,7 @@ IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
 
 @pytest.fixture
 async def doubled(world):
-    """A session whose second tree, of which nothing is saved, the Hub has forgotten."""
+    """A session whose second tree, of which nothing is kept, the Hub has forgotten."""
     first = await world.running("old work")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")

@@ -13,6 +13,8 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from tests.controlplane.conftest import KEY
 
+#: Codes that are the plain word for it, too.
+PLAIN = {"warned", "started", "stopped", "released", "suspend"}
 IDLE = Verdict(reclaim=True, code="idle", message="Idle for 31 min.")
 
 
@@ -21,7 +23,7 @@ def test_everything_that_can_happen_has_a_sentence(what):
     line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="So it is.")
     told = sentence(line)
     assert told.endswith(". So it is.")
-    assert what not in told or what in {"warned", "started", "stopped", "released"}
+    assert what not in told or what in PLAIN
 
 
 def test_sentences_name_who_asked_and_for_how_long():
@@ -31,7 +33,7 @@ def test_sentences_name_who_asked_and_for_how_long():
     assert told("keep", "3600 s") == "ada asked that it be kept for 1 h."
     assert told("keep", "0 s") == "ada no longer wants it kept."
     assert told("keep", "nonsense") == "ada no longer wants it kept."
-    assert told("ask to resume") == "ada asked that it be brought back."
+    assert told("ask to resume") == "ada asked that it be resumed."
     assert told("discard", "ckpt-1") == "ada deleted something that had been put aside."
     assert told("newer word", who="gpu-reclaim") == "The service: newer word."
 
@@ -53,11 +55,12 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     told = [line.sentence for line in reversed(page.lines)]
     assert page.next is None
     assert "A warning was given. Idle for 31 min. It is suspended in 0 s" in told[1]
-    assert "Saving it began. Idle for 31 min." in told
+    assert "Its suspend began. Idle for 31 min." in told
     assert any(
-        re.match(r"It was saved\. .* B of it newly written; that", t) for t in told
+        re.match(r"Its checkpoint is complete\. .* B of it newly written; that", t)
+        for t in told
     )
-    assert any(re.match(r"It was brought back\. That took \d+ s\.", t) for t in told)
+    assert any(re.match(r"It was resumed\. That took \d+ s\.", t) for t in told)
     assert "root asked that it be suspended." in told
     assert told[-1].startswith("Its server was deleted")
     first = controller.story("ada", limit=2)

@@ -51,7 +51,7 @@ COVERED = {
     ("service", "running"),  # the Hub's tests of the service, and of the admin page
     ("service", "suspended"),  # a Hub takes its service along
     ("service", "resumed"),  # likewise
-    ("agent", "suspended"),  # everything, which ends in a saved session as well
+    ("agent", "suspended"),  # everything, which ends in a suspended session as well
     ("hub", "restoring"),  # everything
     ("agent", "captured"),  # waits for the Hub
     *[("agent and service", moment) for moment in TOGETHER],

@@ -114,7 +114,7 @@ def restart_with(stack: Stack, copy: Path | None) -> None:
 
 
 def forget_pointer(stack: Stack, name: str) -> None:
-    """What a Hub's database from before the suspend says: nothing is saved."""
+    """What a Hub's database from before the suspend says: nothing is suspended."""
     with contextlib.closing(
         sqlite3.connect(stack.folder / "jupyterhub.sqlite")
     ) as database:
@@ -214,7 +214,7 @@ def test_state_of_before_comes_back_while_the_session_runs_and_both_are_kept(
     page = somebody.user.http.get(
         f"{stack.url}/services/gpu-reclaim/sessions/{name}/-", timeout=30
     )
-    assert "Other saved states" in page.text
+    assert "Other checkpoints" in page.text
     command(stack, admin, "bring-back", name, saved, "--save-running")
     end = time.monotonic() + 60
     while admin.session(name)["generation"] != 2 and time.monotonic() < end:

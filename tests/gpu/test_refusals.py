@@ -1,4 +1,4 @@
-"""What the driver cannot save is refused or taken back, and computes on."""
+"""What the driver cannot checkpoint is refused or taken back, and computes on."""
 
 import shutil
 import subprocess

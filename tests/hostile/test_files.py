@@ -1,4 +1,4 @@
-"""A user changes what his saved session had open: he gains nothing by its return.
+"""A user changes what his suspended session had open: he gains nothing by its return.
 
 Each attack is that of somebody who owns the folder and can run programs there while the
 session is away (a second server, ssh), before CRIU starts or at any step of it.

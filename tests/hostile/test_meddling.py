@@ -1,8 +1,8 @@
 """A login of the session's user acts while CRIU works: signals, at each step of it.
 
 He may do with his own processes what he likes, also from outside of the session; he may
-not reach CRIU. Whatever he does, a session is saved whole or goes on, and what cannot
-come back leaves nothing.
+not reach CRIU. Whatever he does, a session is suspended whole or goes on, and what
+cannot come back leaves nothing.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_session_that_its_user_wakes_while_it_is_saved_stands_or_is_not_saved(se
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_process_that_its_user_kills_while_it_is_saved_harms_no_other(session, moment):
-    """It is saved without it, or not at all; the rest goes on in any case."""
+    """It is suspended without it, or not at all; the rest goes on in any case."""
     engine, _, world = session
     (child,) = [one for one in world.place.tree.processes if one.name == "sleep"]
     once = Once(moment, lambda: signal_as_user(signal.SIGKILL, child.pid))
@@ -285,6 +285,6 @@ def test_stranger_who_connects_to_criu_ends_the_attempt_and_not_the_session(sess
     thaw(world.place.tree, stopped)
     assert world("child.poll()") is None
     assert world("len(data), len(more)") == (3 << 20, 100 << 20)
-    # Once he has gone it is saved as ever.
+    # Once he has gone it is suspended as ever.
     result = engine.dump(world.place, engine.image().sink)
     thaw(world.place.tree, result.stopped)

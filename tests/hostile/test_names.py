@@ -1,4 +1,4 @@
-"""Names in the file system that a saved session has: sockets, folders it watches."""
+"""Names in the file system of a suspended session: sockets, folders it watches."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ LOOT = ("ada/train", "data-xsrf", "ckpt-of-ada", "All sessions")
 
 
 class World:
-    """The Hub, and an agent with a saved session of ada's."""
+    """The Hub, and an agent with a suspended session of ada's."""
 
     def __init__(self, folder: Path) -> None:
         self.agent = AgentThatOnlyKeeps(SAVED)
@@ -570,6 +570,6 @@ async def test_page_works_by_itself_in_its_sandbox(world, victim):
     await victim.goto(world.service + "sessions/ada/train")
     assert await victim.evaluate("origin") == "null"
     await victim.evaluate("window.notReloaded = true")
-    await victim.get_by_role("button", name="Bring back").first.click()
+    await victim.get_by_role("button", name="Resume").first.click()
     await victim.locator("#notice", has_text="is coming back").wait_for()
     assert await victim.evaluate("window.notReloaded")

@@ -229,7 +229,7 @@ def test_rights_that_the_kernel_does_not_confirm_are_refused(neighbour, field, v
 
 
 def saved_users(image) -> set[int]:
-    """The users that the threads of a saved session would come back as."""
+    """The users that the threads of a suspended session would come back as."""
     cores = [
         images.parse("core_entry", images.only(data, images.CORE_MAGIC))
         for name, data in image.items()

@@ -21,7 +21,7 @@ def buttons(person) -> dict[str, tuple[str, str]]:
 
 def test_home_of_a_suspended_session_says_resume_and_since_when(suspended):
     words, href = buttons(suspended)["start"]
-    assert re.fullmatch(r"Resume my session \(saved (just now|\d+ s ago)\)", words)
+    assert re.fullmatch(r"Resume my session \(suspended (just now|\d+ s ago)\)", words)
     assert href == f"/hub/spawn/{suspended.name}"
 
 
@@ -45,10 +45,10 @@ def test_home_says_resume_for_the_named_servers_that_are_saved(hub, service, amy
     assert found["start"][0] == "My Server"
     assert found["start-lab"] == ("start", f"/hub/spawn/{amy.name}/lab")
     words, href = found["start-lab-2"]
-    assert re.fullmatch(r"resume \(saved (just now|\d+ s ago)\)", words)
+    assert re.fullmatch(r"resume \(suspended (just now|\d+ s ago)\)", words)
     assert href == f"/hub/spawn/{amy.name}/lab-2"
 
 
 def test_home_after_a_restart_of_the_hub_still_says_resume(hub, suspended):
     hub.restart()
-    assert buttons(suspended)["start"][0].startswith("Resume my session (saved ")
+    assert buttons(suspended)["start"][0].startswith("Resume my session (suspended ")

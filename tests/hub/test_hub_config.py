@@ -8,8 +8,13 @@ import re
 import pytest
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.hub.config import TEMPLATES, configure, found_wrong
-from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
+from jupyterhub_gpu_reclaim.hub.config import (
+    TEMPLATES,
+    configure,
+    found_late,
+    found_wrong,
+)
+from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS, SPAWNER_TOKEN
 
 
 def options_of(service):
@@ -80,6 +85,47 @@ def test_configure_keeps_what_the_administrator_has_set(tmp_path):
         "access:services!service=gpu-reclaim",
     ]
     assert roles["gpu-reclaim-admin"]["users"] == ["ada", "boss", "root"]
+
+
+def test_settings_in_their_own_sections_reach_the_service(tmp_path):
+    c = Config()
+    c.IdlePolicy.idle_after = 1800
+    c.ReclaimService.grace = 3600
+    configure(c, state_dir=str(tmp_path / "s"))
+    assert found_wrong(c) == []
+    words = options_of(c.JupyterHub.services[0])
+    assert {"--IdlePolicy.idle_after=1800", "--ReclaimService.grace=3600"} <= {*words}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("idel_after", 1800, "IdlePolicy.idel_after is no setting; did you mean"),
+        ("idle_after", "30m", "IdlePolicy.idle_after must be a duration"),
+        (
+            "idle_after",
+            60,
+            "is '60' in c.IdlePolicy.idle_after, and '1800'",
+        ),
+    ],
+)
+def test_setting_in_its_section_that_is_wrong_is_said(tmp_path, name, value, said):
+    c = Config()
+    c.IdlePolicy[name] = value
+    configure(c, state_dir=str(tmp_path / "s"), idle_after=1800)
+    assert said in " ".join(found_wrong(c))
+
+
+def test_setting_below_the_call_is_said_when_the_service_is_started(tmp_path, caplog):
+    c = Config()
+    c.IdlePolicy.idle_after = 1800
+    configure(c, state_dir=str(tmp_path / "s"))
+    environment = c.JupyterHub.services[0]["environment"]
+    found_late(c, environment)
+    assert PROBLEMS not in environment
+    c.Guards.min_age = 5
+    found_late(c, environment)
+    assert "c.Guards.min_age must stand above the call" in environment[PROBLEMS]
 
 
 def test_secrets_are_made_once_and_are_for_root_only(tmp_path):

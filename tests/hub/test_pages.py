@@ -90,7 +90,7 @@ def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab
     if when != "at once":
         tab.get_by_text("Reading the memory").first.wait_for(state="attached")
         service.hold_restore.set()
-    saved = tab.get_by_role("heading", name="Your saved session did not come back")
+    saved = tab.get_by_role("heading", name="Your session could not be resumed")
     saved.wait_for(timeout=60_000)
     tab.get_by_text(FAILED["message"]).wait_for()
     tab.get_by_role("link", name="Start fresh").wait_for()

@@ -135,7 +135,7 @@ def test_t4_t5_t16_failed_resumes_keep_login_leak_no_token_and_say_why(
     while "spawn-pending" in page.url and page.status_code == 200:
         page = suspended.http.get(page.url, timeout=60)
     assert page.status_code == 409
-    assert "did not come back" in page.text
+    assert "could not be resumed" in page.text
     assert FAILED["message"] in page.text
     assert f"/services/gpu-reclaim/sessions/{name}/-/fresh" in page.text
     assert "kept 7 days" in page.text
@@ -309,7 +309,7 @@ def test_t15_visit_during_the_release_ends_in_the_resumed_session(hub, service, 
     hub.api("DELETE", f"users/{amy.name}/server", timeout=30)
     page = amy.http.get(f"{hub.url}/user/{amy.name}/lab", timeout=60)
     assert page.status_code == 200
-    assert "is being saved" in page.text
+    assert "is being suspended" in page.text
     service.hold_release.set()
     assert comes_back(amy)
 

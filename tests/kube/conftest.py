@@ -11,7 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.hub.kube.pod import Wish, prepared
+from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from jupyterhub_gpu_reclaim.service.clients.agent_router import Fleet
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
@@ -117,8 +117,8 @@ def session_pod(cluster: Cluster, key: SessionKey = ADA, mode="start", **more):
     incarnation = more.pop("incarnation", "a" * 32)
     name = f"jupyter-{key.user}{'--' + key.server if key.server else ''}"
     options = more.pop("options", {})
-    wish = Wish(mode=mode, key=key, incarnation=incarnation, **more)
-    pod = as_json(prepared(a_pod(name=name, **options), wish))
+    purpose = PodPurpose(mode=mode, key=key, incarnation=incarnation, **more)
+    pod = as_json(prepared(a_pod(name=name, **options), purpose))
     pod["metadata"]["namespace"] = NAMESPACE
     pod["status"] = {"phase": "Pending"}
     cluster.put("pods", pod)

@@ -12,7 +12,7 @@ from kubespawner.objects import make_pod
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.kube.pod import INCARNATION, Wish, holds, prepared
+from jupyterhub_gpu_reclaim.hub.kube.pod import INCARNATION, PodPurpose, holds, prepared
 from jupyterhub_gpu_reclaim.session_init import session_init
 from tests.kube.schemas import as_json, problems
 
@@ -36,9 +36,9 @@ def a_pod(**more):
     return make_pod(**given)
 
 
-def a_wish(mode="start", **more):
+def a_purpose(mode="start", **more):
     given = {"key": SessionKey("ada"), "incarnation": "f" * 32, **more}
-    return Wish(mode=mode, **given)
+    return PodPurpose(mode=mode, **given)
 
 
 def notebook(pod):
@@ -60,7 +60,7 @@ def init_of(words: list[str]):
 
 
 def test_start_prefixes_the_arguments_and_leaves_the_entrypoint() -> None:
-    container = notebook(prepared(a_pod(), a_wish()))
+    container = notebook(prepared(a_pod(), a_purpose()))
     assert "command" not in container
     init = init_of(container["args"])
     assert (init.mode, init.user, init.incarnation) == ("start", "ada", "f" * 32)
@@ -70,20 +70,20 @@ def test_start_prefixes_the_arguments_and_leaves_the_entrypoint() -> None:
 
 def test_start_with_a_command_prefixes_that_and_leaves_the_arguments() -> None:
     pod = a_pod(extra_container_config={"command": ["tini", "--", "start.sh"]})
-    container = notebook(prepared(pod, a_wish()))
+    container = notebook(prepared(pod, a_purpose()))
     assert init_of(container["command"]).command == ["tini", "--", "start.sh"]
     assert container["args"] == CMD
 
 
 def test_start_without_any_command_is_refused_with_what_to_set() -> None:
     with pytest.raises(Refused, match=r"KubeSpawner\.cmd"):
-        prepared(a_pod(cmd=None), a_wish())
+        prepared(a_pod(cmd=None), a_purpose())
 
 
 def test_hold_is_pid_1_by_digest_with_the_saved_login(monkeypatch) -> None:
     monkeypatch.setattr(session_init.os, "getpid", lambda: 1)
-    wish = a_wish("hold", image=DIGEST, token="saved", generation=3)
-    container = notebook(prepared(a_pod(image_pull_policy="Always"), wish))
+    purpose = a_purpose("hold", image=DIGEST, token="saved", generation=3)
+    container = notebook(prepared(a_pod(image_pull_policy="Always"), purpose))
     assert init_of(container["command"]).mode == "hold"
     assert not container.get("args")
     assert (container["image"], container["imagePullPolicy"]) == (
@@ -95,8 +95,10 @@ def test_hold_is_pid_1_by_digest_with_the_saved_login(monkeypatch) -> None:
 
 
 def test_an_image_without_a_digest_stays_for_the_agent_to_compare() -> None:
-    wish = a_wish("hold", image="sha256:" + "b" * 64)
-    assert notebook(prepared(a_pod(), wish))["image"] == "quay.io/jupyter/base:latest"
+    purpose = a_purpose("hold", image="sha256:" + "b" * 64)
+    assert (
+        notebook(prepared(a_pod(), purpose))["image"] == "quay.io/jupyter/base:latest"
+    )
 
 
 def test_probes_and_hooks_that_a_stopped_tree_cannot_answer_go() -> None:
@@ -107,7 +109,7 @@ def test_probes_and_hooks_that_a_stopped_tree_cannot_answer_go() -> None:
         "preStop": {"exec": {"command": ["true"]}},
     }
     pod = a_pod(extra_container_config=extra, lifecycle_hooks=hooks)
-    start, hold = prepared(pod, a_wish()), prepared(pod, a_wish("hold"))
+    start, hold = prepared(pod, a_purpose()), prepared(pod, a_purpose("hold"))
     assert "livenessProbe" not in notebook(start)
     assert {"readinessProbe", "startupProbe"} <= notebook(start).keys()
     assert set(notebook(start)["lifecycle"]) == {"postStart", "preStop"}
@@ -121,7 +123,7 @@ def test_what_an_administrator_wrote_as_json_is_understood() -> None:
         "env": [{"name": "JUPYTERHUB_API_TOKEN", "value": "fresh"}, {"name": "A"}],
     }
     for options in ({"extra_container_config": extra}, {"lifecycle_hooks": {}}):
-        held = notebook(prepared(a_pod(**options), a_wish("hold", token="saved")))
+        held = notebook(prepared(a_pod(**options), a_purpose("hold", token="saved")))
         assert not held.get("lifecycle")
         env = {each["name"]: each.get("value") for each in held["env"]}
         assert env["JUPYTERHUB_API_TOKEN"] == "saved"
@@ -130,16 +132,16 @@ def test_what_an_administrator_wrote_as_json_is_understood() -> None:
 def test_the_node_of_a_return_is_of_the_same_kind() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-H200"}
     pod = a_pod(node_selector={"pool": "gpu"})
-    held = prepared(pod, a_wish("hold", node_labels=labels))
+    held = prepared(pod, a_purpose("hold", node_labels=labels))
     assert as_json(held)["spec"]["nodeSelector"] == {"pool": "gpu", **labels}
     assert as_json(pod)["spec"]["nodeSelector"] == {"pool": "gpu"}
 
 
 def test_a_profile_for_another_gpu_is_refused_with_both_names() -> None:
     pod = a_pod(node_selector={"nvidia.com/gpu.product": "NVIDIA-L4"})
-    wish = a_wish("hold", node_labels={"nvidia.com/gpu.product": "NVIDIA-H200"})
+    purpose = a_purpose("hold", node_labels={"nvidia.com/gpu.product": "NVIDIA-H200"})
     with pytest.raises(Refused) as refused:
-        prepared(pod, wish)
+        prepared(pod, purpose)
     assert refused.value.reason is Reason.NODE_MISMATCH
     assert "NVIDIA-H200" in refused.value.message
     assert "NVIDIA-L4" in refused.value.message
@@ -148,17 +150,17 @@ def test_a_profile_for_another_gpu_is_refused_with_both_names() -> None:
 def test_shared_process_namespace_is_refused() -> None:
     pod = a_pod(extra_pod_config={"shareProcessNamespace": True})
     with pytest.raises(Refused, match="shareProcessNamespace"):
-        prepared(pod, a_wish())
+        prepared(pod, a_purpose())
 
 
 def test_a_hook_that_takes_the_init_out_is_noticed() -> None:
     for mode in ("start", "hold"):
-        wish = a_wish(mode)
-        pod = prepared(a_pod(), wish)
-        assert holds(pod, wish)
+        purpose = a_purpose(mode)
+        pod = prepared(a_pod(), purpose)
+        assert holds(pod, purpose)
         pod.spec.containers[0].command, pod.spec.containers[0].args = None, CMD
-        assert not holds(pod, wish)
-    assert not holds(prepared(a_pod(), a_wish()), a_wish(incarnation="e" * 32))
+        assert not holds(pod, purpose)
+    assert not holds(prepared(a_pod(), a_purpose()), a_purpose(incarnation="e" * 32))
 
 
 def test_sidecars_and_init_containers_stay_as_they_are() -> None:
@@ -169,7 +171,7 @@ def test_sidecars_and_init_containers_stay_as_they_are() -> None:
     }
     first = {"name": "first", "image": "busybox", "command": ["true"]}
     pod = a_pod(extra_containers=[side], init_containers=[first])
-    spec = as_json(prepared(pod, a_wish("hold")))["spec"]
+    spec = as_json(prepared(pod, a_purpose("hold")))["spec"]
     before = as_json(pod)["spec"]
     assert spec["initContainers"] == before["initContainers"]
     assert spec["containers"][1] == before["containers"][1]
@@ -207,13 +209,13 @@ names = st.text(
 def test_any_pod_stays_valid_and_itself(user, server, mode, options) -> None:
     pod = a_pod(**options)
     before = as_json(pod)
-    wish = a_wish(mode, key=SessionKey(user, server), image=DIGEST)
-    made = prepared(pod, wish)
+    purpose = a_purpose(mode, key=SessionKey(user, server), image=DIGEST)
+    made = prepared(pod, purpose)
     assert as_json(pod) == before
-    assert holds(made, wish)
+    assert holds(made, purpose)
     after = as_json(made)
     assert problems(after) == []
-    assert after["metadata"]["labels"][INCARNATION] == wish.incarnation
+    assert after["metadata"]["labels"][INCARNATION] == purpose.incarnation
     ours = notebook(made)
     words = [*ours.get("command", ()), *ours.get("args", ())]
     assert f"--user={user}" in map(expanded, words)

@@ -10,6 +10,7 @@ import pytest
 from kubernetes_asyncio import config
 from kubespawner import KubeSpawner, clients
 from kubespawner import spawner as upstream
+from msgspec.structs import replace
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -19,6 +20,7 @@ from jupyterhub_gpu_reclaim.hub.kube.spawner import (
     ReclaimKubeSpawner,
     SessionPodSpawner,
 )
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from tests.kube.conftest import until
 from tests.support.cluster import NAMESPACE
 from tests.support.nodes import SERVER_PORT
@@ -64,7 +66,7 @@ async def make(cluster, tmp_path, monkeypatch):
             api_token="fresh",
             oauth_client_id="unused",
         )
-        spawner.reclaim_incarnation = incarnation
+        spawner.reclaim_launch = Launch(incarnation=incarnation)
         return spawner
 
     yield make
@@ -99,7 +101,7 @@ async def test_a_hub_that_has_forgotten_a_pod_finds_it_by_its_incarnation(
     assert await spawner.reclaim_where(0) == url
     assert await spawner.reclaim_token() == "fresh"
     assert await spawner.reclaim_port() == SERVER_PORT
-    assert spawner.reclaim_place() == place
+    assert spawner.reclaim_location() == place
     assert spawner.reclaim_alive()
     assert spawner.reclaim_frozen() is None
     await spawner.reclaim_end()
@@ -161,13 +163,14 @@ async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
         return pod
 
     spawner = make(modify_pod_hook=hook)
-    spawner.reclaim_mode = "hold"
-    spawner.reclaim_identity = Identity(api_token="saved", port=SERVER_PORT)
+    cold = spawner.reclaim_launch
+    identity = Identity(api_token="saved", port=SERVER_PORT)
+    spawner.reclaim_launch = replace(cold, mode="hold", identity=identity)
     with pytest.raises(Refused) as refused:
         await spawner.start()
     assert refused.value.reason is Reason.POD_CHANGED
     assert cluster.pod("jupyter-ada") is None
-    spawner.reclaim_mode = "start"  # a new session runs, and cannot be saved
+    spawner.reclaim_launch = cold  # a new session runs, and cannot be suspended
     await spawner.start()
 
 
@@ -177,10 +180,11 @@ async def test_a_return_that_no_node_takes_says_why_before_the_hub_gives_up(
     gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
     cluster.gpus = 0
     spawner = make(start_timeout=1, **gpu)
-    spawner.reclaim_mode = "hold"
-    spawner.reclaim_identity = Identity(
+    identity = Identity(
         api_token="saved", port=SERVER_PORT, node_labels={"gpu": "none-of-ours"}
     )
+    launch = replace(spawner.reclaim_launch, mode="hold", identity=identity)
+    spawner.reclaim_launch = launch
     with pytest.raises(Refused) as refused:
         await spawner.start()
     assert refused.value.reason is Reason.NOT_PLACED

@@ -167,7 +167,7 @@ def test_what_the_driver_cannot_save_is_refused_and_goes_on(
 def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     agent, start, places
 ):
-    """CRIU could not save them; as little could the next capture, after a roll-back."""
+    """CRIU could not dump them; as little could the next capture, after a roll-back."""
     session = start("forks")
     computes(session)
 

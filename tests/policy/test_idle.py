@@ -29,7 +29,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"gpu_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
-        ({"complete": False}, Reason.SAMPLES_MISSING, "missing is never idle"),
+        ({"complete": False}, Reason.SAMPLES_MISSING, "counts as in use"),
         ({"last_active": None}, Reason.SAMPLES_MISSING, ""),
         ({"kernels": None}, Reason.SAMPLES_MISSING, ""),
         ({"terminals": None}, Reason.SAMPLES_MISSING, ""),
@@ -88,7 +88,7 @@ def test_connected_counts_only_if_the_admin_says_so(snapshot, now):
     assert first(snapshot(usage), now).reclaim
     verdict = first(snapshot(usage), now, connected_is_active=True)
     assert verdict.code == "connected"
-    assert "3 browser" in verdict.message
+    assert "connections: 3" in verdict.message
     unknown = first(snapshot({"connections": None}), now, connected_is_active=True)
     assert unknown.code == "samples_missing"
 

@@ -41,7 +41,7 @@ def test_age_drops_what_is_older_and_says_so():
         NOW,
     )
     assert [(each.id, each.why) for each in found] == [
-        ("old", "saved sessions are kept for 30 d")
+        ("old", "checkpoints are kept for 30 d")
     ]
 
 

@@ -168,7 +168,7 @@ async def test_page_follows_changes_without_a_reload(service, tab):
 async def test_open_confirmation_stays_open_while_the_card_changes(service, tab):
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c1")
     page = await tab("token-ada")
-    await page.get_by_text("Delete saved session…").click()
+    await page.get_by_text("Delete suspended session…").click()
     button = page.get_by_role("button", name="Delete for good")
     await button.focus()
     service.control.put("ada", failure=Failure(code="x", message="A new sentence."))
@@ -176,7 +176,7 @@ async def test_open_confirmation_stays_open_while_the_card_changes(service, tab)
     await expect(button).to_be_focused()
     await button.click()
     await expect(page.get_by_role("status")).to_have_text(
-        "The saved session is deleted."
+        "The suspended session is deleted."
     )
     assert service.control.calls[-1][0] == "discard"
 
@@ -186,7 +186,7 @@ async def test_buttons_work_without_scripts(service, tab):
     page = await tab("token-ada", java_script_enabled=False)
     await page.get_by_role("button", name="Suspend now").click()
     await page.wait_for_url("**/mine?done=suspend")
-    assert "Being saved" in await page.content()
+    assert "Being suspended" in await page.content()
 
 
 async def test_overview_is_live_filtered_and_steered_without_a_reload(service, tab):
@@ -230,7 +230,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await expect(page.locator("#notice")).to_contain_text("cannot be suspended")
     service.control.suspend = suspend
     await bob.get_by_role("button", name="Suspend now").click()
-    await expect(bob).to_contain_text("Being saved")
+    await expect(bob).to_contain_text("Being suspended")
     assert await page.evaluate("window.notReloaded")
 
 

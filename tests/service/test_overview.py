@@ -81,7 +81,7 @@ async def test_store_use_is_told_user_by_user(service, root):
     assert told[0]["user"] == "ada"
     page = (await root.get("store")).body.decode()
     assert "1.0 GB" in page
-    assert "2 saved states of 1 user:" in page
+    assert "2 checkpoints of 1 user:" in page
 
 
 @pytest.mark.parametrize("path", ["all", "all/table", "all/summary", "store"])
@@ -171,7 +171,7 @@ async def test_form_that_a_script_sends_is_answered_in_words_not_pages(service, 
     service.control.put("ada")
     sent = {"_xsrf": await root.xsrf(), "accept": "application/json"}
     done = await root.post("sessions/ada/-/suspend", **sent)
-    assert json.loads(done.body) == "The session is being saved."
+    assert json.loads(done.body) == "The session is being suspended."
     again = await root.post("sessions/ada/-/suspend", **sent)
     assert again.code == 409
     assert "cannot be suspended" in json.loads(again.body)["message"]
@@ -183,7 +183,7 @@ async def test_page_of_one_session_tells_reasons_and_log(service):
     page = (await ada.get("sessions/ada/train")).body.decode()
     assert "Why it is not suspended" in page
     assert "Kernel a is busy." in page
-    assert "Saving it began." in page
+    assert "Its suspend began." in page
     assert (await ada.get("sessions/bob/train")).code == 404
     service.control.put("ada", "train", phase=Phase.SUSPENDED)
     page = (await ada.get("sessions/ada/train")).body.decode()

@@ -164,8 +164,8 @@ async def test_page_lists_other_states_and_brings_one_back(service, browser):
     ]
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", kept=kept)
     page = (await browser.get("sessions/ada/-")).body.decode()
-    assert "State of 2020-09-13 12:26 UTC" in page
-    assert page.count("State of ") == 1  # what it is in is no other state
+    assert "Checkpoint of 2020-09-13 12:26 UTC" in page
+    assert page.count("Checkpoint of ") == 1  # what it is in is no other state
     xsrf = await browser.xsrf()
     response = await browser.post(
         "sessions/ada/-/bring-back", _xsrf=xsrf, checkpoint="c1", page="start"
@@ -175,13 +175,13 @@ async def test_page_lists_other_states_and_brings_one_back(service, browser):
     assert service.control.calls == [("bring_back", ADA, "c1", "ada", False)]
     service.control.put("ada", phase=Phase.RUNNING)
     page = (await browser.get("sessions/ada/-")).body.decode()
-    assert "is saved first" in page
+    assert "is suspended first" in page
 
 
 async def test_fresh_page_asks_what_comes_back_where_a_visit_is_no_answer(
     service, browser
 ):
-    failure = Failure(code="saved_found", message="A saved state was found.")
+    failure = Failure(code="saved_found", message="A checkpoint was found.")
     service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", failure=failure)
     page = (await browser.get("sessions/ada/-/fresh")).body.decode()
     assert "Try again" not in page
@@ -196,7 +196,7 @@ async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(
 ):
     service.control.put("ada")
     page = (await browser.get("sessions/ada/-/fresh")).body.decode()
-    assert "There is no saved session to put aside" in re.sub(r"\s+", " ", page)
+    assert "There is no suspended session to put aside" in re.sub(r"\s+", " ", page)
     assert not Tags(page).all("form")
 
 

@@ -1,7 +1,8 @@
 """The service as a real JupyterHub runs it: login, scopes, the Hub's death and its own.
 
-The agent is a double that knows one saved session and nothing else: what the service
-shows of it came the whole way, over the agent's wire format, the journal and the Hub.
+The agent is a double that knows one suspended session and nothing else: what the
+service shows of it came the whole way, over the agent's wire format, the journal and
+the Hub.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ def test_saved_session_is_deleted_by_its_users_button(stack):
     assert stack.agent.saved
     done = ada.http.post(form, data={"_xsrf": xsrf}, timeout=30)
     assert done.status_code == 200
-    assert "The saved session is deleted." in done.text
+    assert "The suspended session is deleted." in done.text
     wait_until(lambda: not stack.agent.saved, 30, stack.hub.log)
 
 

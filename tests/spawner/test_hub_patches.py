@@ -7,6 +7,7 @@ import logging
 from types import SimpleNamespace
 
 from jupyterhub.app import JupyterHub
+from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub.spawner import mixin, patches  # noqa: F401 - applies it
 
@@ -24,7 +25,7 @@ class Hub:
     """A Hub whose services do not come up: they fail, or say nothing."""
 
     def __init__(self) -> None:
-        self.log = logging.getLogger("JupyterHub")
+        self.log, self.config = logging.getLogger("JupyterHub"), Config()
 
     def cleanup_oauth_clients(self):
         """Known."""
@@ -38,7 +39,7 @@ class Hub:
 async def test_service_of_ours_that_does_not_come_up_is_gone_on_without(caplog):
     assert patches.apply(Hub)
     for timeout in (5, -9.99):
-        service = SimpleNamespace(timeout=timeout, url="", managed=True)
+        service = SimpleNamespace(timeout=timeout, url="", managed=True, environment={})
         assert await Hub().start_service("gpu-reclaim", service)
     assert not await Hub().start_service("another", SimpleNamespace(timeout=5))
     assert caplog.text.count("goes on without it") == 2

@@ -16,8 +16,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.hub.local import launch as launch_module
-from jupyterhub_gpu_reclaim.hub.local.processes import Session
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
@@ -47,7 +47,7 @@ def launch(tmp_path):
         facts = {}
         for line in text.splitlines():
             facts.update(json.loads(line))
-        place = Place(
+        place = Location(
             pid=facts.get("pid", 0),
             start=facts.get("start", 0),
             boot=facts.get("boot", ""),
@@ -59,9 +59,9 @@ def launch(tmp_path):
     start.name = name
     yield start
     for place in places:
-        Session(place).signal(signal.SIGKILL)
+        LocalSession(place).signal(signal.SIGKILL)
         until = time.monotonic() + 10
-        while Session(place).alive() and time.monotonic() < until:
+        while LocalSession(place).alive() and time.monotonic() < until:
             time.sleep(0.02)
     launcher.remove_cgroups(PARENT, name)
     for mount, _ in launcher.hierarchies():
@@ -71,7 +71,7 @@ def launch(tmp_path):
 
 def ended(place):
     until = time.monotonic() + 20
-    while Session(place).alive():
+    while LocalSession(place).alive():
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -94,7 +94,7 @@ def test_report_names_the_init_on_the_host_however_fast_it_mounts(launch):
     for _ in range(5):
         facts, place = launch("exec sleep 60")
         assert facts["start"] == launcher.start_time(facts["pid"])
-        assert Session(place).alive()
+        assert LocalSession(place).alive()
         assert Path(f"/proc/{place.pid}/stat").read_text().split()[3] != str(
             os.getpid()
         )
@@ -103,13 +103,13 @@ def test_report_names_the_init_on_the_host_however_fast_it_mounts(launch):
 def test_alive_is_never_fooled_by_another_process_of_that_pid(launch):
     _, place = launch("exec sleep 60")
     for wrong in (
-        Place(pid=place.pid, start=place.start + 1, boot=place.boot),
-        Place(pid=place.pid, start=place.start, boot="another boot"),
-        Place(),
+        Location(pid=place.pid, start=place.start + 1, boot=place.boot),
+        Location(pid=place.pid, start=place.start, boot="another boot"),
+        Location(),
     ):
-        assert not Session(wrong).alive()
-        assert not Session(wrong).signal(signal.SIGKILL)
-    assert Session(place).alive()
+        assert not LocalSession(wrong).alive()
+        assert not LocalSession(wrong).signal(signal.SIGKILL)
+    assert LocalSession(place).alive()
 
 
 def test_session_lets_go_of_what_the_host_unmounts(launch, tmp_path):
@@ -141,7 +141,7 @@ def test_sweep_removes_what_dead_sessions_left_and_nothing_else(launch):
     assert groups
     launcher.sweep_cgroups(PARENT, age=-1)  # in use
     assert all(group.is_dir() for group in groups)
-    Session(place).signal(signal.SIGKILL)
+    LocalSession(place).signal(signal.SIGKILL)
     ended(place)
     launcher.sweep_cgroups(PARENT)  # young
     assert all(group.is_dir() for group in groups)
@@ -195,7 +195,7 @@ def test_launch_denies_io_uring_and_nothing_else(launch):
 
 
 def test_launch_offers_plain_tcp_only(launch):
-    """CRIU cannot save multipath TCP, of which Go's listeners are where it is there."""
+    """CRIU cannot dump multipath TCP, of which Go's listeners are where it is there."""
     probe = (
         "import ctypes, socket; libc = ctypes.CDLL(None, use_errno=True);"
         "asked = [(libc.socket(f, 1, 262), ctypes.get_errno()) for f in (2, 10)];"

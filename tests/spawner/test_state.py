@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place, Pointer, PointerPhase
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location, Pointer, PointerPhase
 
 #: As version 1 wrote it; never edit, add a sample per version.
 V1 = (
@@ -24,7 +24,7 @@ def test_pointer_of_version_1_is_read():
         checkpoint="c7",
         token_id=12,
         port=40123,
-        place=Place(pid=4711, start=99, boot="b"),
+        location=Location(pid=4711, start=99, boot="b"),
     )
     written = json.loads(json.dumps(pointer.to_state()))
     former = json.loads(V1)
@@ -34,7 +34,7 @@ def test_pointer_of_version_1_is_read():
 
 def test_pointer_of_a_newer_version_keeps_what_we_know():
     pointer = Pointer.from_state({**json.loads(V1), "version": 9, "new": {"x": 1}})
-    assert pointer.saved
+    assert pointer.suspended
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_no_pointer_is_nothing(state):
     assert not Pointer().precious
 
 
-def test_running_session_with_an_old_checkpoint_is_not_saved():
+def test_running_session_with_an_old_checkpoint_is_not_suspended():
     pointer = Pointer(phase=PointerPhase.RUNNING, checkpoint="c1")
-    assert not pointer.saved
+    assert not pointer.suspended
     assert not pointer.precious

@@ -102,7 +102,7 @@ def test_upload_that_dies_on_the_way_is_an_error_of_the_writer(s3, bucket):
         backend = open_backend(spec(s3, bucket, options=options, patience=0.3))
         with pytest.raises(StoreError) as caught:
             put(backend, "packs/a/0", BIG * 3)
-        assert caught.value.reason is Reason.STORE_FAILED
+        assert caught.value.reason is Reason.STORE_UNREACHABLE
         # To repeat it would only keep a session waiting that stands still.
         assert not isinstance(caught.value, Unavailable)
     assert open_backend(spec(s3, bucket)).list("packs/") == []

@@ -167,5 +167,5 @@ def test_remote_commit_without_the_store_is_no_commit(tmp_path, s3, bucket):
     repository = Repository(tiers, clock=ManualClock(), keys=KEYS)
     with pytest.raises(StoreError) as caught:
         repository.begin(id="one", key=KEY, incarnation="i", generation=1)
-    assert caught.value.reason is Reason.STORE_FAILED
+    assert caught.value.reason is Reason.STORE_UNREACHABLE
     assert tiers.local.list("manifests/") == []

@@ -72,7 +72,7 @@ watch = libc.inotify_add_watch(watcher, b"../watched", 0x100)
 
 @dataclass
 class Victim:
-    """A saved session, and the folder of its user as it was then."""
+    """A suspended session, and the folder of its user as it was then."""
 
     engine: Engine
     home: Path

@@ -86,7 +86,7 @@ class AbsentDriver(WellDriver):
 
 
 class ManagedMemory(WellDriver):
-    """The last process has memory that the driver cannot save."""
+    """The last process has memory that the driver cannot checkpoint."""
 
     def checkpoint(self, pid: int, *, seconds: float) -> None:
         if pid == max(self.states):

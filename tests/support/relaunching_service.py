@@ -155,7 +155,7 @@ class RelaunchingService:
         self.restored[key].set()
 
     def _relaunch(self, key: Key) -> None:
-        """Start the saved session's program again under the holding init."""
+        """Start the suspended session's program again under the holding init."""
         if key in self.saved:
             saved, init = self.saved[key], self.init(*key)
             words = shlex.join(saved["command"])

@@ -64,10 +64,10 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
         "GPU 12 GB, 42 %": view(gpus=[CARD]),
         "GPU 12 GB, 42 % · idle 5 min": view(gpus=[CARD, second], usage=idle),
         "GPU 0 B": view(gpus=[second]),
-        "Idle 5 min · saved in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
+        "Idle 5 min · suspends in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
         "Idle 5 min": view(usage=idle, verdict={"at": None}),
-        "Saved in less than a minute": view(phase="warned", suspends_at=NOW + 20),
-        "Session is being saved": view(phase="suspending"),
+        "Suspends in less than a minute": view(phase="warned", suspends_at=NOW + 20),
+        "Session is being suspended": view(phase="suspending"),
     }
     told = words(*[("inOneLine", one, NOW) for one in cases.values()])
     assert told == list(cases)
@@ -84,8 +84,8 @@ def test_warning_names_the_time_that_is_left(words):
         ("warning", view(phase="warned", suspends_at=NOW + 9), NOW),
         ("warning", view(phase="warned"), NOW),
     )
-    soon = "Your session is going to be saved in a minute."
-    assert told == ["Your session is going to be saved in 2 min.", soon, soon]
+    soon = "Your session is going to be suspended in a minute."
+    assert told == ["Your session is going to be suspended in 2 min.", soon, soon]
 
 
 def test_progress_grows_with_steps_and_bytes_and_never_says_done(words):

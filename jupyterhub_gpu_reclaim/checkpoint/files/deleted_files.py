@@ -581,7 +581,7 @@ def _refuse_contents(one: _File) -> None:
     if not one.reads:
         kind = unreadable_words(os.fsdecode(one.path))
     elif one.status.st_size > GHOST_LIMIT_BYTES:
-        kind = "a deleted file that is too large to be saved"
+        kind = "a deleted file that is too large to be suspended"
     if kind:
         pid, name = one.who.ns_pid, one.who.name
         raise ReclaimError(Reason.HANDLE_UNSUPPORTED, pid=pid, name=name, kind=kind)

@@ -318,7 +318,7 @@ def _holder(inodes: Collection[int], uid: int | None) -> str:
     for pid in procfs.pids() if wanted else ():
         if any(one.target in wanted for one in procfs.descriptors(pid)):
             name = f"{procfs.name(pid)} (process {pid})"
-            _log.info("- a port that a saved session needs is taken by %s", name)
+            _log.info("- a port that a suspended session needs is taken by %s", name)
             owner = procfs.status(pid).get("Uid", "").split()[:1]
             return name if uid is None or owner == [str(uid)] else _SOMEBODY
     return _SOMEBODY

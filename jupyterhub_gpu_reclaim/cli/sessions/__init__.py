@@ -43,7 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     why = add("why", "listing", "say every reason why a session is (not) suspended")
     why.add_argument("targets", metavar="USER[/SERVER]", nargs="+")
 
-    suspend = add("suspend", "actions", "save sessions and free what they hold")
+    suspend = add("suspend", "actions", "suspend sessions and free what they hold")
     _which(suspend)
     suspend.add_argument(
         "--all-idle",
@@ -53,7 +53,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     _waiting(suspend)
 
-    resume = add("resume", "actions", "bring saved sessions back")
+    resume = add("resume", "actions", "resume suspended sessions")
     _which(resume, idle=False)
     _waiting(resume)
 
@@ -79,23 +79,23 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     end.add_argument("--yes", action="store_true", help="do not ask before")
     end.epilog = (
         "For administrators. Two trees of programs of one session are reported"
-        " (second_tree) and left alone, since nothing of the second one is saved: what"
-        " it holds in memory is lost. The session itself is never ended like this."
+        " (second_tree) and left alone, since the second is in no checkpoint: what it"
+        " holds in memory is lost. The session itself is never ended like this."
         f" {_EPILOG}"
     )
 
-    saved = add("saved", "saved_states", "list the saved states of a session")
+    saved = add("saved", "saved_states", "list the checkpoints of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
 
     back = add(
-        "bring-back", "saved_states", "bring back another saved state of a session"
+        "bring-back", "saved_states", "bring back another checkpoint of a session"
     )
     back.add_argument("target", metavar="USER[/SERVER]")
     back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
     back.add_argument(
         "--save-running",
         action="store_true",
-        help="save the session first, if it runs; it can be brought back likewise",
+        help="suspend the session first, if it runs; it can be brought back likewise",
     )
 
     _journal(
@@ -203,7 +203,7 @@ def _journal(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "For administrators. The service takes over by itself what it finds in the"
         " store, and asks a session's user where the Hub does not remember the same;"
-        " rebuild answers in their place that the newest saved state is to come back."
+        " rebuild answers in their place that the newest checkpoint is to come back."
         f" It deletes nothing and starts nothing. {parser.epilog}"
     )
 

@@ -36,8 +36,9 @@ def sessions(args: argparse.Namespace) -> int:
         return DONE
     table(views, now)
     running = sum(view.phase in {Phase.RUNNING, Phase.WARNED} for view in views)
-    saved = sum(view.phase is Phase.SUSPENDED for view in views)
-    say(f"{len(views)} sessions, {running} running, {saved} suspended")
+    suspended = sum(view.phase is Phase.SUSPENDED for view in views)
+    listed = words.count(len(views), "session")
+    say(f"{listed}, {running} running, {suspended} suspended")
     return DONE
 
 

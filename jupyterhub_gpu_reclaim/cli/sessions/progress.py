@@ -57,7 +57,7 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
     is where it began, without that intent, has been tried and has failed.
     """
     pending = view.facts.get("intent") == action
-    # one that is on its way back already has been saved
+    # one that is on its way back already has been suspended
     goal = {Phase.SUSPENDED, Phase.RESUMING} if action == "suspend" else _LIVE
     start = _LIVE if action == "suspend" else {Phase.SUSPENDED}
     if view.phase in goal and not pending:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import KeptState
 
-_STATES = ("ID", "GENERATION", "SAVED", "SIZE", "KEPT AS", "UNTIL")
+_STATES = ("ID", "GENERATION", "SUSPENDED", "SIZE", "KEPT AS", "UNTIL")
 _JOURNAL = ("SESSION", "JOURNAL SAYS", "IN THE STORE", "STATE", "DONE")
 
 
@@ -67,7 +67,8 @@ def journal(args: argparse.Namespace) -> int:
     ]
     print_table(_JOURNAL, rows)
     odd = sum(one.state != "same" for one in found)
-    say(f"{len(found)} sessions, {odd} of them not as the journal has them")
+    listed = text.count(len(found), "session")
+    say(f"{listed}, {odd} of them not as the journal has them")
     return DONE
 
 

@@ -28,15 +28,15 @@ option say. Exit code 0: done, 1: it failed or something is damaged, 2: wrong us
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this command to the program's."""
     parser = commands.add_parser(
-        "store", help="saved sessions: list, check, move, delete", epilog=_EPILOG
+        "store", help="checkpoints: list, check, move, delete", epilog=_EPILOG
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     add = partial(_add, actions)
 
-    listing = add("ls", "listing", "list what is saved")
+    listing = add("ls", "listing", "list the checkpoints")
     listing.add_argument("--user", help="only this user's")
 
-    show = add("show", "listing", "say everything of one saved session")
+    show = add("show", "listing", "say everything of one checkpoint")
     show.add_argument("id", metavar="ID")
 
     verify = add("verify", "maintenance", "read everything and name what is damaged")
@@ -53,7 +53,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     rekey = add("rekey", "maintenance", "wrap all keys under the newest master key")
     rekey.add_argument("ids", metavar="ID", nargs="*", help="default: all")
 
-    remove = add("rm", "maintenance", "delete saved sessions")
+    remove = add("rm", "maintenance", "delete checkpoints")
     remove.add_argument("ids", metavar="ID", nargs="+")
     remove.add_argument(
         "--force",
@@ -61,7 +61,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="delete the newest of a session too, which may be all there is of it",
     )
 
-    export = add("export", "transfer", "write one saved session into a file")
+    export = add("export", "transfer", "write one checkpoint into a file")
     export.add_argument("id", metavar="ID")
     export.add_argument("file", metavar="FILE", help="must not be there yet")
     _other_key(export, "wrap its key under", "the store's own")

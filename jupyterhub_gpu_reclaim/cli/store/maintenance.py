@@ -148,7 +148,7 @@ def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
     for info in newest.values():
         if info.id in ids:
             what = (
-                f"{info.id} is the newest saved state of {info.key}: if that session is"
+                f"{info.id} is the newest checkpoint of {info.key}: if that session is"
                 " suspended, it is all there is of it. Delete it on the Hub's page, or"
                 " say --force."
             )

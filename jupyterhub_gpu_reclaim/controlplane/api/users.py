@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 #: Why a checkpoint is still there after its user has deleted what can be deleted.
 _WHY = {
-    Keeping.CURRENT: "The session is being saved in it, or brought back from it.",
+    Keeping.CURRENT: "The session is being suspended in it, or resumed from it.",
     Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
     Keeping.ASIDE: "It was put aside.",
     Keeping.DOOMED: "It is deleted as soon as the agent and its store answer.",

@@ -74,5 +74,5 @@ def _ends(sessions: Sessions, retention: Retention, until: float) -> dict[str, f
 def _message(row: CheckpointRow, left: float) -> str:
     what = "What was put aside"
     if row.keeping is Keeping.CURRENT:
-        what = "The only state in which this session is saved"
+        what = "The only checkpoint of this session"
     return f"{what} is deleted in {duration(left)}."

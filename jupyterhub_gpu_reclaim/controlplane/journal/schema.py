@@ -261,13 +261,7 @@ def migrate(connection: Connection) -> int:
     found = connection.execute(schema.select()).scalars().all()
     version = max(found, default=0)
     if version > len(MIGRATIONS):
-        raise Refused(
-            Reason.INVALID,
-            what=(
-                f"The journal has version {version}, this release knows"
-                f" {len(MIGRATIONS)}: install the newer release again."
-            ),
-        )
+        raise Refused(Reason.JOURNAL_NEWER, version=version, known=len(MIGRATIONS))
     for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
         migration(connection)
         connection.execute(schema.insert().values(version=number))

@@ -40,7 +40,7 @@ TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PodPurpose:
     """What the pod is for.
 
     Attributes:
@@ -66,12 +66,12 @@ class Wish:
     python: str = "python3"
 
 
-def prepared(pod: Any, wish: Wish) -> Any:
+def prepared(pod: Any, purpose: PodPurpose) -> Any:
     """The pod with the session's init in it.
 
     Args:
         pod: a ``V1Pod``; it is not changed.
-        wish: what it is for.
+        purpose: what it is for.
 
     Raises:
         Refused: a session in such a pod could not be suspended; the sentence says why.
@@ -84,27 +84,27 @@ def prepared(pod: Any, wish: Wish) -> Any:
     container = copy.copy(pod.spec.containers[at])
     pod.spec.containers = [*pod.spec.containers]
     pod.spec.containers[at] = container
-    _mark(pod.metadata, wish)
+    _mark(pod.metadata, purpose)
     # A container that was ended on purpose must not come up again by itself.
     pod.spec.restart_policy = "Never"
     # A stopped tree answers no probe, and the kubelet would kill it for that.
     container.liveness_probe = None
-    if wish.mode == "hold":
-        _hold(container, wish)
-        pod.spec.node_selector = _selector(pod.spec.node_selector, wish.node_labels)
+    if purpose.mode == "hold":
+        _hold(container, purpose)
+        pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
     else:
-        _start(container, wish)
+        _start(container, purpose)
     return pod
 
 
-def holds(pod: Any, wish: Wish) -> bool:
+def holds(pod: Any, purpose: PodPurpose) -> bool:
     """Whether that pod would still do what is wanted, after all hooks."""
     container = pod.spec.containers[_position(pod)]
     words = [*(container.command or ()), *(container.args or ())]
-    prefix = _prefix(wish)
-    if (pod.metadata.labels or {}).get(INCARNATION) != wish.incarnation:
+    prefix = _prefix(purpose)
+    if (pod.metadata.labels or {}).get(INCARNATION) != purpose.incarnation:
         return False
-    if wish.mode == "hold":
+    if purpose.mode == "hold":
         return bool(container.command) and words == prefix
     return any(words[at : at + len(prefix)] == prefix for at in range(len(words)))
 
@@ -116,23 +116,23 @@ def _position(pod: Any) -> int:
     raise _refused(f"it has no container named {CONTAINER!r}")
 
 
-def _mark(metadata: Any, wish: Wish) -> None:
+def _mark(metadata: Any, purpose: PodPurpose) -> None:
     """Labels to be found by; annotations for names, which labels cannot hold."""
     metadata.labels = {
         **(metadata.labels or {}),
-        INCARNATION: wish.incarnation,
-        GENERATION: str(wish.generation),
+        INCARNATION: purpose.incarnation,
+        GENERATION: str(purpose.generation),
     }
     metadata.annotations = {
         **(metadata.annotations or {}),
-        USER: wish.key.user,
-        SERVER: wish.key.server,
+        USER: purpose.key.user,
+        SERVER: purpose.key.server,
     }
 
 
-def _start(container: Any, wish: Wish) -> None:
+def _start(container: Any, purpose: PodPurpose) -> None:
     """The init before the server's command, wherever that is given."""
-    prefix = [*_prefix(wish), "--"]
+    prefix = [*_prefix(purpose), "--"]
     if container.command:
         container.command = [*prefix, *container.command]
     elif container.args:
@@ -144,23 +144,23 @@ def _start(container: Any, wish: Wish) -> None:
         )
 
 
-def _hold(container: Any, wish: Wish) -> None:
+def _hold(container: Any, purpose: PodPurpose) -> None:
     """Nothing but the init, and nothing that waits for a server to answer."""
-    container.command, container.args = _prefix(wish), None
+    container.command, container.args = _prefix(purpose), None
     container.readiness_probe = container.startup_probe = None
     # What runs after a start ran when the session was started.
     container.lifecycle = _changed(container.lifecycle, post_start=None, postStart=None)
-    if "@sha256:" in wish.image:
-        container.image = wish.image
+    if "@sha256:" in purpose.image:
+        container.image = purpose.image
         container.image_pull_policy = "IfNotPresent"
-    container.env = [_with_token(variable, wish) for variable in container.env or ()]
+    container.env = [_with_token(variable, purpose) for variable in container.env or ()]
 
 
-def _with_token(variable: Any, wish: Wish) -> Any:
+def _with_token(variable: Any, purpose: PodPurpose) -> Any:
     given = variable if isinstance(variable, dict) else vars(variable)
     if given.get("name", given.get("_name")) not in TOKENS:
         return variable
-    value = _literal(wish.token)
+    value = _literal(purpose.token)
     return _changed(variable, value=value, value_from=None, valueFrom=None)
 
 
@@ -198,16 +198,16 @@ def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
     return selector or None
 
 
-def _prefix(wish: Wish) -> list[str]:
+def _prefix(purpose: PodPurpose) -> list[str]:
     words = [
-        *_source(wish.python),
-        wish.mode,
+        *_source(purpose.python),
+        purpose.mode,
         "--incarnation",
-        wish.incarnation,
+        purpose.incarnation,
         # In one word each: a name may look like an option.
-        f"--user={wish.key.user}",
-        f"--server={wish.key.server}",
-        f"--realm={wish.realm}",
+        f"--user={purpose.key.user}",
+        f"--server={purpose.key.server}",
+        f"--realm={purpose.realm}",
     ]
     return [*(_literal(word) for word in words), "--relay"]
 
@@ -223,5 +223,4 @@ def _source(python: str) -> tuple[str, str, str]:
 
 
 def _refused(why: str) -> Refused:
-    what = f"A session in this pod could not be saved: {why}."
-    return Refused(Reason.INVALID, what=what)
+    return Refused(Reason.POD_UNSUITABLE, why=why)

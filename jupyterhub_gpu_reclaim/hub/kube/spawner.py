@@ -27,8 +27,9 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod as pods
 from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -75,27 +76,23 @@ class SessionPodSpawner(KubeSpawner):
         """,
     ).tag(config=True)
 
-    # --- what the mixin sets before start() ---
-
-    reclaim_mode = "start"
-    reclaim_incarnation = ""
-    reclaim_identity: Any = None
-    reclaim_generation = 0
+    reclaim_launch = Launch()
 
     # --- the pod ---
 
     async def get_pod_manifest(self) -> Any:
         """KubeSpawner's pod with the session's init in it."""
-        return pods.prepared(await super().get_pod_manifest(), self._wish())
+        return pods.prepared(await super().get_pod_manifest(), self._purpose())
 
-    def _wish(self) -> pods.Wish:
-        saved = self.reclaim_identity if self.reclaim_mode == "hold" else None
-        return pods.Wish(
-            mode=self.reclaim_mode,
+    def _purpose(self) -> pods.PodPurpose:
+        launch = self.reclaim_launch
+        saved = launch.identity if launch.mode == "hold" else None
+        return pods.PodPurpose(
+            mode=launch.mode,
             key=SessionKey(self.user.name, self.name),
-            incarnation=self.reclaim_incarnation,
+            incarnation=launch.incarnation,
             realm=self.realm,
-            generation=self.reclaim_generation if saved else 0,
+            generation=launch.generation if saved else 0,
             image=saved.image if saved else "",
             node_labels=dict(saved.node_labels) if saved else {},
             token=saved.api_token if saved else "",
@@ -124,7 +121,7 @@ class SessionPodSpawner(KubeSpawner):
         """
         # The Hub's own limit would end this without a reason.
         limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
-        hold = self.reclaim_mode == "hold"
+        hold = self.reclaim_launch.mode == "hold"
         try:
             async with asyncio.timeout(limit if hold else None):
                 return await self._start_while_it_lives()
@@ -141,7 +138,7 @@ class SessionPodSpawner(KubeSpawner):
             while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
                 pod = self._pod()
                 labels = pod["metadata"].get("labels") or {} if pod else {}
-                ours = labels.get(pods.INCARNATION) == self.reclaim_incarnation
+                ours = labels.get(pods.INCARNATION) == self.reclaim_launch.incarnation
                 if ours and not pod_events.lives(pod, ""):
                     raise Refused(Reason.POD_ENDED, why=pod_events.obstacle(pod))
             return starting.result()
@@ -158,8 +155,8 @@ class SessionPodSpawner(KubeSpawner):
         Raises:
             Refused: a place was to be held, and this pod would start a new session.
         """
-        if not pods.holds(pod, self._wish()):
-            if self.reclaim_mode == "hold":
+        if not pods.holds(pod, self._purpose()):
+            if self.reclaim_launch.mode == "hold":
                 raise Refused(Reason.POD_CHANGED)
             self.log.warning("%s: a hook has removed its init", self._reference)
         try:
@@ -224,13 +221,13 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         else:
             await super().stop(now)
 
-    def reclaim_place(self) -> Place:
+    def reclaim_location(self) -> Location:
         """The pod."""
         pod = self._pod()
         uid = pod["metadata"]["uid"] if pod else ""
-        return Place(pod=uid, name=self.pod_name)
+        return Location(pod=uid, name=self.pod_name)
 
-    def reclaim_take(self, place: Place) -> None:
+    def reclaim_take(self, place: Location) -> None:
         """Take over an existing pod, under whatever name it has."""
         if place.name:
             self.pod_name = place.name
@@ -246,8 +243,8 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         may be ended or replaced without a report.
         """
         if self.pod_reflector is None:
-            return bool(self._pointer.place.pod)
-        return pod_events.lives(self._pod(), self._pointer.place.pod)
+            return bool(self.reclaim_pointer.location.pod)
+        return pod_events.lives(self._pod(), self.reclaim_pointer.location.pod)
 
     async def reclaim_died(self) -> bool:
         """Wait until the kubelet reports the container dead."""
@@ -263,7 +260,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """Only the node knows."""
         return None
 
-    async def reclaim_find(self, incarnation: str) -> Place | None:
+    async def reclaim_find(self, incarnation: str) -> Location | None:
         """Look for the pod of an incarnation that the Hub has lost sight of."""
         await self._start_watching_pods()
         for pod in self.pod_reflector.pods.values():
@@ -272,7 +269,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             if labels.get(pods.INCARNATION) == incarnation and pod_events.lives(
                 pod, ""
             ):
-                return Place(pod=metadata["uid"], name=metadata["name"])
+                return Location(pod=metadata["uid"], name=metadata["name"])
         return None
 
     async def reclaim_token(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ async def run(
     popen_kwargs: Mapping[str, Any],
     *,
     seconds: float,
-) -> Place:
+) -> Location:
     """Make a session's namespaces and its init; returns the init's place.
 
     Args:
@@ -89,13 +89,13 @@ async def _read_all(fd: int) -> bytes:
         transport.close()
 
 
-def _place(report: bytes) -> Place:
+def _place(report: bytes) -> Location:
     """The launcher's report; its error is ours."""
     facts: dict[str, Any] = {}
     for line in report.splitlines():
         with contextlib.suppress(ValueError):
             facts.update(json.loads(line))
     if "error" in facts or not facts.get("start"):
-        what = facts.get("error") or "The session's init did not start."
-        raise Refused(Reason.INVALID, what=what, detail=repr(report[:500]))
-    return Place(pid=facts["pid"], start=facts["start"], boot=facts["boot"])
+        why = facts.get("error") or "Its init has not reported."
+        raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(report[:500]))
+    return Location(pid=facts["pid"], start=facts["start"], boot=facts["boot"])

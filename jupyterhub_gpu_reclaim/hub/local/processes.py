@@ -15,7 +15,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, launcher
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Session:
+class LocalSession:
     """The processes under one init."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self.place = place
 
     def alive(self) -> bool:
@@ -104,7 +104,7 @@ class Session:
         return None
 
 
-def find_session(incarnation: str) -> Place | None:
+def find_session(incarnation: str) -> Location | None:
     """The init of an incarnation on this machine: root's, pid 1 of its namespace."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -123,7 +123,7 @@ def find_session(incarnation: str) -> Place | None:
             pid = int(entry.name)
             start = launcher.start_time(pid)
             if start:
-                return Place(pid=pid, start=start, boot=launcher.boot_id())
+                return Location(pid=pid, start=start, boot=launcher.boot_id())
     return None
 
 

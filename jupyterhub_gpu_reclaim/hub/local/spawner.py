@@ -27,9 +27,10 @@ from traitlets import Bool, Float, Unicode
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import launch
-from jupyterhub_gpu_reclaim.hub.local.processes import Session, find_session
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
-from jupyterhub_gpu_reclaim.hub.spawner.state import Place
+from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
 
 #: What steers root's own interpreters; the session gets these through env(1) instead.
@@ -60,11 +61,11 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     private_tmp = Bool(
         False,
-        help="""Give each session a ``/tmp`` of its own, in memory, saved with it.
+        help="""Give each session a ``/tmp`` of its own, in memory, suspended with it.
 
         Off (the default): sessions share the machine's ``/tmp``, as they do with
-        JupyterHub's own spawner; files that a saved session has open there must still
-        be there when it comes back.
+        JupyterHub's own spawner; files that a suspended session has open there must
+        still be there when it comes back.
         """,
     ).tag(config=True)
 
@@ -91,13 +92,10 @@ class SessionProcessSpawner(LocalProcessSpawner):
         help="""Seconds that making a session's namespaces may take (normally 0.1).""",
     ).tag(config=True)
 
-    place = Place()
+    place = Location()
     port: Any
 
-    # --- what the mixin sets before start() ---
-
-    reclaim_mode = "start"
-    reclaim_incarnation = ""
+    reclaim_launch = Launch()
 
     # --- start ---
 
@@ -112,7 +110,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
         env = self.get_env()
         loader = {k: env.pop(k) for k in list(env) if k.startswith(_LOADER_VARIABLES)}
         command: list[str] = []
-        if self.reclaim_mode == "start":
+        if self.reclaim_launch.mode == "start":
             command = self._command()
             self.log.info("%s: starting %s", self._log_name, shlex.join(command))
             command = [
@@ -143,12 +141,12 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     def _init(self, command: list[str]) -> list[str]:
         """The command line of the session's init."""
-        words = [*launch.PYTHON, session_init.__file__, self.reclaim_mode]
-        words += ["--incarnation", self.reclaim_incarnation]
+        words = [*launch.PYTHON, session_init.__file__, self.reclaim_launch.mode]
+        words += ["--incarnation", self.reclaim_launch.incarnation]
         # In one word each: a name may look like an option.
         words += [f"--user={self.user.name}", f"--server={self.name}"]
         words += [f"--realm={self.realm}", "--relay"]
-        if self.reclaim_mode != "start":
+        if self.reclaim_launch.mode != "start":
             return words
         words += ["--chdir", self._home()]
         if not self.run_as_hub_user:
@@ -162,8 +160,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
         try:
             return pwd.getpwnam(self.user.name)
         except KeyError:
-            what = f"There is no system user {self.user.name} on this machine."
-            raise Refused(Reason.INVALID, what=what) from None
+            raise Refused(Reason.USER_MISSING, user=self.user.name) from None
 
     def _home(self) -> str:
         """Where the session starts; or the nearest parent that exists."""
@@ -188,10 +185,10 @@ class SessionProcessSpawner(LocalProcessSpawner):
         env.update(USER=self.user.name, HOME=self._hub_user_home(), SHELL="/bin/bash")
         return env
 
-    async def _launch(self, init: list[str], env: dict[str, str]) -> Place:
+    async def _launch(self, init: list[str], env: dict[str, str]) -> Location:
         """Run the launcher with the limits and options of this spawner."""
         options = ["--cgroup-parent", self.cgroup_parent]
-        options += ["--cgroup", self.reclaim_incarnation]
+        options += ["--cgroup", self.reclaim_launch.incarnation]
         if self.mem_limit:
             options += ["--memory", str(int(self.mem_limit))]
         if self.cpu_limit:
@@ -210,27 +207,27 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     async def poll(self) -> int | None:
         """None while the session's init lives; 0 when it is gone."""
-        return None if Session(self.place).alive() else 0
+        return None if LocalSession(self.place).alive() else 0
 
     async def _signal(self, sig: int) -> bool:
         """Signal the init; a process that got its pid later is never touched."""
         return (
-            Session(self.place).signal(signal.Signals(sig))
+            LocalSession(self.place).signal(signal.Signals(sig))
             if sig
-            else (Session(self.place).alive())
+            else (LocalSession(self.place).alive())
         )
 
     def clear_state(self) -> None:
         """Forget the processes."""
         super().clear_state()
-        self.place = Place()
+        self.place = Location()
 
     # --- end ---
 
     async def stop(self, now: bool = False) -> None:
         """End it: SIGINT, SIGTERM, SIGKILL, with the time limits of upstream."""
         await super().stop(now=now)
-        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_incarnation)
+        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_launch.incarnation)
 
     async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
         """Internal TLS: certificates into the user's home, as upstream does."""
@@ -242,24 +239,24 @@ class SessionProcessSpawner(LocalProcessSpawner):
 class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     """Local sessions that can be suspended and resumed."""
 
-    def reclaim_place(self) -> Place:
+    def reclaim_location(self) -> Location:
         """Where the session runs now."""
         return self.place
 
-    def reclaim_take(self, place: Place) -> None:
+    def reclaim_take(self, place: Location) -> None:
         """Take over a session that runs already."""
         self.place = place
         self.pid = place.pid
 
     def reclaim_alive(self) -> bool:
         """Whether its init lives."""
-        return Session(self.place).alive()
+        return LocalSession(self.place).alive()
 
     def reclaim_frozen(self) -> bool:
         """Whether its programs are stopped, as a captured tree is."""
-        return Session(self.place).frozen()
+        return LocalSession(self.place).frozen()
 
-    async def reclaim_find(self, incarnation: str) -> Place | None:
+    async def reclaim_find(self, incarnation: str) -> Location | None:
         """Look for the init of an incarnation that the Hub has lost sight of."""
         return find_session(incarnation)
 
@@ -269,11 +266,11 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
 
     async def reclaim_token(self) -> str:
         """The API token that the session was started with; empty if it is gone."""
-        return await Session(self.place).variable("JUPYTERHUB_API_TOKEN")
+        return await LocalSession(self.place).variable("JUPYTERHUB_API_TOKEN")
 
     async def reclaim_port(self) -> int:
         """The port that the session was started on; 0 if it is gone."""
-        url = await Session(self.place).variable("JUPYTERHUB_SERVICE_URL")
+        url = await LocalSession(self.place).variable("JUPYTERHUB_SERVICE_URL")
         with contextlib.suppress(ValueError):
             return int(url.rpartition(":")[2].partition("/")[0])
         return 0
@@ -281,7 +278,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     async def get_url(self) -> str:
         """Where it listens: a Hub killed in a start has not written that down."""
         known = str(self.server.url)
-        port, url = self._pointer.port, urlsplit(known)
+        port, url = self.reclaim_pointer.port, urlsplit(known)
         if not port or url.port == port:
             return known
         host = f"[{self.ip}]" if ":" in self.ip else self.ip or "127.0.0.1"
@@ -289,11 +286,11 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
 
     async def reclaim_end(self) -> None:
         """End the place at once, whatever it holds."""
-        session = Session(self.place)
+        session = LocalSession(self.place)
         if session.signal(signal.SIGKILL):
             await session.wait(self.kill_timeout)
-        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_incarnation)
-        self.reclaim_take(Place())
+        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_launch.incarnation)
+        self.reclaim_take(Location())
 
 
 class SimpleReclaimLocalSpawner(ReclaimLocalSpawner):

@@ -1,9 +1,8 @@
 """A session's login in the Hub's database: API token, OAuth client, state.
 
 JupyterHub makes a new token at every start and does not delete it if the old one is
-used
-again or the start fails (traps T3, T5, T7). This module finds tokens by their database
-id, so that no token has to be remembered.
+used again or the start fails (traps T3, T5, T7). This module finds tokens by their
+database id, so that no token has to be remembered.
 """
 
 from __future__ import annotations
@@ -22,78 +21,77 @@ if TYPE_CHECKING:
 _GENERATED = re.compile(r"[0-9a-f]{32}")
 
 
-def session_of(spawner: Any) -> Any:
-    """The Hub's database session."""
-    return inspect(spawner.orm_spawner).session
+class Logins:
+    """The rows of one server in the Hub's database."""
 
+    def __init__(self, spawner: Any) -> None:
+        self._spawner = spawner
 
-def save_state(spawner: Any) -> None:
-    """Write ``get_state()`` to the database now, not when the Hub next does so."""
-    if spawner.orm_spawner is None:
-        return
-    spawner.orm_spawner.state = spawner.get_state()
-    session_of(spawner).commit()
+    @property
+    def _database(self) -> Any:
+        return inspect(self._spawner.orm_spawner).session
 
+    def save_state(self) -> None:
+        """Write ``get_state()`` now, not when the Hub next does so."""
+        if self._spawner.orm_spawner is None:
+            return
+        self._spawner.orm_spawner.state = self._spawner.get_state()
+        self._database.commit()
 
-def account(spawner: Any) -> str:
-    """Which account of the Hub this spawner's user is, through any change of names.
+    def account(self) -> str:
+        """Which account of the Hub the user is, through any change of names.
 
-    A number alone would not do: databases use those of deleted rows again.
-    """
-    user = spawner.user.orm_user
-    return f"{user.id}.{user.created:%Y%m%dT%H%M%S%f}" if user.created else ""
+        A number alone would not do: databases use those of deleted rows again.
+        """
+        user = self._spawner.user.orm_user
+        return f"{user.id}.{user.created:%Y%m%dT%H%M%S%f}" if user.created else ""
 
+    def token_id(self, token: str) -> int:
+        """The database id of a valid token of this user; 0: there is none."""
+        found = orm.APIToken.find(self._database, token) if token else None
+        return int(found.id) if found is not None and self._is_ours(found) else 0
 
-def token_id(spawner: Any, token: str) -> int:
-    """The database id of a valid token of this spawner's user; 0: there is none."""
-    if not token:
-        return 0
-    found = orm.APIToken.find(session_of(spawner), token)
-    if found is None or found.user is not spawner.user.orm_user:
-        return 0
-    return int(found.id)
+    def renew(self, token: str, minted: str) -> int:
+        """Make an old token valid again, with the rights of the start's new one.
 
+        The row of the new token takes the old one's value, so that none is left over.
 
-def renew(spawner: Any, token: str, minted: str) -> int:
-    """Make an old token valid again, with the rights of the start's new one.
+        Returns:
+            its database id; 0 if it was not made by a Hub or belongs to another user:
+            what a session says its token is, is only its user's claim.
+        """
+        known = _GENERATED.fullmatch(token) and not orm.APIToken.find(
+            self._database, token
+        )
+        number = self.token_id(minted) if known else 0
+        if number:
+            self._database.get(orm.APIToken, number).token = token
+            self._database.commit()
+        return number
 
-    The row of the new token takes the old one's value, so that nothing is left over.
+    def hash_of(self, number: int) -> str:
+        """The salted hash of a token of this user; empty: there is none."""
+        found = self._token(number)
+        return "" if found is None else str(found.hashed)
 
-    Returns:
-        its database id; 0 if it was not made by a Hub or belongs to another user: what
-        a
-        session says its token is, is only its user's claim.
-    """
-    session = session_of(spawner)
-    if not _GENERATED.fullmatch(token) or orm.APIToken.find(session, token) is not None:
-        return 0
-    number = token_id(spawner, minted)
-    if number:
-        session.get(orm.APIToken, number).token = token
-        session.commit()
-    return number
+    def delete(self, number: int) -> None:
+        """Delete a token of this user by its id; a missing one is fine."""
+        found = self._token(number)
+        if found is not None:
+            self._database.delete(found)
+            self._database.commit()
 
+    def _token(self, number: int) -> Any:
+        found = self._database.get(orm.APIToken, number) if number else None
+        return found if found is not None and self._is_ours(found) else None
 
-def hash_of(spawner: Any, number: int) -> str:
-    """The salted hash of a token of this spawner's user; empty: there is none."""
-    found = session_of(spawner).get(orm.APIToken, number) if number else None
-    if found is None or found.user is not spawner.user.orm_user:
-        return ""
-    return str(found.hashed)
+    def _is_ours(self, token: orm.APIToken) -> bool:
+        return bool(token.user is self._spawner.user.orm_user)
 
 
 def others(token: str, hashes: Iterable[str]) -> tuple[str, ...]:
     """The hashes that are not of that token."""
     return tuple(each for each in hashes if not compare_token(each, token))
-
-
-def delete_token(spawner: Any, number: int) -> None:
-    """Delete a token of this spawner's user by its id; a missing one is fine."""
-    session = session_of(spawner)
-    found = session.get(orm.APIToken, number) if number else None
-    if found is not None and found.user is spawner.user.orm_user:
-        session.delete(found)
-        session.commit()
 
 
 class ClientRepair:
@@ -119,4 +117,4 @@ class ClientRepair:
             return
         client.allowed_scopes = self.allowed_scopes
         client.description = client.description or self.description
-        session_of(spawner).commit()
+        inspect(spawner.orm_spawner).session.commit()

@@ -1,11 +1,9 @@
-"""Makes a spawner's sessions suspendable: asks the service, keeps the login alive.
+"""Makes a spawner's sessions suspendable: what JupyterHub and KubeSpawner call.
 
-``class MySpawner(ReclaimMixin, SomeSpawner)`` with the placement hooks of ``memory.py``
-filled in (``hub/local/spawner.py`` shows how). It decides nothing: the service answers
-whether a start is cold, a restore or an adoption, and whether a stop is real or a
-release. It never starts a session cold while there may be a checkpoint, and never
-writes
-a token anywhere.
+``class MySpawner(ReclaimMixin, SomeSpawner)`` with ``placement.py`` filled in;
+``hub/local/spawner.py`` shows how. Each call goes to the ``SessionLifecycle`` behind
+it, which asks the service. It never starts a session cold while there may be a
+checkpoint, and never writes a token anywhere.
 
 Every trap of JupyterHub that is handled here is listed, with its test, in
 ``docs/reference/jupyterhub-traps.md``; "T4" in a comment points there.
@@ -13,32 +11,193 @@ Every trap of JupyterHub that is handled here is listed, with its test, in
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jupyterhub.utils import maybe_future
+from jupyterhub.utils import maybe_future, url_escape_path
 from tornado import web
+from traitlets import Float, Unicode
 
-from jupyterhub_gpu_reclaim.common import deletion_orders
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common import deletion_orders, text
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import (
+    ReclaimError,
+    RestoreFailed,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner import logins, patches
-from jupyterhub_gpu_reclaim.hub.spawner.state import Pointer
-from jupyterhub_gpu_reclaim.hub.spawner.stop import Stopping
+from jupyterhub_gpu_reclaim.hub.client import ServiceClient
+from jupyterhub_gpu_reclaim.hub.spawner import patches
+from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
+from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
+from jupyterhub_gpu_reclaim.hub.spawner.refusal import StartRefused
+from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer, PointerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 patches.apply()
 
+_CLOCK = SystemClock()
 
-class ReclaimMixin(Stopping):
-    """Cooperative mixin for spawners: ``super()`` places, this class plans."""
+
+class ReclaimMixin(SessionPlacement):
+    """Cooperative mixin for spawners: ``super()`` places, the lifecycle plans."""
+
+    reclaim_service = Unicode(
+        "",
+        help="""Address of the service: ``http://127.0.0.1:10101`` or ``unix:/path``.
+
+        ``hub.config.configure(c)`` sets it. Empty: nothing can be suspended, and a
+        server starts and stops as it would without this package.
+        """,
+    ).tag(config=True)
+
+    reclaim_token_file = Unicode(
+        "",
+        help="""File with the token that the Hub's process shows to the service.
+
+        ``hub.config.configure(c)`` makes it. Only root may be able to read it.
+        """,
+    ).tag(config=True)
+
+    reclaim_kept_days = Float(
+        7.0,
+        help="""Days that a suspended session is kept after "start fresh".
+
+        Only for the sentence on the button; the service does the keeping.
+        """,
+    ).tag(config=True)
+
+    reclaim_timeout = Float(
+        10.0,
+        help="""Seconds to wait for an answer of the service to a quick question.""",
+    ).tag(config=True)
+
+    reclaim_slow_timeout = Float(
+        180.0,
+        help="""Seconds to wait for the service where it must end something first.
+
+        A suspend under way is called off or finished, or processes are ended. Longer
+        than the service's own `ReclaimService.settle_limit`.
+        """,
+    ).tag(config=True)
+
+    @cached_property
+    def _lifecycle(self) -> SessionLifecycle:
+        return SessionLifecycle(self, self._service, _CLOCK)
+
+    def _service(self) -> ServiceClient:
+        """The client, shared by all spawners.
+
+        Raises:
+            Unreachable: no service is configured, or its token cannot be read.
+        """
+        if not self.reclaim_service:
+            raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="not configured")
+        return _client(
+            self.reclaim_service,
+            self.reclaim_token_file,
+            self._prefix,
+            self.reclaim_timeout,
+            self.reclaim_slow_timeout,
+        )
+
+    # --- start, poll, stop ---
+
+    async def start(self) -> Any:
+        """Start cold, restore, or adopt what still runs, as the service plans.
+
+        Raises:
+            StartRefused: there is a checkpoint that cannot come back now.
+        """
+        try:
+            return await self._lifecycle.start(super().start)
+        except ReclaimError as error:
+            self.log.warning("%s: not started: %s", self.reclaim_key, error)
+            raise self._refused(error) from None
+
+    def _refused(self, error: ReclaimError) -> Exception:
+        # The Hub's memory or the service's: one of them knows of a suspended session.
+        pointer = self.reclaim_pointer
+        suspended = pointer.precious or isinstance(error, RestoreFailed)
+        return StartRefused(
+            error,
+            spawn_url=self.reclaim_spawn_url,
+            fresh_url=self.reclaim_fresh_url if suspended else "",
+            kept_days=self.reclaim_kept_days,
+        )
+
+    def start_polling(self) -> None:
+        """The Hub's first call after a start or a check."""
+        self._lifecycle.watched()
+        super().start_polling()
+
+    def add_poll_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
+        """The Hub's last call of a start that went well: the server has answered."""
+        self._lifecycle.answered()
+        super().add_poll_callback(callback, *args, **kwargs)
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """Steps of a resume with bytes and seconds; else the spawner's own."""
+        reporter = self._lifecycle.reporter()
+        async for line in reporter.lines():
+            yield line
+        if reporter.handed_over:
+            async for line in super().progress():
+                yield line
+
+    async def poll(self) -> int | None:
+        """None while it runs, is being started or captured; a status otherwise."""
+        return await self._lifecycle.poll(super().poll)
+
+    async def stop(self, now: bool = False) -> None:
+        """End it for real, or release it, as the service says."""
+        stop = super().stop
+        await self._lifecycle.stop(lambda: stop(now=now))
+
+    # --- other calls of the Hub ---
 
     async def get_options_form(self) -> Any:
         """No form on a resume: the session is what it was (T14)."""
         return "" if self.reclaim_suspended else await super().get_options_form()
 
+    def get_env(self) -> dict[str, str]:
+        """Adds the key for the tab tokens of the session's open tabs."""
+        env: dict[str, str] = super().get_env()
+        if self.reclaim_service and self.reclaim_token_file:
+            with suppress(OSError):
+                secret = Path(self.reclaim_token_file).read_text().strip().encode()
+                env[tab_tokens.VARIABLE] = tab_tokens.session_key(
+                    secret, self.reclaim_key, _CLOCK.now()
+                )
+        return env
+
+    def get_state(self) -> dict[str, Any]:
+        """What the database keeps; never a token (T13)."""
+        state = dict(super().get_state())
+        if self.reclaim_pointer != Pointer():
+            state[KEY] = self.reclaim_pointer.to_state()
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """After a restart of the Hub, and for every new spawner object."""
+        super().load_state(state)
+        self._lifecycle.load(Pointer.from_state(state.get(KEY)))
+
+    def clear_state(self) -> None:
+        """The Hub calls this at stop and before start; the pointer outlives both."""
+        super().clear_state()
+        if self.reclaim_pointer.phase is not PointerPhase.NONE:
+            self.reclaim_take(self.reclaim_pointer.location)
+
     async def rename(self, old_name: str, new_name: str) -> None:
         """Refused while suspended: URL, cookie and client carry the name (T10)."""
-        if self._pointer.precious:
+        if self.reclaim_pointer.precious:
             reason = Reason.RENAME_SUSPENDED
             raise web.HTTPError(409, f"{reason.sentence()} {reason.hint}")
         await super().rename(old_name, new_name)
@@ -48,21 +207,19 @@ class ReclaimMixin(Stopping):
         await maybe_future(super().delete_forever())
         written = self._order_deletion()
         try:
-            await self._service.forget(self.reclaim_key)
+            await self._service().forget(self.reclaim_key)
             if written is not None:  # the service has done so, where it knew of it
                 deletion_orders.remove(written)
         except ReclaimError as error:
             later = "the service does it later" if written else "it is NOT repeated"
             self.log.warning("%s: forget, %s: %s", self.reclaim_key, later, error)
-        logins.delete_token(self, self._pointer.token_id)
-        self._pointer = Pointer()
+        self._lifecycle.delete()
 
     def _order_deletion(self) -> Path | None:
         """Write the order down for the service; None: that is impossible.
 
         The Hub deletes a server once: neither a service that is away nor a lost answer
-        may
-        lose that.
+        may lose that.
         """
         if not (self.reclaim_service and self.reclaim_token_file):
             return None
@@ -72,3 +229,73 @@ class ReclaimMixin(Stopping):
         except OSError as error:
             self.log.warning("%s: no order to delete: %s", self.reclaim_key, error)
             return None
+
+    # --- what templates and placements ask ---
+
+    @property
+    def reclaim_pointer(self) -> Pointer:
+        """What the Hub's database remembers of the session."""
+        return self._lifecycle.pointer
+
+    @property
+    def reclaim_suspended(self) -> bool:
+        """Whether a visit resumes something: a suspended session, a stopped tree."""
+        pointer = self.reclaim_pointer
+        kept = pointer.phase is PointerPhase.UNKNOWN and self.reclaim_alive()
+        return (pointer.suspended or kept) and not self._lifecycle.state.starting
+
+    @property
+    def reclaim_resuming(self) -> bool:
+        """Whether a suspended session is being resumed and has not answered yet."""
+        return self._lifecycle.resuming
+
+    @property
+    def reclaim_releasing(self) -> bool:
+        """Whether it is captured and its programs are being ended right now."""
+        state = self._lifecycle.state
+        return state.stopping and state.pointer.phase is PointerPhase.RELEASING
+
+    @property
+    def reclaim_suspended_ago(self) -> str:
+        """Time since its suspend: "12 min ago"; empty if not known."""
+        at = self.reclaim_pointer.suspended_at
+        if not at or not self.reclaim_pointer.suspended:
+            return ""
+        past = _CLOCK.now() - at
+        return "just now" if past < 5 else f"{text.duration(past)} ago"
+
+    @property
+    def reclaim_story(self) -> dict[str, Any]:
+        """The start so far, for the page that is loaded in its middle."""
+        return self._lifecycle.story
+
+    @property
+    def reclaim_fresh_url(self) -> str:
+        """The service's page that offers to start fresh."""
+        return f"{self._prefix}/sessions/{self.reclaim_key.path}/fresh"
+
+    @property
+    def reclaim_spawn_url(self) -> str:
+        """The Hub's page that starts this server."""
+        server = f"/{url_escape_path(self.name)}" if self.name else ""
+        return f"{self.hub.base_url}spawn/{self.user.escaped_name}{server}"
+
+    @property
+    def _prefix(self) -> str:
+        """Path of the service, on its own address as on the Hub's."""
+        base = str(self.hub.base_url).removesuffix("hub/")
+        return f"{base}services/{SERVICE_NAME}"
+
+
+@cache
+def _client(
+    address: str, token_file: str, prefix: str, timeout: float, slow_timeout: float
+) -> ServiceClient:
+    """One client per service."""
+    try:
+        token = Path(token_file).read_text().strip()
+    except OSError as error:
+        raise Unreachable(Reason.SERVICE_UNREACHABLE, detail=str(error)) from None
+    return ServiceClient(
+        address, token, prefix=prefix, timeout=timeout, slow_timeout=slow_timeout
+    )

@@ -31,6 +31,7 @@ from jupyterhub import orm
 from jupyterhub.app import JupyterHub
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
+from jupyterhub_gpu_reclaim.hub import config
 from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer
 from jupyterhub_gpu_reclaim.service.process import held_socket
 
@@ -94,6 +95,8 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if service_name != SERVICE_NAME:
             return await original(self, service_name, service, ssl_context)
+        service.environment = {**service.environment}
+        config.found_late(self.config, service.environment)
         await _hold_address(service)
         starting = original(self, service_name, service, ssl_context)
         # A silent program on our address holds the Hub up beyond its own limit.

@@ -22,7 +22,7 @@ CEILING = 92.0
 STRIDE = 0.25
 
 
-class Narrator:
+class ProgressReporter:
     """Events of one start, for any number of readers, from the beginning."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado import web
 
+from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 try:
@@ -56,8 +57,8 @@ class StartRefused(_Base):
                 message_html=page,
                 status_code=STATUS,
             )
-        #: For our templates: this is ours, and whether something is saved.
-        self.reclaim = "saved" if fresh_url else "not saved"
+        #: For our templates: this is ours, and whether something is suspended.
+        self.reclaim = "suspended" if fresh_url else "not suspended"
         self.jupyterhub_message = message
         self.jupyterhub_html_message = page
 
@@ -65,10 +66,10 @@ class StartRefused(_Base):
 def _page(
     message: str, code: str, spawn_url: str, fresh_url: str, kept_days: float
 ) -> str:
-    days = f"{kept_days:g} day{'' if kept_days == 1 else 's'}"
+    days = text.count(kept_days, "day")
     fresh = (
         f' <a class="btn btn-lg btn-secondary" id="gpu-reclaim-fresh"'
-        f' href="{escape(fresh_url)}">Start fresh (your saved session is kept'
+        f' href="{escape(fresh_url)}">Start fresh (your suspended session is kept'
         f" {days})</a>"
     )
     again = (

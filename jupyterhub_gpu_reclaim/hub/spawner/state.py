@@ -29,7 +29,7 @@ class PointerPhase(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Location(msgspec.Struct, frozen=True, kw_only=True):
     """The session's init on this machine, or its pod; never a later one."""
 
     pid: int = 0
@@ -49,15 +49,16 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     #: Row of the session's API token in the Hub's database, not the token.
     token_id: int = 0
     port: int = 0
-    place: Place = Place()
-    saved_at: float = 0.0  #: when ``checkpoint`` became known; only for the home page
+    location: Location = msgspec.field(default=Location(), name="place")
+    #: When ``checkpoint`` became known; only for the home page.
+    suspended_at: float = msgspec.field(default=0.0, name="saved_at")
     #: Salted hashes of API tokens that we deleted with their sessions. Such a session
     #: may be kept, and brought back by its user: then its token is valid again. A token
     #: that a person has revoked is not among them.
     laid_aside: tuple[str, ...] = ()
 
     @property
-    def saved(self) -> bool:
+    def suspended(self) -> bool:
         """Whether a checkpoint is known: a cold start would lose work."""
         return bool(self.checkpoint) and self.phase in {
             PointerPhase.RELEASING,
@@ -68,7 +69,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def precious(self) -> bool:
         """Whether login, OAuth client and this pointer must outlive a stop."""
-        return self.saved or self.phase is PointerPhase.UNKNOWN
+        return self.suspended or self.phase is PointerPhase.UNKNOWN
 
     def to_state(self) -> dict[str, Any]:
         """For ``get_state()``: plain JSON values."""

@@ -41,12 +41,12 @@ class StoreSettings(Configurable):
 
     store_url = Unicode(
         f"{HOME}/store",
-        help="""Where saved sessions are kept: a folder's path or an object store.
+        help="""Where suspended sessions are kept: a folder's path or an object store.
 
         A folder (mode 0700) of this machine or a mounted volume: `/path`. An object
         store: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
         It needs room for about half of the memory of every suspended session. What is
-        in it is encrypted; who may write to it can delete saved sessions.
+        in it is encrypted; who may write to it can delete suspended sessions.
         """,
     ).tag(config=True)
 
@@ -78,13 +78,13 @@ class StoreSettings(Configurable):
         help="""Seconds for which a request to an object store is repeated.
 
         A whole call may take twice that. Longer sits out longer outages, while a
-        session that is being saved stands still.
+        session that is being suspended stands still.
         """,
     ).tag(config=True)
 
     store_local_dir = Unicode(
         "",
-        help="""Folder of this machine that takes saved sessions first. Empty: none.
+        help="""Folder of this machine that takes suspended sessions first. Empty: none.
 
         Best on a fast disk: the session stands still only while its memory goes
         there, and comes back from there as long as its copy is kept. What a commit
@@ -106,7 +106,7 @@ class StoreSettings(Configurable):
     commit_means = Enum(
         ["local", "remote"],
         "remote",
-        help="""With `store_local_dir`: when a session counts as saved, and is ended.
+        help="""With `store_local_dir`: when a session counts as suspended, and is ended.
 
         `remote`: when the store behind has it whole. The session stands still until
         it is uploaded, and its work survives the loss of this machine. `local`: as
@@ -124,9 +124,9 @@ class StoreSettings(Configurable):
         help="""File of the master keys: a line `name key` for each, the newest last.
 
         A key is 32 bytes as base64 or hexadecimal. The file is made with a random key,
-        mode 0600, when it is not there. **Who loses it has lost every saved session;
-        who has it and the store can read them all.** Keep a copy elsewhere. Empty:
-        `master.key` beside `state_dir`, unless another place of keys is set.
+        mode 0600, when it is not there. **Who loses it has lost every suspended
+        session; who has it and the store can read them all.** Keep a copy elsewhere.
+        Empty: `master.key` beside `state_dir`, unless another place of keys is set.
         """,
     ).tag(config=True)
 
@@ -183,7 +183,7 @@ class StoreSettings(Configurable):
 
     store_read_back = Bool(
         True,
-        help="""Whether everything is read back before a session counts as saved.
+        help="""Whether everything is read back before a session counts as suspended.
 
         It finds out a disk or a memory that writes wrongly while the session can still
         go on. False: faster by about a fifth, and such damage is found at the resume.
@@ -307,7 +307,7 @@ class AgentSettings(StoreSettings, Application):
 
         By default a session whose programs may use one of DAC_READ_SEARCH,
         SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, PERFMON and BPF is
-        neither saved nor brought back: with these they could look at the agent's own
+        neither suspended nor resumed: with these they could look at the agent's own
         processes. Name here those whose users you trust with the node. Empty: none.
         Sessions on the agent's own machine (`placement = "local"`) are not judged.
         Example: `["SYS_PTRACE"]`, for py-spy and gdb.
@@ -340,7 +340,7 @@ class AgentSettings(StoreSettings, Application):
         min=1.0,
         help="""Seconds that saving a session's memory may take; it stands still then.
 
-        When the time is up the session goes on, and nothing is saved.
+        When the time is up the session goes on, and nothing is suspended.
         """,
     ).tag(config=True)
 
@@ -349,7 +349,7 @@ class AgentSettings(StoreSettings, Application):
         min=0.1,
         help="""Seconds that a GPU may take to finish the work that it has in hand.
 
-        A session whose GPU takes longer is not saved, and goes on. Longer saves
+        A session whose GPU takes longer is not suspended, and goes on. Longer saves
         sessions in the middle of large kernels; their notebooks wait meanwhile.
         """,
     ).tag(config=True)
@@ -458,7 +458,7 @@ class AgentSettings(StoreSettings, Application):
         if self.placement == "kubernetes" and self.commit_means == "local":
             what = (
                 'commit_means = "local" does not go with placement = "kubernetes":'
-                " a session may come back on another node, and what is saved would be"
+                " a session may come back on another node, and its checkpoint would be"
                 ' on this one only. Set commit_means = "remote".'
             )
             raise BadRequest(Reason.INVALID, what=what)

@@ -143,7 +143,7 @@ def key_file(settings: StoreSettings, state: Path) -> Path | None:
 def _make_key(file: Path, backend: Backend, clock: Clock) -> None:
     """Make a first master key, but never beside sessions that need another one."""
     if backend.list(layout.MANIFESTS):
-        why = f"it holds saved sessions, and their master key {file} is not there"
+        why = f"it holds checkpoints, and their master key {file} is not there"
         raise StoreError(Reason.STORE_FAILED, why=why)
     day = datetime.fromtimestamp(clock.now(), UTC).date().isoformat()
     make_key_file(file, f"{day}-{secrets.token_hex(3)}")

@@ -63,7 +63,7 @@ class Outcomes:
             raise Refused(
                 Reason.WRONG_PHASE,
                 phase=tree.state.value,
-                action="take up a saved session",
+                action="take up a suspended session",
             )
         if info.key != session.key:
             raise Refused(Reason.RENAMED, there=info.key, here=session.key)

@@ -86,7 +86,7 @@ class Releases:
             self.records.delete(session.incarnation)
 
         progress = Progress(operation, self.clock)
-        async with progress.step("release", "Ending the saved programs"):
+        async with progress.step("release", "Ending the suspended programs"):
             await in_thread(work, step="release", limit=self._limit())
         yield Event(tree=trees.gone(session, checkpoint))
 

@@ -84,7 +84,7 @@ class StoreOfAll(ManagerRoute):
     path: ClassVar = "api/store"
 
     @operation(
-        "What everybody's saved sessions take in the store, the largest first; for"
+        "What everybody's checkpoints take in the store, the largest first; for"
         " managers",
         answer=list[StoreUse],
     )

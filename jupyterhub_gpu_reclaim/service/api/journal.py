@@ -37,7 +37,7 @@ class Journal(PersonRoute):
         self.answer(await self.context.control.compare())
 
     @operation(
-        "Let the journal follow the store: the newest saved state of each session comes"
+        "Let the journal follow the store: the newest checkpoint of each session comes"
         " back at its next visit; for administrators",
         answer=list[Compared],
     )

@@ -59,7 +59,7 @@ _FIELDS = {
         "Name of the server; `-` is the default server, and a name of dashes alone"
         " gets one more of them."
     ),
-    "checkpoint": "Id of one saved state.",
+    "checkpoint": "Id of one checkpoint.",
     "incarnation": "One start of the session, as the failure `second_tree` names it.",
 }
 

@@ -131,7 +131,7 @@ class Suspend(PersonRoute):
     for_tabs: ClassVar = True
 
     @operation(
-        "Save the session now and free its machine",
+        "Suspend the session now and free its machine",
         answer=SessionView,
         status=202,
         errors=(404, 409),
@@ -150,7 +150,7 @@ class Resume(PersonRoute):
     for_tabs: ClassVar = True
 
     @operation(
-        "Bring the saved session back",
+        "Resume the suspended session",
         answer=SessionView,
         status=202,
         errors=(404, 409),
@@ -250,7 +250,7 @@ class StartFresh(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/start-fresh"
 
     @operation(
-        "Put the saved session aside, so that the next start is a new one",
+        "Put the suspended session aside, so that the next start is a new one",
         answer=SessionView,
         status=202,
         errors=(404, 409),
@@ -275,7 +275,7 @@ class Saved(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/saved"
 
     @operation(
-        "List the saved states of the session, the newest generation first",
+        "List the checkpoints of the session, the newest generation first",
         answer=list[KeptState],
         errors=(404,),
     )
@@ -284,7 +284,7 @@ class Saved(PersonRoute):
         self.answer(self.context.control.session(self.key(user, server)).kept)
 
     @operation(
-        "Delete all that is saved of the session; what is kept, until when and why",
+        "Delete all checkpoints of the session; what is kept, until when and why",
         answer=Deleted,
         errors=(404, 409),
     )
@@ -300,7 +300,7 @@ class SavedOne(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
 
     @operation(
-        "Delete one saved state; what is still kept, until when and why",
+        "Delete one checkpoint; what is still kept, until when and why",
         answer=Deleted,
         errors=(404, 409),
     )
@@ -317,7 +317,7 @@ class BringBackSaved(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
 
     @operation(
-        "Bring one saved state back; what the session is in is put aside, and can be"
+        "Bring one checkpoint back; what the session is in is put aside, and can be"
         " brought back in the same way",
         body=BringBack,
         answer=SessionView,

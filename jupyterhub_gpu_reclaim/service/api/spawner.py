@@ -158,7 +158,7 @@ class PlanStop(SpawnerRoute):
     path: ClassVar = "api/spawner/plan-stop"
 
     @operation(
-        "Whether to stop the programs or to release a saved tree",
+        "Whether to stop the programs or to release a captured tree",
         caller="spawner",
         body=Placement,
         answer=StopPlan,
@@ -175,7 +175,7 @@ class Release(SpawnerRoute):
     path: ClassVar = "api/spawner/release"
 
     @operation(
-        "End the saved tree; answered when it is dead",
+        "End the captured tree; answered when it is dead",
         caller="spawner",
         body=Placement,
         status=204,

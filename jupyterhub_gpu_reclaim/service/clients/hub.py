@@ -282,5 +282,5 @@ def _refused(answer: Answer, what: str) -> Refused:
             detail=detail,
             retryable=True,
         )
-    what = f"The Hub refused: {message or answer.status}."
-    return Refused(Reason.INVALID, what=what, detail=detail, retryable=False)
+    why = message or answer.status
+    return Refused(Reason.HUB_REFUSED, why=why, detail=detail, retryable=False)

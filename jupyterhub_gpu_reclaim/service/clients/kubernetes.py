@@ -60,7 +60,7 @@ class Rule:
 
 RULES = (
     Rule("pods", ("list", "watch"), "sessions", "which session runs on which node"),
-    Rule("pods", ("delete",), "sessions", "remove the pod of a session that is saved"),
+    Rule("pods", ("delete",), "sessions", "remove the pod of a suspended session"),
     Rule("pods", ("list", "watch"), "agents", "find the agent of a session's node"),
     Rule("nodes", ("get",), "cluster", "which GPU a session needs when it comes back"),
 )
@@ -115,7 +115,7 @@ class Api:
                 config.load_incluster_config(client_configuration=settings)
         except (config.ConfigException, OSError) as error:
             what = f"There is no access to the API server of Kubernetes: {error}."
-            raise Refused(Reason.INVALID, what=what) from None
+            raise Refused(Reason.SETTING_INVALID, what=what) from None
         return cls(client.ApiClient(settings), limit=limit)
 
     async def close(self) -> None:

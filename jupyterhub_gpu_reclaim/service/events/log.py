@@ -94,7 +94,7 @@ class EventLog:
             self._handler = _handler(place)
         except OSError as error:
             what = f"The event log {place} cannot be written: {error.strerror}."
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.SETTING_INVALID, what=what) from error
         # A second and a half, which a service without an event log need not wait for.
         from jupyter_events import EventLogger  # noqa: PLC0415 large
 

@@ -33,8 +33,7 @@ _ADVICE = {
     " session is not lost: it comes back with everything in it.",
     "suspended": "Open it as ever, and it comes back with everything in it.",
     "suspend-failed": "Nothing is lost, and you need not do anything.",
-    "resume-failed": "What is saved of it is kept. Try again, or choose to start"
-    " afresh.",
+    "resume-failed": "Its checkpoint is kept. Try again, or choose to start afresh.",
     "deletion-ahead": "If you still need it, bring it back before.",
 }
 #: A cancelled suspend, or a user who came back, is no failure.

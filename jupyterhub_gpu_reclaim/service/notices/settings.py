@@ -215,4 +215,4 @@ def _secret(name: str, path: str) -> str:
 
 
 def _wrong(what: str) -> Refused:
-    return Refused(Reason.INVALID, what=f"Notices.{what}.")
+    return Refused(Reason.SETTING_INVALID, what=f"Notices.{what}.")

@@ -115,7 +115,7 @@ class StateFolder:
             )
         except OSError as error:
             what = f"The state folder {self.path} cannot be used: {error.strerror}."
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.STATE_UNUSABLE, what=what) from error
         deadline = time.monotonic() + patience
         while not _locked(lock):
             if time.monotonic() >= deadline:
@@ -125,7 +125,7 @@ class StateFolder:
                     f"Another service (process {holder or 'unknown'}) works on the"
                     f" state folder {self.path}."
                 )
-                raise Refused(Reason.INVALID, what=what)
+                raise Refused(Reason.STATE_UNUSABLE, what=what)
             time.sleep(0.1)  # before the event loop; flock has no time limit
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -153,10 +153,10 @@ class StateFolder:
             data = path.read_bytes()
         except OSError as error:
             what = f"The file {path} cannot be used: {error.strerror}."
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.STATE_UNUSABLE, what=what) from error
         if len(data) < size:
             what = f"The file {path} is cut short; delete it and start again."
-            raise Refused(Reason.INVALID, what=what)
+            raise Refused(Reason.STATE_UNUSABLE, what=what)
         return data
 
 

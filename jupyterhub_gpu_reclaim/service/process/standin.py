@@ -38,7 +38,7 @@ _PAGE = """<!doctype html>
 <meta http-equiv="refresh" content="{again}"><title>Sessions</title></head>
 <body><main><h1>Sessions</h1>
 <p id="why" data-code="{code}">{message}</p><p>{hint}</p>
-<p>Saved sessions are kept, and running ones go on.</p></main></body></html>
+<p>Suspended sessions are kept, and running ones go on.</p></main></body></html>
 """
 
 

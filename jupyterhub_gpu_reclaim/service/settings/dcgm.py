@@ -156,7 +156,7 @@ class DcgmSource(Configurable):
             )
         except OSError as error:
             what = f"DcgmSource.ca_file {self.ca_file} cannot be used: {error}."
-            raise Refused(Reason.INVALID, what=what) from error
+            raise Refused(Reason.SETTING_INVALID, what=what) from error
         return GpuUse(
             prometheus,
             clock,

@@ -115,4 +115,4 @@ def _slashed(path: str) -> str:
 
 
 def _refused(what: str) -> Refused:
-    return Refused(Reason.INVALID, what=what)
+    return Refused(Reason.SETTING_INVALID, what=what)

@@ -193,7 +193,7 @@ class Options(StoreOptions):
     release_limit = Float(
         _DEFAULTS.release_limit,
         min=10,
-        help="Seconds for which a saved session stays frozen while the Hub does not"
+        help="Seconds for which a captured session stays frozen while the Hub does not"
         " take the stop. Then it is thawed and goes on running.",
     ).tag(config=True)
 
@@ -227,7 +227,7 @@ class Options(StoreOptions):
         _DEFAULTS.captures,
         min=1,
         max=64,
-        help="Sessions that are saved at the same time. More of them share the"
+        help="Sessions that are suspended at the same time. More of them share the"
         " store's bandwidth, so that each is frozen for longer.",
     ).tag(config=True)
 

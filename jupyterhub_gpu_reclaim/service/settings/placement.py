@@ -39,7 +39,7 @@ async def agent_of(options: Options, token: Path) -> tuple[Agent, LetGo]:
         return await _fleet(options, token, source)
     if source.url:
         what = "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
-        raise Refused(Reason.INVALID, what=what)
+        raise Refused(Reason.SETTING_INVALID, what=what)
     agent = AgentClient(options.agent, token, ca_file=options.agent_ca_file)
 
     async def let_go() -> None:
@@ -58,7 +58,7 @@ async def _fleet(
             f"Sessions in pods need more packages ({error.name}):"
             " pip install 'jupyterhub-gpu-reclaim[kubernetes]'."
         )
-        raise Refused(Reason.INVALID, what=what) from None
+        raise Refused(Reason.SETTING_INVALID, what=what) from None
     clock = SystemClock()
     gpu_use = source.open(clock)
     api = await kubernetes.Api.open(options.kubeconfig)

@@ -30,7 +30,7 @@ class StoreOptions(Configurable):
     set_aside_days = Float(
         _DEFAULTS.set_aside / _DAY,
         min=0,
-        help="Days for which a saved session is kept after its user chose to start"
+        help="Days for which a suspended session is kept after its user chose to start"
         " fresh. 0: deleted at once.",
     ).tag(config=True)
 
@@ -45,7 +45,7 @@ class StoreOptions(Configurable):
     keep_generations = Int(
         0,
         min=0,
-        help="How many saved states of one session are kept, the newest first; what"
+        help="How many checkpoints of one session are kept, the newest first; what"
         " its users have put aside counts. 0: any number.",
     ).tag(config=True)
 
@@ -60,8 +60,8 @@ class StoreOptions(Configurable):
     user_quota_gb = Float(
         0.0,
         min=0,
-        help="Gigabytes (10^9 bytes) that the saved sessions of one user may take in"
-        " the store. Above it the least recently suspended are deleted, first of those"
+        help="Gigabytes (10^9 bytes) that the checkpoints of one user may take in the"
+        " store. Above it the least recently suspended are deleted, first of those"
         " that were put aside. A suspend is never refused for it. 0: no limit.",
     ).tag(config=True)
 
@@ -75,14 +75,14 @@ class StoreOptions(Configurable):
         _DEFAULTS.forewarn / 3600,
         min=0,
         max=24 * 366,
-        help="Hours before something that is saved is deleted for its age at which its"
+        help="Hours before a checkpoint is deleted for its age at which its"
         " user is told, in the session's history and by `Notices`. What is kept for"
         " less is not told of, nor what a quota takes. 0: nobody is told.",
     ).tag(config=True)
 
     retention_takes_suspended = Bool(
         False,
-        help="Whether `keep_days` and the quotas may delete the only saved state of a"
+        help="Whether `keep_days` and the quotas may delete the only checkpoint of a"
         " suspended session, that is, somebody's work; the user is told why, and the"
         " next start is a new one. False: what is suspended is kept, whatever a quota"
         " says.",

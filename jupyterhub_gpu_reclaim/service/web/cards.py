@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
     Phase.WARNED: ("Running, to be suspended soon", "warn"),
-    Phase.SUSPENDING: ("Being saved", "busy"),
-    Phase.RELEASING: ("Saved, being stopped", "busy"),
+    Phase.SUSPENDING: ("Being suspended", "busy"),
+    Phase.RELEASING: ("Suspended, being stopped", "busy"),
     Phase.SUSPENDED: ("Suspended", "calm"),
     Phase.RESUMING: ("Coming back", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
@@ -71,7 +71,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Saved:
+class AsideCheckpoint:
     """A checkpoint that was set aside."""
 
     id: str
@@ -80,12 +80,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class State:
-    """A checkpoint that can be brought back."""
+    """Another checkpoint, which can be brought back."""
 
     id: str
-    title: str  #: "State of 2026-11-22 06:44 UTC"
+    title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
-    saves_first: bool  #: the session runs, and is saved before
+    suspends_first: bool  #: the session runs
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Card:
     more: list[Button]
     can_start_fresh: bool
     can_delete: bool
-    saved: list[Saved]
+    saved: list[AsideCheckpoint]
     states: list[State]
 
 
@@ -175,7 +175,7 @@ def card(
         more=_more(view, manages=manages),
         can_start_fresh=has_saved,
         can_delete=has_saved,
-        saved=[Saved(one.id, saved_words(one, now)) for one in view.saved],
+        saved=[AsideCheckpoint(one.id, saved_words(one, now)) for one in view.saved],
         states=_states(view, now),
     )
 
@@ -188,9 +188,9 @@ def _states(view: SessionView, now: float) -> list[State]:
     return [
         State(
             id=one.id,
-            title=f"State of {words.moment(one.created)}",
+            title=f"Checkpoint of {words.moment(one.created)}",
             about=_about(one, now),
-            saves_first=live,
+            suspends_first=live,
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}
@@ -244,7 +244,7 @@ def _gpu(view: SessionView) -> str:
     """What it holds: "NVIDIA A100, 12 GB used"; or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.get("gpus_held") or 0
-        return f"{freed} GPU{'s' if freed > 1 else ''} freed" if freed else ""
+        return f"{words.count(freed, 'GPU')} freed" if freed else ""
     if not view.gpus:
         return ""
     names = sorted({gpu.name or "GPU" for gpu in view.gpus})
@@ -304,7 +304,7 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
             renew = Button("renew-login", "Make its login valid again", "main")
             return [renew, Button("resume", "Try again")]
         asks = view.failure is not None and view.failure.code.startswith("saved_")
-        again = "Bring back" if asks else "Try again"
+        again = "Resume" if asks else "Try again"
         return [Button("resume", again if view.failure else "Resume", "main")]
     return []
 

@@ -182,7 +182,7 @@ class Store(ManagerPage):
 
 def _freed(present: Point) -> Number:
     count = str(present.gpus_freed)
-    return Number(count, "GPUs freed", "by saved sessions", "freed")
+    return Number(count, "GPUs freed", "by suspended sessions", "freed")
 
 
 def _stored(views: Sequence[SessionView]) -> Number:

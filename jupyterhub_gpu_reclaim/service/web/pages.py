@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import HTTPError, StaticFileHandler
 
+from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
 #: What the page says after a form was taken, by the form's name.
 DONE = {
-    "suspend": "The session is being saved.",
+    "suspend": "The session is being suspended.",
     "resume": "The session is coming back.",
     "keep": "Noted.",
     "pin": "Noted.",
-    "delete": "The saved session is deleted.",
+    "delete": "The suspended session is deleted.",
     "bring-back": "That state is coming back.",
     "renew-login": (
         "Noted: the login is made valid at the next visit of the session's user."
@@ -59,13 +60,15 @@ _LOG_LINES = 50
 
 def templates() -> Environment:
     """The templates that come with the package; everything is escaped."""
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("jupyterhub_gpu_reclaim", "service/web/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["count"] = text.count
+    return environment
 
 
 class HtmlErrors(Route):

@@ -69,7 +69,7 @@ SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
     "use": ("Last hour", _percent),
     "idle": ("Idle for", _idle_since),
     "due": ("Suspends", _due),
-    "saved": ("Last saved", _saved),
+    "saved": ("Last suspended", _saved),
     "why": ("Why not suspended", _why),
 }
 

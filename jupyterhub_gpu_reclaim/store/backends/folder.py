@@ -45,6 +45,7 @@ _OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
 _NOBODYS = {"lost+found"}
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class FolderBackend:
@@ -367,4 +368,6 @@ def translate(
             Reason.STORE_FULL, needed=more, free=free, detail=detail
         ) from error
     why = (error.strerror or "unknown error").lower()
-    raise StoreError(Reason.STORE_FAILED, why=why, detail=detail) from error
+    denied = error.errno in _DENIED
+    reason = Reason.STORE_DENIED if denied else Reason.STORE_FAILED
+    raise StoreError(reason, why=why, detail=detail) from error

@@ -98,12 +98,12 @@ def translated(error: Exception, name: str) -> StoreError:
         return Unavailable("no login for the object store was found", detail=detail)
     why = _NO_PLACE.get(word) or _of_kind(error) or _OF_STATUS.get(status)
     if why is not None:
-        return StoreError(Reason.STORE_FAILED, why=why, detail=detail)
+        return StoreError(Reason.STORE_DENIED, why=why, detail=detail)
     if not status:
         return Unavailable("the object store does not answer", detail=detail)
     if status.startswith("4") and status not in _LATER:
         why = f"the object store refuses the request (HTTP {status})"
-        return StoreError(Reason.STORE_FAILED, why=why, detail=detail)
+        return StoreError(Reason.STORE_DENIED, why=why, detail=detail)
     why = f"the object store has a fault (HTTP {status})"
     return Unavailable(why, detail=detail)
 

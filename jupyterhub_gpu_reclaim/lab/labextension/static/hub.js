@@ -15,7 +15,7 @@ export class Hub {
     this.pageUrl = `${hub}user/${server.join("/")}/`;
   }
 
-  /** {state: saved, refused, coming, stopping, stopped, passing or away; why}.
+  /** {state: suspended, refused, coming, stopping, stopped, passing or away; why}.
    *
    * Redirects are not followed: a server that has just come up would lead through its
    * login, time and again.
@@ -31,7 +31,7 @@ export class Hub {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const reason = page.querySelector(".gpu-reclaim-reason");
     if (page.querySelector("[data-gpu-reclaim-resume]")) {
-      return { state: "saved" };
+      return { state: "suspended" };
     }
     if (reason) {
       const heading = page.querySelector("h1")?.textContent.trim() || "";
@@ -44,7 +44,7 @@ export class Hub {
     return { state: answer.status === 424 ? "stopped" : "away" };
   }
 
-  /** Begins to bring the session back; the next look says how that goes. */
+  /** Begins to resume the session; the next look says how that goes. */
   async resume() {
     await fetch(this.spawnUrl, LOOK);
   }

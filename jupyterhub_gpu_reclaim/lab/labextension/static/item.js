@@ -13,7 +13,7 @@ export class Item {
     this.node = element("button", {
       type: "button",
       class: "gpu-reclaim-item",
-      title: "This session: its GPU, and when it is saved",
+      title: "This session: its GPU, and when it is suspended",
       "aria-haspopup": "dialog",
       "aria-expanded": "false",
     });

@@ -1,4 +1,4 @@
-/* The calm dialog over a page whose session is away: saved, coming back, or refused.
+/* The calm dialog over a page whose session is away: suspended, coming back, or refused.
  *
  * Used by watch.js. The page stays below it as it is, with all its unsaved cells. It is
  * the browser's own modal dialog: the focus stays inside, Escape leaves it.

@@ -97,7 +97,7 @@ export class Panel {
   }
 
   async suspend() {
-    this.say(await this.service.suspend(), () => "Your session is being saved.");
+    this.say(await this.service.suspend(), () => "Your session is being suspended.");
   }
 
   say(answer, words) {

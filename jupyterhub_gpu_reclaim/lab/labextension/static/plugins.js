@@ -1,7 +1,7 @@
 /* The two plugins of a page: the connection to a session, and its state in the corner.
  *
  * Called by remoteEntry.js. The first takes the place of
- * "@jupyterlab/hub-extension:connectionlost", whose dialog calls a saved session "not
+ * "@jupyterlab/hub-extension:connectionlost", whose dialog calls a suspended session "not
  * running" and offers to restart it.
  */
 import { Attach } from "./attach.js";
@@ -25,7 +25,7 @@ export async function makePlugins(load) {
 
   const connection = {
     id: `${NAME}:connectionlost`,
-    description: "Says that a suspended session is saved, and resumes it on a click.",
+    description: "Says that a session is suspended, and resumes it on a click.",
     requires: [JupyterFrontEnd.IPaths],
     optional: [JupyterLab.IInfo],
     provides: IConnectionLost,
@@ -48,7 +48,7 @@ export async function makePlugins(load) {
 
   const state = {
     id: `${NAME}:state`,
-    description: "Shows the session's GPU and when it is saved; warns before that.",
+    description: "Shows the session's GPU and when it is suspended; warns before that.",
     requires: [IConnectionLost],
     optional: [IStatusBar],
     autoStart: true,

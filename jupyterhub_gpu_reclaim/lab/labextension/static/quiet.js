@@ -1,4 +1,4 @@
-/* Puts away the page's own dialogs about requests that met a session being saved.
+/* Puts away the page's own dialogs about requests that met a session being suspended.
  *
  * Called by watch.js while it tells the same more calmly. A save that failed just then
  * is made again by the page, once the server is back.

@@ -68,7 +68,7 @@ export class Tidings {
       const action = { label: "Keep running", act: () => this.keep() };
       this.notice.show(words, "warning", { topic: TOPIC, action });
     } else if (!words && this.warned) {
-      this.notice.hide(TOPIC); // it is used again, or it is being saved
+      this.notice.hide(TOPIC); // it is used again, or it is being suspended
     }
     this.warned = words;
   }

@@ -14,7 +14,7 @@ const SOON_MS = 1000; // between two looks while something is under way
 const LATER_MS = 10000; // and while only a person can change something
 const PASSING = 20; // looks for which a server may be just coming up
 const UNDER_WAY = ["coming", "stopping", "passing"];
-const SAVED =
+const SUSPENDED =
   "It was suspended. Resume it, and its kernels, variables and terminals are as you " +
   "left them. What is on this page stays, saved or not.";
 
@@ -54,7 +54,7 @@ export class Watch {
     }
   }
 
-  /** While the session is being saved, the page's own saves wait. */
+  /** While the session is being suspended, the page's own saves wait. */
   hold(on) {
     if (!this.running) {
       this.info.isConnected = !on;
@@ -122,9 +122,9 @@ export class Watch {
     } else if (state === "refused") {
       const action = { label: "What now?", act: open(hub.pageUrl) };
       overlay.show({ title: heading, text: why, leave, action });
-    } else if (state === "saved") {
+    } else if (state === "suspended") {
       const action = { label: "Resume", act: () => this.resume() };
-      overlay.show({ title: "Your session is saved", text: SAVED, leave, action });
+      overlay.show({ title: "Your session is suspended", text: SUSPENDED, leave, action });
     } else {
       const action = { label: "Start", act: open(hub.spawnUrl) };
       const text = "It was stopped. Start it again?";
@@ -146,8 +146,8 @@ export class Watch {
       notice.show("Bringing your session back …", "busy");
     } else if (state === "refused") {
       notice.show(`${heading}. ${why}`, "warning", { action: open("What now?") });
-    } else if (state === "saved") {
-      notice.show("Your session is saved.", "info", { action: resume });
+    } else if (state === "suspended") {
+      notice.show("Your session is suspended.", "info", { action: resume });
     } else {
       notice.show("Your server is not running.", "info", { action: open("Start") });
     }

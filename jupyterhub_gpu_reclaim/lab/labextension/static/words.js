@@ -33,7 +33,7 @@ export function clockTime(at) {
   return when.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit" });
 }
 
-/** When a session that runs is going to be saved, as far as that is known. */
+/** When a session that runs is going to be suspended, as far as that is known. */
 export function dueAt(view) {
   return view.suspends_at ?? view.verdict?.at ?? null;
 }
@@ -58,10 +58,10 @@ export function gpuOf(view) {
   };
 }
 
-/** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · saved in 10 min". */
+/** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · suspends in 10 min". */
 export function inOneLine(view, now) {
   if (["suspending", "releasing"].includes(view.phase)) {
-    return "Session is being saved";
+    return "Session is being suspended";
   }
   const gpu = gpuOf(view);
   const idle = idleFor(view, now);
@@ -78,7 +78,7 @@ export function inOneLine(view, now) {
   if (kept) {
     parts.push(`kept until ${clockTime(view.kept_until)}`);
   } else if (due > now && (idle !== null || view.phase === "warned")) {
-    parts.push(`saved in ${duration(due - now)}`);
+    parts.push(`suspends in ${duration(due - now)}`);
   }
   const line = parts.join(" · ") || "Session in use";
   return line[0].toUpperCase() + line.slice(1);
@@ -102,18 +102,18 @@ export function inFull(view, now) {
   if (view.kept_until > now) {
     lines.push(["Kept until", clockTime(view.kept_until)]);
   } else if (due > now) {
-    const name = view.phase === "warned" ? "Saved at" : "Saved after";
+    const name = view.phase === "warned" ? "Suspends at" : "Suspends after";
     lines.push([name, `${clockTime(due)}, if nothing is done`]);
   }
   return lines;
 }
 
-/** What is said before a session is saved. */
+/** What is said before a session is suspended. */
 export function warning(view, now) {
   const left = view.suspends_at == null ? 0 : view.suspends_at - now;
   return left < 90
-    ? "Your session is going to be saved in a minute."
-    : `Your session is going to be saved in ${duration(left)}.`;
+    ? "Your session is going to be suspended in a minute."
+    : `Your session is going to be suspended in ${duration(left)}.`;
 }
 
 /** How far a return is, of 100: no one knows how many steps are to come. */

@@ -176,7 +176,7 @@ export function say(text, bad = false) {
   notice.textContent = text;
   notice.classList.toggle("bad", bad);
   clearTimeout(silence);
-  // "is being saved" grows old; why something was refused may be read at leisure
+  // "is being suspended" grows old; why something was refused may be read at leisure
   if (text && !bad) silence = setTimeout(say, 8000, "");
 }
 

@@ -7,8 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["Running", "good"],
   warned: ["To be suspended", "warn"],
-  suspending: ["Being saved", "busy"],
-  releasing: ["Saved, being stopped", "busy"],
+  suspending: ["Being suspended", "busy"],
+  releasing: ["Suspended, being stopped", "busy"],
   suspended: ["Suspended", "calm"],
   resuming: ["Coming back", "busy"],
   stopped: ["Stopped", "calm"],

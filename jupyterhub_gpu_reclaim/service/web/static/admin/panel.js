@@ -255,7 +255,7 @@ class Panel {
     this.mine.delete(session);
   }
 
-  /** The Hub's "Delete Server" deletes what is saved, too: that is asked first. */
+  /** The Hub's "Delete Server" deletes its checkpoints, too: that is asked first. */
   async guard(event) {
     const button = event.target.closest?.("button.stop-button");
     if (!button || button.textContent !== "Delete Server" || this.agreed) return;
@@ -264,7 +264,7 @@ class Panel {
     if (view?.phase !== "suspended") return;
     event.preventDefault();
     event.stopPropagation();
-    const lost = "Its session is saved. With the server it is deleted for good.";
+    const lost = "Its session is suspended. With the server it is deleted for good.";
     if (!(await ask(`Delete ${nameOf(view.key)}?`, [lost], "Delete for good"))) return;
     this.agreed = true;
     button.click();

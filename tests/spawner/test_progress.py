@@ -1,4 +1,4 @@
-"""The narrator: every reader hears all lines from the beginning, percents only grow."""
+"""The reporter: every reader hears all lines from the beginning, percents only grow."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ import asyncio
 from jupyterhub_gpu_reclaim.common.models import Step
 from jupyterhub_gpu_reclaim.hub.spawner.progress import (
     CEILING,
-    Narrator,
+    ProgressReporter,
     interleaved,
     sentence,
 )
 
 
 async def test_late_reader_hears_everything_and_the_end():
-    narrator = Narrator()
-    narrator.tell("first")
-    early = asyncio.create_task(_read(narrator))
+    reporter = ProgressReporter()
+    reporter.tell("first")
+    early = asyncio.create_task(_read(reporter))
     await asyncio.sleep(0)
-    narrator.tell("second")
-    narrator.end()
+    reporter.tell("second")
+    reporter.end()
     async with asyncio.timeout(5):
-        assert await early == await _read(narrator) == ["first", "second"]
+        assert await early == await _read(reporter) == ["first", "second"]
 
 
 async def test_percents_grow_and_stay_below_the_ceiling():
-    narrator = Narrator()
+    reporter = ProgressReporter()
     for number in range(30):
         base = {"step": f"s{number}", "title": "Reading", "total_bytes": 100}
         for done in (0, 50, 100):
-            narrator.step(Step(**base, state="going", bytes=done))
-        narrator.step(Step(**base, state="done", bytes=100, seconds=1))
-    narrator.end()
-    percents = [line["progress"] async for line in narrator.lines()]
+            reporter.step(Step(**base, state="going", bytes=done))
+        reporter.step(Step(**base, state="done", bytes=100, seconds=1))
+    reporter.end()
+    percents = [line["progress"] async for line in reporter.lines()]
     assert percents == sorted(percents)
     assert 0 < percents[0] <= percents[-1] <= CEILING
 
 
 def test_story_has_each_step_once_as_it_is_now_and_the_words_after_it():
-    narrator = Narrator()
-    assert narrator.story == {"percent": 0, "status": "", "steps": []}
-    narrator.tell("Waiting for a free GPU: place 2 of 3")
-    assert narrator.story["status"] == "Waiting for a free GPU: place 2 of 3"
-    narrator.step(Step(step="files", title="Files", state="done", seconds=1))
+    reporter = ProgressReporter()
+    assert reporter.story == {"percent": 0, "status": "", "steps": []}
+    reporter.tell("Waiting for a free GPU: place 2 of 3")
+    assert reporter.story["status"] == "Waiting for a free GPU: place 2 of 3"
+    reporter.step(Step(step="files", title="Files", state="done", seconds=1))
     memory = {"step": "memory", "title": "Reading", "total_bytes": 4000}
     for done in (0, 1000, 3000):
-        narrator.step(Step(**memory, state="going", bytes=done))
-    story = narrator.story
+        reporter.step(Step(**memory, state="going", bytes=done))
+    story = reporter.story
     assert story["status"] == ""
     assert [(each["step"], each["state"]) for each in story["steps"]] == [
         ("files", "done"),
@@ -57,10 +57,10 @@ def test_story_has_each_step_once_as_it_is_now_and_the_words_after_it():
 
 
 async def test_events_carry_the_fields_of_a_step_beside_its_words():
-    narrator = Narrator()
-    narrator.step(Step(step="memory", title="Reading", state="done", seconds=2))
-    narrator.end()
-    [event] = [line async for line in narrator.lines()]
+    reporter = ProgressReporter()
+    reporter.step(Step(step="memory", title="Reading", state="done", seconds=2))
+    reporter.end()
+    [event] = [line async for line in reporter.lines()]
     assert event["message"] == "Reading: 2.0 s ✓"
     assert event["gpu_reclaim"] == {
         "step": "memory",
@@ -78,8 +78,8 @@ def test_sentence_names_bytes_and_seconds():
     assert sentence(Step(step="m", title="Reading")) == "Reading …"
 
 
-async def _read(narrator):
-    return [line["message"] async for line in narrator.lines()]
+async def _read(reporter):
+    return [line["message"] async for line in reporter.lines()]
 
 
 async def test_interleaved_tells_ours_when_it_changes_and_all_of_theirs():

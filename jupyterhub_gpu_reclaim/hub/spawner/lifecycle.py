@@ -1,0 +1,536 @@
+"""A session's life as the Hub sees it: start, poll, stop, each as the service plans.
+
+The service decides whether a start is cold, a restore or an adoption, and whether a
+stop is real or a release. Without its answer, a session that may have a checkpoint is
+not started cold, and a stopped tree that may be a captured one is not ended.
+
+What it knows is one value, ``State``. Its pointer is written to the Hub's database
+before each step, so that a Hub that is killed in between knows what it had begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    ReclaimError,
+    Refused,
+    RestoreFailed,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import Placement, StartPlan, StopPlan
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.spawner.logins import ClientRepair, Logins, others
+from jupyterhub_gpu_reclaim.hub.spawner.progress import CEILING, ProgressReporter
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location, Pointer, PointerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import Failure
+    from jupyterhub_gpu_reclaim.hub.client import ServiceClient
+    from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
+
+    #: The spawner's own ``start()``.
+    Start = Callable[[], Awaitable[Any]]
+
+#: Seconds for cleaning up after a start that failed or was cancelled.
+CLEANUP_SECONDS = 20.0
+#: Seconds between two attempts to follow a restore.
+RECONNECT_SECONDS = 0.5
+#: Deleted logins of one server that may become valid again, each for one session.
+MOST_LAID_ASIDE = 16
+
+
+class Undo(StrEnum):
+    """What a failing start has to take back."""
+
+    NOTHING = ""
+    PLAN = "plan"  #: the service's plan to restore
+    COLD = "cold"  #: a new session
+    RESTORE = "restore"  #: a place, with a checkpoint restored under it or not
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the Hub's process knows of one server's session."""
+
+    pointer: Pointer = Pointer()
+    starting: bool = False
+    stopping: bool = False
+    undo: Undo = Undo.NOTHING
+    #: Whether a resumed session has answered the Hub.
+    confirmed: bool = True
+    #: Whether a restarted Hub has polled it, and has not taken it up (yet).
+    checked: bool = False
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether it was resumed, and has not answered the Hub yet."""
+        return bool(self.pointer.checkpoint) and not self.confirmed
+
+
+class SessionLifecycle:
+    """The session of one server.
+
+    Args:
+        spawner: starts, finds and ends the session's processes.
+        service: the connection to the service; raises ``Unreachable`` if it has none.
+        clock: for the time of a suspend.
+    """
+
+    def __init__(
+        self,
+        spawner: SessionPlacement,
+        service: Callable[[], ServiceClient],
+        clock: Clock,
+    ) -> None:
+        self.state = State()
+        self.logins = Logins(spawner)
+        self._spawner = spawner
+        self._service = service
+        self._clock = clock
+        self._log = spawner.log
+        self._reporter: ProgressReporter | None = None
+        self._last_story: dict[str, Any] | None = None
+        self._repair: ClientRepair | None = None
+        self._cleanup: asyncio.Task[None] | None = None
+
+    # --- the pointer ---
+
+    @property
+    def pointer(self) -> Pointer:
+        """What the Hub's database remembers."""
+        return self.state.pointer
+
+    def load(self, pointer: Pointer) -> None:
+        """Continue from what the Hub's database remembers."""
+        self._become(pointer=pointer)
+        self._launch(incarnation=pointer.incarnation)
+        self._spawner.reclaim_take(pointer.location)
+        # Else a resume that fails wipes OAuth client and browser logins (T4).
+        self._spawner.will_resume = pointer.precious
+
+    def delete(self) -> None:
+        """The server is deleted: so is its login, and nothing is remembered."""
+        self.logins.delete(self.pointer.token_id)
+        self._become(pointer=Pointer())
+
+    def _become(self, **changes: Any) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+
+    def _launch(self, **changes: Any) -> None:
+        launch = msgspec.structs.replace(self._spawner.reclaim_launch, **changes)
+        self._spawner.reclaim_launch = launch
+
+    def _point(self, **changes: Any) -> None:
+        """Change the pointer and write it to the database now (T6)."""
+        known = self.pointer.checkpoint
+        if (checkpoint := changes.get("checkpoint", known)) != known:
+            changes["suspended_at"] = self._clock.now() if checkpoint else 0.0
+        self._write(msgspec.structs.replace(self.pointer, **changes))
+
+    def _forget(self) -> None:
+        """No checkpoint and no process is left: drop pointer and old login (T5).
+
+        What was set aside may be brought back under that login, and no other one.
+        """
+        deleted = self.logins.hash_of(self.pointer.token_id)
+        self.logins.delete(self.pointer.token_id)
+        aside = [each for each in (*self.pointer.laid_aside, deleted) if each]
+        self._write(Pointer(laid_aside=tuple(aside[-MOST_LAID_ASIDE:])))
+
+    def _write(self, pointer: Pointer) -> None:
+        self._become(pointer=pointer)
+        self._spawner.will_resume = pointer.precious
+        self.logins.save_state()
+
+    # --- the service ---
+
+    def _placement(self) -> Placement:
+        return Placement(
+            key=self._spawner.reclaim_key,
+            incarnation=self._spawner.reclaim_launch.incarnation or "none",
+            checkpoint=self.pointer.checkpoint,
+            owner=self.logins.account(),
+        )
+
+    async def _tell_service(self, call: str, failure: Failure | None = None) -> None:
+        """Report what has happened; a lost report does no harm."""
+        placement = msgspec.structs.replace(self._placement(), failure=failure)
+        with suppress(Unreachable):
+            service = self._service()
+            try:
+                await getattr(service, call)(placement)
+            except ReclaimError as error:
+                self._warn("service, %s: %s", call, error)
+
+    def _warn(self, message: str, *facts: object) -> None:
+        self._log.warning(f"%s: {message}", self._spawner.reclaim_key, *facts)
+
+    # --- start ---
+
+    async def start(self, start: Start) -> Any:
+        """Start cold, restore, or adopt what still runs, as the service plans.
+
+        Raises:
+            ReclaimError: there is a checkpoint that cannot come back now.
+        """
+        await self._cleaned_up()
+        minted = self._spawner.api_token
+        self._become(starting=True, undo=Undo.NOTHING)
+        reporter = self._reporter = self._reporter or ProgressReporter()
+        try:
+            return await self._start_as_planned(start, minted, reporter)
+        except asyncio.CancelledError:
+            # The Hub waits for one second, then stops a start that has ended, and
+            # takes one that has not for a server that runs: the rest is done later.
+            self._cleanup = asyncio.ensure_future(self._clean_up(minted, None))
+            raise
+        except Exception as error:
+            await self._clean_up_now(minted, error)
+            raise
+        finally:
+            self._become(starting=False)
+            reporter.end()
+            self._last_story, self._reporter = reporter.story, None
+            self._launch(identity=None)
+
+    async def _start_as_planned(
+        self, start: Start, minted: str, reporter: ProgressReporter
+    ) -> Any:
+        plan = await self._plan_start()
+        if plan.action == "cold":
+            return await self._start_cold(start, minted, reporter)
+        if plan.action == "restore":
+            self._become(undo=Undo.PLAN)
+            self._point(phase=PointerPhase.SUSPENDED, checkpoint=plan.checkpoint)
+            return await self._restore(plan, start, minted, reporter)
+        if plan.action == "adopt":
+            return await self._adopt(plan, minted)
+        if plan.failure is None:
+            raise Refused(Reason.INTERNAL, detail=f"plan {plan.action!r}")
+        raise codec.error_of(plan.failure, RestoreFailed)
+
+    async def _plan_start(self) -> StartPlan:
+        """The service's plan; without an answer only what cannot lose anything."""
+        former = self._spawner.reclaim_launch.incarnation
+        self._launch(incarnation=uuid.uuid4().hex)
+        try:
+            return await self._service().plan_start(self._placement())
+        except Unreachable as error:
+            if self.pointer.phase is PointerPhase.NONE:
+                self._warn("no plan, cold: %s", error)
+                return StartPlan(action="cold")
+            self._launch(incarnation=former)
+            if not self.pointer.suspended:
+                raise Unreachable(Reason.SAVED_UNKNOWN, detail=error.detail) from None
+            raise
+
+    async def _start_cold(
+        self, start: Start, minted: str, reporter: ProgressReporter
+    ) -> Any:
+        self._forget()
+        self._launch(mode="start")
+        self._become(undo=Undo.COLD)
+        reporter.hand_over()
+        incarnation = self._spawner.reclaim_launch.incarnation
+        self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
+        where = await start()
+        self._now_runs(minted, where)
+        await self._tell_service("placed")
+        return where
+
+    async def _restore(
+        self, plan: StartPlan, start: Start, minted: str, reporter: ProgressReporter
+    ) -> Any:
+        """Have a place made, and the session restored there; keep its login."""
+        identity = plan.identity
+        if identity is None:
+            raise RestoreFailed(
+                Reason.RESTORE_FAILED,
+                why="its login is not known",
+                detail="no identity",
+            )
+        number = self._known_login(plan, identity.api_token, minted)
+        self._repair = await ClientRepair.remember(self._spawner)
+        self._spawner.port = identity.port
+        self._point(
+            phase=PointerPhase.RESUMING,
+            incarnation=self._spawner.reclaim_launch.incarnation,
+            checkpoint=plan.checkpoint,
+            token_id=number,
+            port=identity.port,
+            location=Location(),
+        )
+        self._launch(mode="hold", identity=identity, generation=plan.generation)
+        self._become(undo=Undo.RESTORE)
+        where = await self._hold(start, reporter)
+        self._point(location=self._spawner.reclaim_location())
+        await self._service().placed(self._placement())
+        await self._follow(reporter)
+        reporter.tell("Waiting for its first answer …", CEILING)
+        self._become(confirmed=False)
+        self._now_runs(identity.api_token, where)
+        self.logins.delete(self.logins.token_id(minted))
+        return where
+
+    def _known_login(self, plan: StartPlan, token: str, minted: str) -> int:
+        """The database id of the session's own token.
+
+        Raises:
+            RestoreFailed: the Hub does not know it, and there is no order to renew it:
+                the spawner must not make a revoked token valid again by itself (T7).
+        """
+        number = self.logins.token_id(token)
+        aside = others(token, self.pointer.laid_aside)
+        ours = aside != self.pointer.laid_aside
+        if not number and (plan.renew_login or ours):
+            number = self.logins.renew(token, minted)
+            self._warn("its old login is valid again")
+        if ours:  # once: a later revocation stands
+            self._point(laid_aside=aside)
+        if not number:
+            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        return number
+
+    async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
+        """Have a place made, and report what that waits for."""
+        waiting = asyncio.create_task(self._spawner.reclaim_waiting(reporter.tell))
+        try:
+            return await start()
+        finally:
+            waiting.cancel()
+
+    async def _adopt(self, plan: StartPlan, minted: str) -> Any:
+        """Adopt a tree that still runs, with the login it has (T8, T9)."""
+        spawner, location = self._spawner, self.pointer.location
+        if self.pointer.incarnation != plan.incarnation or not spawner.reclaim_alive():
+            found = await spawner.reclaim_find(plan.incarnation)
+            if found is None:
+                raise RestoreFailed(
+                    Reason.RESTORE_FAILED, why="its programs are not found any more"
+                )
+            location = found
+        spawner.reclaim_take(location)
+        self._launch(incarnation=plan.incarnation)
+        if plan.identity is not None:
+            token, port = plan.identity.api_token, plan.identity.port
+        else:
+            token = await spawner.reclaim_token()
+            port = self.pointer.port or await spawner.reclaim_port()
+        self._known_login(plan, token, minted)
+        self._repair = await ClientRepair.remember(spawner)
+        spawner.port = port
+        where = await spawner.reclaim_where(port)
+        self._now_runs(token, where)
+        self._point(checkpoint="")
+        self.logins.delete(self.logins.token_id(minted))
+        return where
+
+    def _now_runs(self, token: str, where: Any) -> None:
+        self._spawner.api_token = token
+        self._point(
+            phase=PointerPhase.RUNNING,
+            incarnation=self._spawner.reclaim_launch.incarnation,
+            token_id=self.logins.token_id(token),
+            port=where[1] if isinstance(where, tuple) else 0,
+            location=self._spawner.reclaim_location(),
+        )
+
+    async def _follow(self, reporter: ProgressReporter) -> None:
+        """Follow the restore until it ends, or the Hub's start_timeout.
+
+        Raises:
+            RestoreFailed: it failed; the checkpoint is kept.
+        """
+        while True:
+            with suppress(Unreachable):
+                async for event in self._service().progress(
+                    self._spawner.reclaim_key, 0
+                ):
+                    if event.step is not None:
+                        reporter.step(event.step)
+                    if event.failure is not None:
+                        raise codec.error_of(event.failure, RestoreFailed)
+                    if event.tree is not None:
+                        return
+            # The stream broke: the operation goes on, ask again.
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    # --- a start that fails ---
+
+    async def _clean_up_now(self, minted: str, error: Exception) -> None:
+        """After a start that failed: leave nothing behind (T5)."""
+        ours = error if isinstance(error, ReclaimError) else None
+        self._cleanup = asyncio.ensure_future(self._clean_up(minted, ours))
+        await self._cleaned_up()
+
+    async def _cleaned_up(self) -> None:
+        """Wait until what a failed or cancelled start left behind is gone (T5, T9)."""
+        if self._cleanup is None:
+            return
+        done, _ = await asyncio.wait({self._cleanup}, timeout=CLEANUP_SECONDS)
+        self._cleanup = None
+        for task in done:
+            if (error := task.exception()) is not None:
+                key = self._spawner.reclaim_key
+                self._log.error("%s: not cleaned up: %r", key, error)
+
+    async def _clean_up(self, minted: str, error: ReclaimError | None) -> None:
+        undo = self.state.undo
+        self._become(undo=Undo.NOTHING)
+        if undo is Undo.RESTORE:
+            await self._back_to_suspended()
+        elif undo is Undo.PLAN:
+            failure = None if error is None else codec.failure_of(error)
+            await self._tell_service("cancelled", failure)
+        elif undo is Undo.COLD:
+            await self._spawner.reclaim_end()
+            await self._tell_service("cancelled")
+            self._forget()
+        if self.pointer.precious:
+            # The Hub deletes nothing of a spawner that will resume.
+            self.logins.delete(self.logins.token_id(minted))
+
+    async def _back_to_suspended(self) -> None:
+        """A resume has failed: nothing of it stays, the checkpoint does."""
+        await self._tell_service("cancelled")
+        await self._spawner.reclaim_end()
+        self._point(phase=PointerPhase.SUSPENDED, location=Location())
+
+    # --- after a start ---
+
+    def watched(self) -> None:
+        """The Hub polls it from now on; it has wiped the OAuth client's scopes (T3)."""
+        self._become(checked=False)
+        if self._repair is not None:
+            self._repair.apply(self._spawner)
+            self._repair = None
+
+    def answered(self) -> None:
+        """The server has answered the Hub: the start went well."""
+        if not self.state.confirmed:
+            self._become(confirmed=True)
+            self._point(checkpoint="")
+
+    @property
+    def resuming(self) -> bool:
+        """Whether a suspended session is being resumed and has not answered yet."""
+        state = self.state
+        return (state.pointer.suspended and state.starting) or state.unanswered
+
+    def reporter(self) -> ProgressReporter:
+        """Of the start under way, or of one that is about to begin."""
+        self._reporter = self._reporter or ProgressReporter()
+        return self._reporter
+
+    @property
+    def story(self) -> dict[str, Any]:
+        """The start so far, or the last one."""
+        story = self._reporter.story if self._reporter else self._last_story
+        return story or ProgressReporter().story
+
+    # --- poll ---
+
+    async def poll(self, poll: Callable[[], Awaitable[int | None]]) -> int | None:
+        """None while it runs, is being started or captured; a status otherwise.
+
+        A session that is suspended, or was being released or resumed when the Hub
+        died, is not running as far as the Hub is concerned, whatever still lives.
+        """
+        if self.state.starting:
+            return None
+        checked = self.state.checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
+        self._become(checked=bool(checked))
+        if self.pointer.precious and not self.state.stopping:
+            return 0
+        status = await poll()
+        if (
+            status is not None
+            and self.pointer.phase is PointerPhase.RUNNING
+            and not self.state.stopping
+        ):
+            await self._settle_death()
+        return status
+
+    async def _settle_death(self) -> None:
+        """It ended without a stop by the Hub: suspended (T1), or really over?"""
+        plan = await self._plan_stop()
+        if plan.action == "release":
+            self._point(
+                phase=PointerPhase.SUSPENDED,
+                checkpoint=plan.checkpoint,
+                location=Location(),
+            )
+        elif plan.action == "keep":
+            self._point(phase=PointerPhase.UNKNOWN)
+        else:
+            await self._tell_service("stopped")
+            self._forget()
+
+    # --- stop ---
+
+    async def stop(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """End it for real, or release it, as the service says."""
+        self._become(stopping=True)
+        try:
+            await self._cleaned_up()
+            if self.state.unanswered:
+                await self._back_to_suspended()
+                return
+            plan = await self._plan_stop()
+            if plan.action == "release":
+                await self._release(plan.checkpoint)
+            elif plan.action == "keep" or self.state.checked:
+                # Nobody asked for this stop: a restarted Hub got no answer in time.
+                self._warn("its programs are kept")
+                self._point(phase=PointerPhase.UNKNOWN)
+            else:
+                await self._stop_really(stop)
+        finally:
+            self._become(stopping=False)
+
+    async def _plan_stop(self) -> StopPlan:
+        """The service's plan; ``keep`` when it does not answer and work may be lost."""
+        try:
+            return await self._service().plan_stop(self._placement())
+        except Unreachable as error:
+            self._warn("stop, no plan: %s", error)
+            spawner = self._spawner
+            keep = spawner.reclaim_frozen() if spawner.reclaim_alive() else None
+            if keep is None:
+                keep = bool(spawner.reclaim_service)
+            return StopPlan(action="keep" if keep else "stop")
+        except ReclaimError as error:
+            self._warn("stop, not now: %s", error)
+            return StopPlan(action="keep")
+
+    async def _stop_really(self, stop: Callable[[], Awaitable[None]]) -> None:
+        self._spawner.will_resume = False
+        if self._spawner.reclaim_frozen():
+            await self._spawner.reclaim_end()  # it could not react to a polite signal
+        else:
+            await stop()
+        await self._tell_service("stopped")
+        self._forget()
+
+    async def _release(self, checkpoint: str) -> None:
+        """It is captured: write the pointer first (T6), then end its programs."""
+        self._point(phase=PointerPhase.RELEASING, checkpoint=checkpoint)
+        try:
+            await self._service().release(self._placement())
+        except ReclaimError as error:
+            # The service settles it: it ends the programs, or lets them go on.
+            self._warn("not released yet: %s", error)
+            return
+        if await self._spawner.reclaim_died():
+            await self._spawner.reclaim_end()
+            self._point(phase=PointerPhase.SUSPENDED, location=Location())

@@ -1,0 +1,92 @@
+"""What a spawner must be able to do with a session's processes or pod.
+
+``hub/local/spawner.py`` and ``hub/kube/spawner.py`` fill it in. It starts, finds and
+ends; what is started or ended, and when, is ``lifecycle.py``'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub.spawner import Spawner as Base
+
+    from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+else:
+    # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
+    Base = Configurable
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next start of the spawner itself is for."""
+
+    #: ``hold``: only the session's init, under which a checkpoint is restored.
+    mode: Literal["start", "hold"] = "start"
+    incarnation: str = ""
+    identity: Identity | None = None  #: of the suspended session (``hold``)
+    generation: int = 0  #: of its checkpoint (``hold``)
+
+
+class SessionPlacement(Base):
+    """A spawner whose sessions can be found again, adopted and ended."""
+
+    #: Set before ``start()`` is called.
+    reclaim_launch = Launch()
+
+    @property
+    def reclaim_key(self) -> SessionKey:
+        """This server's name for all parts."""
+        return SessionKey(self.user.name, self.name)
+
+    def reclaim_location(self) -> Location:
+        """Where the session runs, to find it again after a restart of the Hub."""
+        raise NotImplementedError
+
+    def reclaim_take(self, location: Location) -> None:
+        """Take over what runs there; the empty location is none."""
+        raise NotImplementedError
+
+    def reclaim_alive(self) -> bool:
+        """Whether what was taken over lives."""
+        raise NotImplementedError
+
+    async def reclaim_died(self) -> bool:
+        """Whether it is dead, now that the service says so."""
+        return not self.reclaim_alive()
+
+    def reclaim_frozen(self) -> bool | None:
+        """Whether its programs are stopped, as those of a captured session are.
+
+        None: that cannot be seen from here.
+        """
+        raise NotImplementedError
+
+    async def reclaim_find(self, incarnation: str) -> Location | None:
+        """Look for an incarnation that the Hub has lost sight of."""
+        raise NotImplementedError
+
+    async def reclaim_where(self, port: int) -> Any:
+        """What ``start()`` returns for what was taken over: its server's address."""
+        raise NotImplementedError
+
+    async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
+        """Report what a session that is being placed waits for, until cancelled."""
+
+    async def reclaim_token(self) -> str:
+        """The API token that the running session was started with; empty: unknown."""
+        raise NotImplementedError
+
+    async def reclaim_port(self) -> int:
+        """The port that the running session was started on; 0: unknown."""
+        raise NotImplementedError
+
+    async def reclaim_end(self) -> None:
+        """End the session at once, whatever it holds; none is fine."""
+        raise NotImplementedError

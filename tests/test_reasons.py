@@ -1,0 +1,92 @@
+"""Each sentence for a person gets, wherever it is said, the facts that it names."""
+
+from __future__ import annotations
+
+import ast
+import string
+from pathlib import Path
+
+import pytest
+
+import jupyterhub_gpu_reclaim
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+PACKAGE = Path(jupyterhub_gpu_reclaim.__file__).parent
+#: Format specifications that take numbers alone.
+NUMBERS = "bdeEfFgGn%"
+#: Functions that take a reason, and the facts that they add to it.
+ADDED = {
+    "found": {"pid", "name"},
+    "refused": {"path", "why"},
+    "failure": {"why"},
+    "Shared": {"pid", "name", "others"},
+}
+
+
+def fields(reason: Reason) -> dict[str, str]:
+    """The facts of its sentence, each with its format specification."""
+    parts = string.Formatter().parse(reason.template)
+    return {name: spec or "" for _, name, spec, _ in parts if name}
+
+
+def reason_of(node: ast.AST) -> Reason | None:
+    """``Reason.NAME``, as it stands in the source."""
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Reason":
+        return Reason.__members__.get(node.attr)
+    return None
+
+
+def said(tree: ast.AST) -> list[tuple[Reason, ast.Call]]:
+    """Calls that are given a reason first, or ask it for its sentence."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        reason = reason_of(node.args[0]) if node.args else None
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "sentence":
+            reason = reason_of(node.func.value)
+        if reason is not None:
+            found.append((reason, node))
+    return found
+
+
+def places() -> list[object]:
+    found = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        where = file.relative_to(PACKAGE)
+        for reason, call in said(ast.parse(file.read_text())):
+            label = f"{where}:{call.lineno}-{reason.value}"
+            found.append(pytest.param(reason, call, id=label))
+    return found
+
+
+def is_text(node: ast.AST) -> bool:
+    constant = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return constant or isinstance(node, ast.JoinedStr)
+
+
+@pytest.mark.parametrize(("reason", "call"), places())
+def test_sentence_gets_its_facts(reason: Reason, call: ast.Call) -> None:
+    given = {each.arg: each.value for each in call.keywords}
+    wanted = fields(reason)
+    if None not in given:  # **facts
+        added = ADDED.get(ast.unparse(call.func).rpartition(".")[2], set())
+        assert wanted.keys() <= given.keys() | added
+    for name, spec in wanted.items():
+        if spec and spec[-1] in NUMBERS and name in given:
+            assert not is_text(given[name]), f"{name} is a number"
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_sentence_can_be_said(reason: Reason) -> None:
+    facts = {
+        name: 1.5 if spec and spec[-1] in NUMBERS else "x"
+        for name, spec in fields(reason).items()
+    }
+    told = reason.sentence(**facts)
+    assert "{" not in told
+    assert reason.sentence()  # without any it still says what is known
+
+
+def test_places_are_found() -> None:
+    assert len(places()) > 200
