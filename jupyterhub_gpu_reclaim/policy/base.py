@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
+from msgspec import field
 
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
+    GpuSample,
     Phase,
     SessionKey,
+    SessionPolicy,
     Usage,
     Value,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import SessionView
     from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 
@@ -38,21 +38,11 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     opted_out_by: str = ""
     backoff_until: float | None = None
     failure: Failure | None = None
+    #: What it holds, as far as known.
+    gpus: list[GpuSample] = field(default_factory=list)
     #: What rules set for it.
-    terms: Terms = Terms()
+    terms: SessionPolicy = SessionPolicy()
     #: How many wait for a GPU, if it was selected to go for one of them.
-    wanted: int = 0
-
-
-class _Facts(Value, frozen=True, kw_only=True):
-    """The part of a view's facts that policies use, checked."""
-
-    started_at: float | None = None
-    resumed_at: float | None = None
-    kept_by: str = ""
-    opted_out_by: str = ""
-    backoff_until: float | None = None
-    terms: Terms = Terms()
     wanted: int = 0
 
 
@@ -66,23 +56,6 @@ class Policy(Protocol):
         unknown
         fact is a reason against it.
         """
-
-
-def snapshot_of(view: SessionView) -> SessionSnapshot:
-    """Reduce a view to what policies may know of a session.
-
-    Raises:
-        msgspec.ValidationError: a fact has the wrong type, which is a bug.
-    """
-    facts = msgspec.convert(view.facts, _Facts)
-    return SessionSnapshot(
-        key=view.key,
-        phase=view.phase,
-        usage=view.usage,
-        kept_until=view.kept_until,
-        failure=view.failure,
-        **msgspec.structs.asdict(facts),
-    )
 
 
 def claim(reason: Reason, now: float, **facts: Any) -> Verdict:

@@ -1,24 +1,20 @@
 """The one decision about a session, from all guards and policies, with every reason.
 
-Pure: the same view at the same time always gets the same answer.
+Pure: the same snapshot at the same time always gets the same answer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-
-from jupyterhub_gpu_reclaim.policy.base import snapshot_of
-from jupyterhub_gpu_reclaim.policy.guards import Guards
-from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import SessionView, Verdict
+    from jupyterhub_gpu_reclaim.common.models import Verdict
     from jupyterhub_gpu_reclaim.policy.base import Policy, SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.guards import Guards
 
 
 class Decider:
@@ -35,29 +31,12 @@ class Decider:
         self.guards = guards
         self.policies = policies
 
-    @classmethod
-    def from_config(cls, parent: Any) -> Decider:
-        """Guards and policies with the configuration of an application.
-
-        Args:
-            parent: the traitlets application or configurable that they belong to.
-
-        Raises:
-            traitlets.TraitError: a value is invalid; the message names it.
-        """
-        idle = IdlePolicy(parent=parent)
-        return cls(Guards(parent=parent), [idle, PressurePolicy(idle, parent=parent)])
-
-    def __call__(self, view: SessionView, now: float) -> list[Verdict]:
+    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
         """Every reason, the deciding one first; never empty.
 
         When all reasons against it are known to end, the deciding one's ``at`` is the
         time when the last of them does.
         """
-        return self.decide(snapshot_of(view), now)
-
-    def decide(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
-        """The same, for a snapshot."""
         vetoes = self.guards.vetoes(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
         wanted = next((each for each in answers if each[0].reclaim), None)

@@ -23,8 +23,8 @@ from jupyterhub_gpu_reclaim.policy.base import veto
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from jupyterhub_gpu_reclaim.common.models import SessionPolicy
     from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
-    from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 _LIVE = {Phase.RUNNING, Phase.WARNED}
 _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
@@ -130,7 +130,7 @@ class Guards(Configurable):
             why = failure.message.rstrip(".") if failure else "reason not recorded"
             yield veto(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
 
-    def _hours(self, terms: Terms, now: float) -> Iterator[Verdict]:
+    def _hours(self, terms: SessionPolicy, now: float) -> Iterator[Verdict]:
         own = terms.quiet_hours
         for text in self.quiet_hours if own is None else own:
             period = quiet.parse(text)

@@ -80,7 +80,7 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
     await world.until(lambda: world.phase(controller) == "warned")
     world.verdict = BUSY
     view = await controller.keep(KEY, 3600, "ada")
-    assert (view.phase, view.facts["kept_by"]) == ("running", "ada")
+    assert (view.phase, view.facts.kept_by) == ("running", "ada")
     assert view.kept_until is not None
     assert (await controller.keep(KEY, 0, "ada")).kept_until is None
 
@@ -299,9 +299,9 @@ async def test_changes_tell_every_phase_and_drop_slow_readers(world):
 async def test_opted_out_session_shows_who_did_it(world):
     controller, _ = await _running(world)
     view = await controller.opt_out(KEY, True, "ada")
-    assert view.facts["opted_out_by"] == "ada"
+    assert view.facts.opted_out_by == "ada"
     view = await controller.opt_out(KEY, False, "ada")
-    assert view.facts["opted_out_by"] == ""
+    assert view.facts.opted_out_by == ""
 
 
 async def test_metrics_snapshot_counts_what_has_happened(world):

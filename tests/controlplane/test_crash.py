@@ -50,7 +50,7 @@ async def _settled(world, controller) -> str:
         return (
             world.phase(controller) in {"running", "suspended"}
             and world.hub.states.get(KEY) in {"running", "stopped"}
-            and not controller.session(KEY).facts["intent"]
+            and not controller.session(KEY).facts.intent
         )
 
     for _ in range(5):  # it must stay so

@@ -91,7 +91,7 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
         lambda: (f := controller.session(KEY).failure) and f.code == "io_uring"
     )
     assert world.phase(controller) == "running"
-    assert controller.session(KEY).facts["backoff_until"]
+    assert controller.session(KEY).facts.backoff_until
     assert world.hub.orders == []
 
 
@@ -110,10 +110,10 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
 
     controller = await world.controller()
     view = controller.session(KEY)
-    assert (view.gpus, view.facts["gpus_held"]) == ([], 1)
+    assert (view.gpus, view.facts.gpus_held) == ([], 1)
     now = controller.totals(1).now
     assert (now.gpus_in_use, now.gpus_freed) == (0, 1)
     await controller.resume(KEY, "ada")
-    await world.until(lambda: controller.session(KEY).facts.get("resumed"))
-    assert controller.session(KEY).facts["resumed"]["at"] is not None
+    await world.until(lambda: controller.session(KEY).facts.resumed)
+    assert controller.session(KEY).facts.resumed.at is not None
     assert controller.totals(1).now.gpus_freed == 0

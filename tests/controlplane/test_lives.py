@@ -21,7 +21,7 @@ async def _ordered(world):
     await world.until(lambda: world.phase(controller) == "running")
     world.hub.states[KEY] = "checking"
     await controller.suspend(KEY, "ada")
-    assert controller.session(KEY).facts["intent"] == "suspend"
+    assert controller.session(KEY).facts.intent == "suspend"
     return controller, incarnation
 
 
@@ -30,7 +30,7 @@ async def _is_left_alone(world, controller) -> None:
     for _ in range(30):
         assert world.phase(controller) == "running"
         await asyncio.sleep(0.01)
-    assert controller.session(KEY).facts["intent"] == ""
+    assert controller.session(KEY).facts.intent == ""
     assert world.node.saved == {}
 
 
@@ -70,13 +70,13 @@ async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
     view = controller.session(KEY)
-    assert (view.kept_until, view.facts["kept_by"]) == (until, "ada")
+    assert (view.kept_until, view.facts.kept_by) == (until, "ada")
     assert view.incarnation != incarnation
     await world.hub.stop(KEY)
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
     view = controller.session(KEY)
-    assert (view.kept_until, view.facts["kept_by"]) == (None, "")
+    assert (view.kept_until, view.facts.kept_by) == (None, "")
 
 
 async def test_keep_that_ends_with_its_session_can_be_used_again(world):

@@ -59,7 +59,7 @@ async def test_new_account_of_that_name_is_neither_given_nor_shown_the_old_sessi
     await world.until(lambda: world.phase(controller) == "running")
     view = controller.session(KEY)
     assert (view.saved, view.last_suspend, view.generation) == ([], None, 0)
-    assert view.facts["opted_out_by"] == ""
+    assert view.facts.opted_out_by == ""
     with pytest.raises(NotFound):
         await controller.delete(KEY, "ada", everything=True)
     (former,) = controller._sessions.journal.checkpoints(KEY)

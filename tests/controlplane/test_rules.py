@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
@@ -12,7 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     Verdict,
 )
-from jupyterhub_gpu_reclaim.controlplane.decide.terms import TermsNow
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from tests.controlplane.conftest import KEY
@@ -32,9 +33,9 @@ def ruled(world):
     async def start(*rules, **settings):
         world.settings = dataclasses.replace(world.settings, **settings)
         agent, hub = world.clients()
-        terms = TermsNow(Rules(rules=list(rules)), hub, NoLabels())
+        policies = SessionPolicies(Rules(rules=list(rules)), hub, NoLabels())
         await world.running("tensors")
-        controller = await world.controller(agent=agent, hub=hub, terms=terms)
+        controller = await world.controller(agent=agent, hub=hub, policies=policies)
         await world.until(lambda: world.phase(controller) == "running")
         return controller
 
@@ -42,7 +43,8 @@ def ruled(world):
 
 
 def _terms(controller):
-    return controller.session(KEY).facts.get("terms", {})
+    terms = controller.session(KEY).facts.terms
+    return msgspec.to_builtins(terms) if terms else {}
 
 
 async def test_groups_that_the_hub_tells_decide_and_change(world, ruled):

@@ -39,7 +39,7 @@ async def _comes(world, controller, key, place):
 
 
 def _place(controller, key):
-    return controller.session(key).facts.get("place")
+    return controller.session(key).facts.place
 
 
 async def test_resume_without_room_waits_and_comes_back_when_there_is_some(
@@ -54,7 +54,7 @@ async def test_resume_without_room_waits_and_comes_back_when_there_is_some(
     assert await starting == "restore"
     await world.until(lambda: world.phase(saved) == "running")
     assert [p.contents for p in world.node.living(KEY)] == [str(KEY)]
-    assert _place(saved, KEY) is None
+    assert not _place(saved, KEY)
     steps = {s.step: s.state for s in saved.session(KEY).steps}
     assert steps["queue"] == "done"
     counters = saved.metrics_snapshot().counters
@@ -86,11 +86,11 @@ def _places(world):
 
 async def test_place_is_kept_over_a_restart_of_the_service(world, saved):
     starts = [await _comes(world, saved, KEY, 1), await _comes(world, saved, BOB, 2)]
-    since = saved.session(BOB).facts["waiting_since"]
+    since = saved.session(BOB).facts.waiting_since
     await world.kill(saved)
     after = await world.controller()
     await world.until(lambda: _place(after, BOB) == 2)
-    assert after.session(BOB).facts["waiting_since"] == since
+    assert after.session(BOB).facts.waiting_since == since
     assert [each.key for each in after.waiting()] == [KEY, BOB]
     world.node.room = 2
     assert await asyncio.gather(*starts) == ["restore"] * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     Phase,
     Placement,
+    SessionFacts,
     SessionKey,
     SessionView,
     StartPlan,
@@ -96,11 +97,13 @@ class SessionsInMemory:
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
         self.store_known: list[StoreUse] = []
 
-    def put(self, user: str, server: str = "", **changes: object) -> SessionView:
+    def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)
         old = self.views.get(key) or SessionView(
             key=key, phase=Phase.RUNNING, since=1_700_000_000.0
         )
+        if "facts" in changes:
+            changes["facts"] = SessionFacts(**changes["facts"])
         view = msgspec.structs.replace(old, **changes)
         self.views[key] = view
         for reader in self.readers:

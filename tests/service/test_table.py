@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     Phase,
+    SessionFacts,
     SessionKey,
     SessionView,
     Usage,
@@ -24,7 +25,8 @@ NOW = 1_700_000_000.0
 
 def session(user: str, server: str = "", phase: Phase = Phase.RUNNING, **more):
     key = SessionKey(user, server)
-    return SessionView(key=key, phase=phase, since=NOW, **more)
+    facts = SessionFacts(**more.pop("facts", {}))
+    return SessionView(key=key, phase=phase, since=NOW, facts=facts, **more)
 
 
 def found(views, query: str) -> list[str]:

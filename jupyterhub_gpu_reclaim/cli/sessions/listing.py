@@ -78,7 +78,7 @@ def _cells(view: SessionView, now: float) -> tuple[object, ...]:
             memory = words.size(usage.gpu_memory)
     gpu = f"{_cards(view)} {busy}".strip()
     since = words.duration(now - view.since) if view.since else ""
-    node = view.facts.get("node", "")
+    node = view.facts.node
     return (view.key, view.phase.value, since, idle, gpu, memory, node, _why(view))
 
 
@@ -93,8 +93,8 @@ def _cards(view: SessionView) -> str:
 
 def _why(view: SessionView) -> str:
     """The most important: its place, the last failure, or the policy's reason."""
-    if view.facts.get("place"):
-        return f"Waits for a GPU: place {view.facts['place']} in the queue."
+    if view.facts.place:
+        return f"Waits for a GPU: place {view.facts.place} in the queue."
     if view.failure is not None:
         return view.failure.message
     return view.verdict.message if view.verdict is not None else ""

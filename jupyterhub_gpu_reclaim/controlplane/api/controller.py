@@ -17,9 +17,10 @@ from jupyterhub_gpu_reclaim.controlplane.api.starts import Starts
 from jupyterhub_gpu_reclaim.controlplane.api.stops import Stops
 from jupyterhub_gpu_reclaim.controlplane.api.users import People
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
-from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Pressing
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Watch
-from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
@@ -42,23 +43,20 @@ if TYPE_CHECKING:
         Event,
         Placement,
         SessionKey,
+        SessionPolicy,
         StartPlan,
         StopPlan,
         Waiting,
     )
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
+    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import (
-        Agent,
-        Choose,
-        Decide,
-        Hub,
-        Window,
-    )
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
     from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse, Totals
-    from jupyterhub_gpu_reclaim.policy.terms import Terms
+    from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
 def new_checkpoint_id() -> str:
@@ -82,7 +80,7 @@ class Controller(People):
         settings: the limits.
         new_id: makes ids for checkpoints.
         choose: selects sessions to preempt for the GPU queue; None: no preemption.
-        terms: the per-session policy; None: there are no rules.
+        policies: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
     """
 
@@ -98,31 +96,33 @@ class Controller(People):
         settings: Settings,
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
-        terms: Callable[[SessionKey], Terms] | None = None,
+        policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
         agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
         sessions = Sessions(journal, clock)
-        sessions.terms = terms
+        sessions.policies = policies
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = WaitingLine(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         observer = Observer(sessions, agent, hub)
-        watch = Watch(sessions, agent, window)
-        courtesy = Courtesy(sessions, watch, decide, settings.warn_for)
+        sampler = SessionSampler(sessions, agent, window)
+        judge = Judge(sessions, decide)
+        warnings = Warnings(sessions, sampler, judge, settings.warn_for)
         worker = Worker(
             sessions=sessions,
             agent=agent,
             observer=observer,
-            courtesy=courtesy,
+            judge=judge,
+            warnings=warnings,
             suspender=suspender,
             resumer=resumer,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
-        super().__init__(sessions, agent, courtesy, queue, settings)
+        super().__init__(sessions, agent, judge, queue, settings)
         parts = Parts(
             sessions=sessions,
             agent=agent,
@@ -136,16 +136,17 @@ class Controller(People):
         self._stops = Stops(parts, self._starts)
         self._line = line
         self._rebuild = Rebuild(sessions, observer, settings)
-        self._tally = Tally(sessions, lambda: len(sessions.waiting))
+        self._tally = Tally(sessions)
         self._loops = Loops(
             sessions=sessions,
             agent=agent,
             observer=observer,
-            watch=watch,
-            courtesy=courtesy,
+            sampler=sampler,
+            judge=judge,
+            warnings=warnings,
             queue=queue,
             tally=self._tally,
-            pressing=Pressing(sessions, choose) if choose else None,
+            preemption=Preemption(sessions, choose) if choose else None,
             line=line,
             settings=settings,
         )
@@ -171,7 +172,7 @@ class Controller(People):
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         """GPU use of these sessions in the last hour."""
-        return self._sessions.history.lines(keys, self._sessions.clock.now())
+        return self._sessions.gpu_lines(keys)
 
     def totals(self, hours: int) -> Totals:
         """All sessions together, now and over the last hours (at least 1)."""

@@ -53,7 +53,9 @@ class Stops(Spawning):
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
         key = placement.key
-        if self._sessions.was_checked(key, CHECK_SECONDS):
+        checked = self._sessions.runtime(key).hub_checked
+        now = self._sessions.clock.monotonic()
+        if checked is not None and now - checked <= CHECK_SECONDS:
             await self._let_it_finish(key)
         with suppress(Unreachable):
             await self._starts.call_off(key)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionView
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, CheckpointRow
@@ -78,13 +78,13 @@ class People:
         self,
         sessions: Sessions,
         agent: Agent,
-        courtesy: Courtesy,
+        judge: Judge,
         queue: WorkQueue,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
-        self._courtesy = courtesy
+        self._judge = judge
         self._queue = queue
         self._settings = settings
         self._keeps = Keeps(sessions.journal, settings.keep_per_day)
@@ -109,8 +109,8 @@ class People:
         """
         row = self._known(key)
         if row.phase in LIVE:
-            self._courtesy.judge(row)
-        return self._sessions.verdicts(key)
+            self._judge.reclaims(row)
+        return self._sessions.runtime(key).verdicts
 
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""

@@ -88,7 +88,8 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
     is.
     """
     for due in sessions.journal.due(sessions.clock.now()):
-        if due.keeping is not Keeping.DOOMED and due.key not in sessions.compared:
+        runtime = sessions.runtime(due.key)
+        if due.keeping is not Keeping.DOOMED and not runtime.compared:
             continue
         row = sessions.journal.session(due.key)
         stands_on = row is not None and row.checkpoint == due.id
@@ -103,7 +104,7 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             continue
         _log.info("%s: checkpoint %s deleted (%s)", due.key, due.id, due.keeping.value)
         sessions.journal.drop(due.id)
-        sessions.deleted.setdefault(due.key, set()).add(due.id)
+        sessions.runtime(due.key).deleted |= {due.id}
         after = sessions.journal.session(due.key)
         if after is not None and after.checkpoint == due.id and after.phase in _LIVE:
             sessions.update(due.key, checkpoint="")

@@ -35,7 +35,7 @@ def retain(sessions: Sessions, retention: Retention) -> None:
     rows = {row.id: row for row in sessions.journal.checkpoints()}
     for each in drop(kept_of(sessions), retention, sessions.clock.now()):
         row = rows[each.id]
-        if row.key not in sessions.compared:
+        if not sessions.runtime(row.key).compared:
             continue  # what looks superseded may be all there is
         doomed = expiry.kept(sessions, each.id, Keeping.DOOMED, seconds=0)
         if row.keeping is Keeping.CURRENT:

@@ -42,7 +42,6 @@ class WaitingLine:
         self._sessions = sessions
         self._agent = agent
         self._limit = limit
-        self._told: dict[SessionKey, str] = {}
 
     def look(self) -> list[Waiting]:
         """The queue in its order; readers are told of changed places."""
@@ -55,9 +54,17 @@ class WaitingLine:
             msgspec.structs.replace(each, place=place)
             for place, each in enumerate(found, start=1)
         ]
-        self._sessions.waiting = {each.key: each for each in found if each.key}
+        self._note(found)
         self._tell(order, len(found))
         return found
+
+    def _note(self, found: list[Waiting]) -> None:
+        """Note the places for views."""
+        places = {each.key: each for each in found if each.key is not None}
+        for key, runtime in self._sessions.runtimes.items():
+            runtime.waiting = places.get(key)
+        for key, each in places.items():
+            self._sessions.runtime(key).waiting = each
 
     def may_try(self, row: SessionRow) -> bool:
         """Whether a placed resume may look for memory now.
@@ -117,22 +124,25 @@ class WaitingLine:
 
     def _held(self) -> Counter[str]:
         """Number of sessions of each user that have a GPU, as far as known."""
-        cards = self._sessions.history.cards
+        runtime = self._sessions.runtime
         return Counter(
             row.key.user
             for row in self._sessions.journal.sessions()
-            if row.phase in LIVE and (row.gpus or cards(row.key, row.incarnation))
+            if row.phase in LIVE
+            and (row.gpus or runtime(row.key).cards(row.incarnation))
         )
 
     def _tell(self, order: list[SessionKey], total: int) -> None:
-        told: dict[SessionKey, str] = {}
-        for place, key in enumerate(order, start=1):
-            words = f"Waiting for a free GPU: place {place} of {total} in the queue"
-            told[key] = words
-            if self._told.get(key) != words:
-                step = Step(step=STEP, title=words, state="going")
+        """Tell readers of a resume's steps its place, where that has changed."""
+        texts = {
+            key: f"Waiting for a free GPU: place {place} of {total} in the queue"
+            for place, key in enumerate(order, start=1)
+        }
+        for key, runtime in list(self._sessions.runtimes.items()):
+            before, runtime.place_told = runtime.place_told, texts.get(key, "")
+            if runtime.place_told not in {"", before}:
+                step = Step(step=STEP, title=runtime.place_told, state="going")
                 self._sessions.step(key, "resume", Event(step=step))
-        self._told = told
 
 
 def no_room(failure: Failure | None) -> bool:

@@ -79,7 +79,7 @@ class Suspender:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
         incarnation = self._sessions.row(key).incarnation
-        cards = self._sessions.history.cards(key, incarnation)
+        cards = self._sessions.runtime(key).cards(incarnation)
         yield (
             row := self._sessions.apply(
                 key,

@@ -100,7 +100,8 @@ class Observer:
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
         now = self._sessions.clock.monotonic()
         if self._saved is None or now - self._listed >= every:
-            self._sessions.deleted.clear()
+            for runtime in self._sessions.runtimes.values():
+                runtime.deleted = frozenset()
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
             if self._saved is not None:
@@ -121,8 +122,8 @@ class Observer:
         """The checkpoints of a session that the journal knows, or knew until now."""
         rows = self._sessions.journal.checkpoints(key)
         known = frozenset(row.id for row in rows)
-        deleted = self._sessions.deleted.get(key)
-        return known | deleted if deleted else known
+        runtime = self._sessions.runtimes.get(key)
+        return known | runtime.deleted if runtime is not None else known
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or None; logged once per silence."""

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
-    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Pressing
-    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Watch
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer, Picture
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
@@ -57,26 +58,27 @@ class Loops:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
-        watch: Watch,
-        courtesy: Courtesy,
+        sampler: SessionSampler,
+        judge: Judge,
+        warnings: Warnings,
         queue: WorkQueue,
         tally: Tally,
         line: WaitingLine,
-        pressing: Pressing | None,
+        preemption: Preemption | None,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
-        self._watch = watch
-        self._courtesy = courtesy
+        self._sampler = sampler
+        self._warnings = warnings
+        self._judge = judge
         self._queue = queue
         self._tally = tally
         self._line = line
-        self._pressing = pressing
+        self._preemption = preemption
         self._settings = settings
         self._prune_at = 0.0
-        self._pods: dict[SessionKey, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -106,8 +108,8 @@ class Loops:
 
     async def _sample(self) -> None:
         """Sample; take back warnings of sessions that are in use again."""
-        await self._watch.sample()
-        for key in self._courtesy.spared():
+        await self._sampler.sample()
+        for key in self._warnings.spared():
             self._queue.add(key)
 
     # --- ticks
@@ -116,11 +118,11 @@ class Loops:
         settings = self._settings
         self._take_up_deletions()
         picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
-        self._watch.measure()
+        self._sampler.measure()
         waiting = self._line.look()
         self._note_waits(waiting, picture)
-        if self._pressing is not None:
-            self._pressing.look(waiting)
+        if self._preemption is not None:
+            self._preemption.select(waiting)
         rows = {row.key for row in self._sessions.journal.sessions()}
         for count, key in enumerate(sorted(rows | picture.keys())):
             if count % BREATH == 0:
@@ -128,6 +130,7 @@ class Loops:
             self._compare(key, picture)
         retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent)
+        self._forget_gone(picture)
         self._now_and_then(self._sessions.clock.now())
         self._tally.note()
 
@@ -144,7 +147,8 @@ class Loops:
         facts = picture.facts(key, self._observer.known(key))
         facts = self._sessions.living(key, facts)
         if facts.hub is HubState.UNSETTLED:
-            self._sessions.checked_by_hub(key)
+            now = self._sessions.clock.monotonic()
+            self._sessions.runtime(key).hub_checked = now
         act = settle(row, facts, self._sessions.clock.now(), self._settings)
         self._note_compared(row, facts, act.do)
         if self._wants_a_look(row, act.do):
@@ -155,29 +159,28 @@ class Loops:
         same = do in {Do.NOTHING, Do.READY, Do.REPORT}
         told = not facts.silent and facts.hub is not None
         missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
-        if same and told and not missing:
-            self._sessions.compared.add(row.key)
-        else:
-            self._sessions.compared.discard(row.key)
+        self._sessions.runtime(row.key).compared = same and told and not missing
 
     def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
         """Count the end of waiting for a node (see ``accounting``)."""
-        now = self._sessions.clock.now()
-        here = {each.key for each in waiting}
-        for key, since in self._pods.items():
-            if key not in here:
+        sessions, now = self._sessions, self._sessions.clock.now()
+        here = {each.key: each.since for each in waiting if each.key is not None}
+        for key, runtime in sessions.runtimes.items():
+            if runtime.pod_waits_since is not None and key not in here:
                 hub = picture.facts(key, frozenset()).hub
                 left = hub in {HubState.STOPPED, HubState.STOPPING}
-                self._sessions.counters.waited(
-                    "left" if left else "served", now - since
-                )
-        rows = self._sessions.journal
-        self._pods = {
-            each.key: each.since
-            for each in waiting
-            if each.key is not None
-            and ((row := rows.session(each.key)) is None or row.waiting_since is None)
-        }
+                outcome = "left" if left else "served"
+                sessions.counters.waited(outcome, now - runtime.pod_waits_since)
+            placed = sessions.row(key).waiting_since is not None
+            runtime.pod_waits_since = None if placed else here.get(key)
+
+    def _forget_gone(self, picture: Picture) -> None:
+        """Drop the runtime state of sessions that nothing is left of."""
+        sessions, here = self._sessions, picture.keys()
+        for key, runtime in list(sessions.runtimes.items()):
+            known = key in here or sessions.journal.session(key) is not None
+            if not known and runtime.waiting is None and not self._queue.busy(key):
+                sessions.forget(key)
 
     def _now_and_then(self, now: float) -> None:
         """What need not be done at every tick."""
@@ -191,7 +194,7 @@ class Loops:
         if self._queue.busy(row.key):
             return False
         if do is Do.READY:
-            reclaim = self._courtesy.judge(row)
+            reclaim = self._judge.reclaims(row)
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
         return do is not Do.NOTHING or row.intent is not Intent.NONE
@@ -199,15 +202,15 @@ class Loops:
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Counts of this moment."""
         kept = self._sessions.journal.checkpoints()
-        sampled, now = self._watch.sampled, self._sessions.clock.now()
+        sampled, now = self._sampler.sampled, self._sessions.clock.now()
         return MetricsSnapshot(
             phases=dict(self._sessions.phases()),
             counters=self._sessions.counters,
             checkpoints=len(kept),
             stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
             sample_age=None if sampled is None else now - sampled,
-            watched=self._watch.watched,
-            waiting=len(self._sessions.waiting),
+            watched=self._sampler.watched,
+            waiting=self._sessions.waiting(),
             gpu_seconds=accounting.so_far(
                 self._sessions.journal.sessions(),
                 self._sessions.journal.amount(accounting.GPU_SECONDS),

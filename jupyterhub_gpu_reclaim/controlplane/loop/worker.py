@@ -27,7 +27,8 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Verdict
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
@@ -55,7 +56,8 @@ class Worker:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
-        courtesy: Courtesy,
+        judge: Judge,
+        warnings: Warnings,
         suspender: Suspender,
         resumer: Resumer,
         settings: Settings,
@@ -63,12 +65,12 @@ class Worker:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
-        self._courtesy = courtesy
+        self._warnings = warnings
+        self._judge = judge
         self._suspender = suspender
         self._resumer = resumer
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
-        self._odd: dict[SessionKey, tuple[str, float]] = {}
         self._handlers: dict[Do, Handler] = {
             Do.NOTHING: self._nothing,
             Do.WAIT: self._wait,
@@ -157,18 +159,17 @@ class Worker:
     # --- waiting
     def _patience(self, key: SessionKey, act: Act) -> float:
         """Seconds for which an odd state must still last before its action is done."""
+        runtime = self._sessions.runtime(key)
         if not act.patient:
-            self._odd.pop(key, None)
+            runtime.odd = None
             return 0.0
         what = f"{act.do} {act.tree.incarnation if act.tree else ''}"
         now = self._sessions.clock.monotonic()
-        seen, since = self._odd.get(key, ("", now))
-        if seen != what:
-            since = now
-        self._odd[key] = (what, since)
-        left = since + self._settings.orphan_grace - now
+        if runtime.odd is None or runtime.odd[0] != what:
+            runtime.odd = (what, now)
+        left = runtime.odd[1] + self._settings.orphan_grace - now
         if left <= 0:
-            self._odd.pop(key, None)
+            runtime.odd = None
         return left
 
     async def _wait(self, row: SessionRow, act: Act) -> float | None:
@@ -216,15 +217,15 @@ class Worker:
         now = self._sessions.clock.now()
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)
-        if not self._courtesy.judge(row):
-            self._courtesy.spare(row)
+        if not self._judge.reclaims(row):
+            self._warnings.spare(row)
             return None
-        wait = self._courtesy.warn(row)
+        wait = self._warnings.warn(row)
         if wait > 0:
             return wait
-        if not await self._courtesy.confirm(row):
+        if not await self._warnings.confirm(row):
             return self._settings.pace
-        return await self._suspend(row.key, SERVICE, self._courtesy.why(row.key))
+        return await self._suspend(row.key, SERVICE, self._judge.why(row.key))
 
     async def _suspend(
         self, key: SessionKey, by: str, why: Verdict | None = None

@@ -195,11 +195,9 @@ def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
     """The GPU queue, the first one first."""
     waiters = []
     for view in views:
-        place = view.facts.get("place")
-        if isinstance(place, int):
-            since = view.facts.get("waiting_since")
-            known = isinstance(since, int | float)
-            waits = words.duration(now - float(since or now)) if known else ""
+        place, since = view.facts.place, view.facts.waiting_since
+        if place:
+            waits = words.duration(now - since) if since else ""
             waiters.append(Waiter(place, view.key, waits))
     return sorted(waiters, key=lambda one: one.place)[:_MOST_SHOWN]
 
