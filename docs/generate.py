@@ -24,7 +24,10 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     USER_SCOPES,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    Counters,
+    MetricsSnapshot,
+)
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp

@@ -1,19 +1,32 @@
 """The one decision about a session, from all guards and policies, with every reason.
 
+What a policy is given and what it answers are frozen values: a policy makes no
+requests, and its only time is ``now``.
 Pure: the same snapshot at the same time always gets the same answer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec import field
+
+from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
+    GpuSample,
+    Phase,
+    SessionKey,
+    SessionPolicy,
+    Usage,
+    Value,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import Verdict
-    from jupyterhub_gpu_reclaim.policy.base import Policy, SessionSnapshot
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
     from jupyterhub_gpu_reclaim.policy.guards import Guards
 
 
@@ -46,3 +59,62 @@ class Decider:
         ends = [verdict.at for verdict in against if verdict.at is not None]
         at = max(ends) if len(ends) == len(against) else None
         return [msgspec.structs.replace(against[0], at=at), *against[1:]]
+
+
+class SessionSnapshot(Value, frozen=True, kw_only=True):
+    """One session at one moment, as policies see it. ``None`` means not known."""
+
+    key: SessionKey
+    phase: Phase
+    usage: Usage | None = None
+    started_at: float | None = None
+    resumed_at: float | None = None
+    kept_until: float | None = None
+    kept_by: str = ""
+    opted_out_by: str = ""
+    backoff_until: float | None = None
+    failure: Failure | None = None
+    #: What it holds, as far as known.
+    gpus: list[GpuSample] = field(default_factory=list)
+    #: What rules set for it.
+    terms: SessionPolicy = SessionPolicy()
+    #: How many wait for a GPU, if it was selected to go for one of them.
+    wanted: int = 0
+
+
+class Policy(Protocol):
+    """One reason to suspend sessions, such as idleness or pressure."""
+
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+        """Why (not), the deciding one first; never empty.
+
+        Either the one verdict that says ``reclaim``, or every reason against it. An
+        unknown
+        fact is a reason against it.
+        """
+
+
+def claim(reason: Reason, now: float, **facts: Any) -> Verdict:
+    """A reason for a suspend, which may begin at once.
+
+    Args:
+        reason: its code and its sentence.
+        now: seconds since the epoch.
+        **facts: for the sentence.
+    """
+    return Verdict(
+        reclaim=True, code=reason.value, message=reason.sentence(**facts), at=now
+    )
+
+
+def veto(reason: Reason, at: float | None = None, **facts: Any) -> Verdict:
+    """A reason against a suspend.
+
+    Args:
+        reason: its code and its sentence.
+        at: when it may be over, in seconds since the epoch, if that can be known.
+        **facts: for the sentence.
+    """
+    return Verdict(
+        reclaim=False, code=reason.value, message=reason.sentence(**facts), at=at
+    )

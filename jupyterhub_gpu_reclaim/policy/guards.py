@@ -6,8 +6,9 @@ They come before the policies: see ``decide.py``.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING, Any
+import re
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from traitlets import List, TraitError, Unicode, validate
@@ -17,14 +18,14 @@ from jupyterhub_gpu_reclaim.common.models import Phase, Verdict
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.policy import quiet_hours as quiet
-from jupyterhub_gpu_reclaim.policy.base import veto
+from jupyterhub_gpu_reclaim.policy.decide import veto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionPolicy
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+
 
 _LIVE = {Phase.RUNNING, Phase.WARNED}
 _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
@@ -76,7 +77,7 @@ class Guards(Configurable):
     def _check_quiet_hours(self, proposal: Any) -> list[str]:
         try:
             for text in proposal["value"]:
-                quiet.parse(text)
+                parse_period(text)
         except ValueError as error:
             raise TraitError(f"Guards.quiet_hours: {error}") from None
         found: list[str] = proposal["value"]
@@ -133,7 +134,7 @@ class Guards(Configurable):
     def _hours(self, terms: SessionPolicy, now: float) -> Iterator[Verdict]:
         own = terms.quiet_hours
         for text in self.quiet_hours if own is None else own:
-            period = quiet.parse(text)
+            period = parse_period(text)
             end = period.end_after(now, _zone(self.time_zone))
             if end is not None:
                 yield veto(
@@ -176,3 +177,45 @@ def _zone(name: str) -> tzinfo | None:
     if name == "UTC":
         return UTC  # known even where the machine has no database of zones
     return ZoneInfo(name) if name else None
+
+
+_TIME = r"([01]\d|2[0-3]):([0-5]\d)"
+_PERIOD = re.compile(rf"{_TIME}-{_TIME}")
+
+
+class Period(NamedTuple):
+    """From a time of day to another, which may lie on the next day."""
+
+    start: time
+    end: time
+
+    def end_after(self, now: float, zone: tzinfo | None) -> float | None:
+        """When the period that now is in ends; None when it is not in one.
+
+        Args:
+            now: seconds since the epoch.
+            zone: whose time of day it is; None is the machine's own.
+        """
+        local = datetime.fromtimestamp(now, zone)
+        for days in (-1, 0):
+            day = local.date() + timedelta(days=days)
+            over = day + timedelta(days=1) if self.end <= self.start else day
+            # A timestamp, not a difference: days are not always 24 hours long.
+            start = datetime.combine(day, self.start, zone).timestamp()
+            end = datetime.combine(over, self.end, zone).timestamp()
+            if start <= now < end:
+                return end
+        return None
+
+
+def parse_period(text: str) -> Period:
+    """``"22:00-06:30"`` as a period; equal times are the whole day.
+
+    Raises:
+        ValueError: with a sentence that shows the format.
+    """
+    match = _PERIOD.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no period of a day; write it as '08:00-18:30'")
+    hours = [int(part) for part in match.groups()]
+    return Period(time(hours[0], hours[1]), time(hours[2], hours[3]))

@@ -13,13 +13,13 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Percent, Seconds
-from jupyterhub_gpu_reclaim.policy.base import claim, veto
+from jupyterhub_gpu_reclaim.policy.decide import claim, veto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jupyterhub_gpu_reclaim.common.models import Usage, Verdict
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 
 class IdlePolicy(Configurable):

@@ -19,14 +19,14 @@ from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.policy.base import claim, veto
+from jupyterhub_gpu_reclaim.policy.decide import claim, veto
 from jupyterhub_gpu_reclaim.policy.idle import idle_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
 

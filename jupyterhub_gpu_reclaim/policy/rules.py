@@ -15,7 +15,7 @@ from traitlets import Dict, List, TraitError, validate
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy, Value
-from jupyterhub_gpu_reclaim.policy import quiet_hours
+from jupyterhub_gpu_reclaim.policy.guards import parse_period
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -223,7 +223,7 @@ def _check_setting(name: str, value: Any) -> None:
         if not isinstance(value, list | tuple):
             raise ValueError(f"'quiet_hours' must be a list, not {value!r}")
         for text in value:
-            quiet_hours.parse(str(text))
+            parse_period(str(text))
     elif not _is_seconds(value):
         raise ValueError(
             f"{name!r} must be a duration in seconds, at most a year, not {value!r}"

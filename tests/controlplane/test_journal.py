@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     SessionKey,
 )
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
@@ -194,7 +194,7 @@ def test_prune_audit_deletes_old_lines_in_small_portions(journal):
     lines = [
         msgspec.structs.replace(AUDIT, at=float(at)) for at in range(PRUNED_LINES + 5)
     ]
-    journal.write(*[columns.insert_audit(line) for line in lines])
+    journal.write(*[schema.insert_audit(line) for line in lines])
     assert journal.prune_audit(PRUNED_LINES + 2.0)
     assert not journal.prune_audit(PRUNED_LINES + 2.0)
     assert [line.at - PRUNED_LINES for line in journal.audit()] == [4.0, 3.0, 2.0]

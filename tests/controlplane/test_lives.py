@@ -9,7 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model import lifetimes
+from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from tests.controlplane.conftest import KEY
 
@@ -134,8 +134,8 @@ SESSION = PROCESSES | {"kept_until", "kept_by", "gpus", "gpu_name"}
 )
 def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over):
     after = msgspec.structs.replace(FULL, **change)
-    assert set(lifetimes.ended(FULL, after)) == over
-    left = msgspec.structs.replace(after, **lifetimes.ended(FULL, after))
+    assert set(phases.ended(FULL, after)) == over
+    left = msgspec.structs.replace(after, **phases.ended(FULL, after))
     fresh = SessionRow(key=KEY)
     for name in over:
         assert getattr(left, name) == getattr(fresh, name)

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 from tests.controlplane.conftest import KEY
 

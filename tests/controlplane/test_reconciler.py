@@ -17,8 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Act, Do, Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Act, Do, Facts, settle
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 

@@ -9,7 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry_notice import forewarn
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry import give_notice
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.controlplane.conftest import KEY
 
@@ -90,13 +90,13 @@ async def test_deletion_ahead_is_told_once_and_in_time(world):
     def told():
         return [a.message for a in controller.audit(KEY) if a.what == "deletion ahead"]
 
-    forewarn(sessions, Retention(), 0.0)
-    forewarn(sessions, Retention(), 86400.0)  # not yet
-    forewarn(sessions, Retention(), 100_000.0)  # kept for less than that anyway
+    give_notice(sessions, Retention(), 0.0)
+    give_notice(sessions, Retention(), 86400.0)  # not yet
+    give_notice(sessions, Retention(), 100_000.0)  # kept for less than that anyway
     assert told() == []
     sessions.clock = ManualClock(now + 4000)
     for _ in range(2):
-        forewarn(sessions, Retention(), 86400.0)
+        give_notice(sessions, Retention(), 86400.0)
     assert told() == ["What was put aside is deleted in 23 h 53 min."]
     assert "deletion ahead" in [line.what for line in controller.story("ada").lines]
 
@@ -108,9 +108,9 @@ async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
     (row,) = sessions.journal.checkpoints(KEY)
     sessions.clock = ManualClock(row.changed + 100.0)
     spared = Retention(seconds=row.changed - row.info.created + 200.0)
-    forewarn(sessions, spared, 150.0)
+    give_notice(sessions, spared, 150.0)
     assert controller.audit(KEY)[0].what != "deletion ahead"
-    forewarn(sessions, dataclasses.replace(spared, takes_current=True), 150.0)
+    give_notice(sessions, dataclasses.replace(spared, takes_current=True), 150.0)
     line = controller.audit(KEY)[0]
     assert (line.what, line.message) == (
         "deletion ahead",

@@ -15,7 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common.models import Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    Counters,
+    MetricsSnapshot,
+)
 from jupyterhub_gpu_reclaim.service import prometheus
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     Usage,
 )
-from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
-from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import (

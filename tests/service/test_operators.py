@@ -10,7 +10,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common.models import Phase, Step
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    Counters,
+    MetricsSnapshot,
+)
 from jupyterhub_gpu_reclaim.service import prometheus
 
 EMPTY = MetricsSnapshot(

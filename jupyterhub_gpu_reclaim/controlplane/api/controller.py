@@ -10,11 +10,11 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.controlplane.api.placement import Placing
 from jupyterhub_gpu_reclaim.controlplane.api.rebuild import Rebuild
-from jupyterhub_gpu_reclaim.controlplane.api.spawning import Parts
-from jupyterhub_gpu_reclaim.controlplane.api.starts import Starts
-from jupyterhub_gpu_reclaim.controlplane.api.stops import Stops
+from jupyterhub_gpu_reclaim.controlplane.api.starts import (
+    StartPlanner,
+)
+from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.users import People
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
-from jupyterhub_gpu_reclaim.controlplane.loop.fenced_orders import Agents, Hubs
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
 from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import Loops
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
@@ -99,7 +99,8 @@ class Controller(People):
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
-        agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
+        agent = fenced_agent(agent, journal.check)
+        hub = fenced_hub(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.policies = policies
         sessions.owners = Owners(sessions, settings.set_aside)
@@ -123,7 +124,7 @@ class Controller(People):
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         super().__init__(sessions, agent, judge, queue, settings)
-        parts = Parts(
+        self._starts = StartPlanner(
             sessions=sessions,
             agent=agent,
             suspender=suspender,
@@ -131,9 +132,14 @@ class Controller(People):
             look=queue.add,
             settings=settings,
         )
-        self._starts = Starts(parts)
-        self._placing = Placing(parts)
-        self._stops = Stops(parts, self._starts)
+        self._stops = StopPlanner(
+            sessions=sessions,
+            agent=agent,
+            resumer=resumer,
+            starts=self._starts,
+            look=queue.add,
+            settings=settings,
+        )
         self._line = line
         self._rebuild = Rebuild(sessions, observer, settings)
         self._tally = Tally(sessions)
@@ -212,15 +218,15 @@ class Controller(People):
         Raises:
             Refused: ``wrong_phase``: that restore is not, or no longer, under way.
         """
-        self._placing.placed(placement)
+        self._starts.placed(placement)
 
     def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
         """Events of the restore under way from number ``after`` on, until its end."""
-        return self._placing.progress(key, after)
+        return self._starts.progress(key, after)
 
     async def cancelled(self, placement: Placement) -> None:
         """A start was cancelled: end what was placed, keep the checkpoint."""
-        await self._placing.cancelled(placement)
+        await self._starts.cancelled(placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
         """``release`` if that incarnation is (now) suspended, else ``stop``.

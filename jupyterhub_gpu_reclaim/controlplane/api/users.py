@@ -15,11 +15,11 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.flows import login_renewal
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,
@@ -224,7 +224,7 @@ class People:
         self._known(key)
         # A Hub that has lost its database has other accounts for the same people.
         self._settle_account(key, by, manages=True)
-        login_renewal.order(self._sessions, key, by)
+        order_renewal(self._sessions, key, by)
         return self._sessions.view(key)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:

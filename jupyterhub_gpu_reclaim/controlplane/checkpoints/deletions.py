@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common import codec, deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -254,7 +254,7 @@ class Deletions:
         sessions = self._sessions
         message = "Nothing of the deleted server is left."
         line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
-        sessions.journal.write(columns.insert_audit(line), _removed(order.key))
+        sessions.journal.write(schema.insert_audit(line), _removed(order.key))
         self._all().pop(order.key, None)
 
 

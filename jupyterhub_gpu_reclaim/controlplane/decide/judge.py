@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import SessionPolicy
-from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.rules import Subject
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
     #: Which sessions go, and for whom, in the order of what is wanted; pure.
     Choose = Callable[

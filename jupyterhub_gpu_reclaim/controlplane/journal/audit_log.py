@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, select
 
-from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -97,4 +97,4 @@ def set_mark(name: str, value: float | None) -> list[Any]:
 
 
 def _numbered(journal: Journal, query: Any) -> list[Numbered]:
-    return [Numbered(row["id"], columns.audit_row(row)) for row in journal.read(query)]
+    return [Numbered(row["id"], schema.audit_row(row)) for row in journal.read(query)]

@@ -19,7 +19,7 @@ import os
 import socket
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 from sqlalchemy import and_
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
+
+    Check = Callable[[], None]
+
 
 _log = logging.getLogger(__name__)
 
@@ -263,3 +267,38 @@ def _start(pid: int) -> int:
         return 0
     fields = text.rpartition(")")[2].split()
     return 0 if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+class _Fenced:
+    """Checks before each order, and passes everything on."""
+
+    def __init__(self, target: Any, orders: frozenset[str], check: Check) -> None:
+        self._target = target
+        self._orders = orders
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._target, name)
+        if name not in self._orders:
+            return call
+
+        def order(*args: Any) -> Any:
+            self._check()
+            return call(*args)
+
+        return order
+
+
+def fenced_agent(agent: Agent, check: Check) -> Agent:
+    """The agent, whose orders need the lease.
+
+    Questions pass through. Each order is first checked against the database, so that a
+    paused service, whose journal another one has taken over meanwhile, gives none.
+    """
+    orders = "capture", "restore", "thaw", "release", "kill", "cancel", "discard"
+    return cast("Agent", _Fenced(agent, frozenset(orders), check))
+
+
+def fenced_hub(hub: Hub, check: Check) -> Hub:
+    """The Hub, likewise."""
+    return cast("Hub", _Fenced(hub, frozenset({"stop", "start"}), check))

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry_notice import forewarn
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.retention import retain
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Do, settle
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Do
-from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
@@ -31,8 +28,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer, Picture
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -128,7 +125,7 @@ class Loops:
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
             self._compare(key, picture)
-        retain(self._sessions, settings.retention)
+        expiry.retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent)
         self._forget_gone(picture)
         self._now_and_then(self._sessions.clock.now())
@@ -185,7 +182,9 @@ class Loops:
     def _now_and_then(self, now: float) -> None:
         """What need not be done at every tick."""
         if now >= self._prune_at:
-            forewarn(self._sessions, self._settings.retention, self._settings.forewarn)
+            expiry.give_notice(
+                self._sessions, self._settings.retention, self._settings.forewarn
+            )
             before = now - self._settings.audit
             more = self._sessions.journal.prune_audit(before)
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)

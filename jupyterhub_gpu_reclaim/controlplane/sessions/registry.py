@@ -27,8 +27,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model import accounting, lifetimes, phases
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters
+from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
     from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
     from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
@@ -122,15 +122,13 @@ class Sessions:
         """
         before = self.row(key)
         row = msgspec.structs.replace(before, failure=failure, **changes)
-        following = phases.advance(before.phase, happened, saved=bool(row.checkpoint))
+        phase = phases.advance(before.phase, happened, saved=bool(row.checkpoint))
         now = self.clock.now()
-        moved = following.phase is not before.phase or not before.since
+        moved = phase is not before.phase or not before.since
         row = msgspec.structs.replace(
-            row, phase=following.phase, since=now if moved else before.since
+            row, phase=phase, since=now if moved else before.since
         )
-        over = {
-            k: v for k, v in lifetimes.ended(before, row).items() if k not in changes
-        }
+        over = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
         row = msgspec.structs.replace(row, **over)
         reason = why or failure
         audit = AuditRow(
