@@ -199,7 +199,7 @@ class Ours:
             wished = view.facts.intent == "resume"
             resting = {Phase.SUSPENDED, Phase.SUSPENDING, Phase.RELEASING}
             if not wished and view.phase in resting:
-                await self.controller.resume(key, key.user)
+                await self.controller.users.resume(key, key.user)
             await asyncio.sleep(1.0)
 
     def work(self, key: SessionKey, *, busy: bool) -> None:
@@ -219,7 +219,7 @@ class Ours:
 
     def _view(self, key: SessionKey) -> SessionView | None:
         try:
-            return self.controller.session(key)
+            return self.controller.users.session(key)
         except NotFound:
             return None
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse
 
+
 T = TypeVar("T")
 
 #: Seconds that one session has for all its answers together.

@@ -40,16 +40,16 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
-from jupyterhub_gpu_reclaim.service import prometheus
+from jupyterhub_gpu_reclaim.service import metrics
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.notices.courier import telling
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 from jupyterhub_gpu_reclaim.service.process import lifeline, standby
 from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
-from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.settings.environment import Surroundings
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.web import pages
@@ -307,7 +307,7 @@ class ReclaimService(Application, Options):
         context = Context(
             control=controller,
             clock=SystemClock(),
-            registry=prometheus.registry(controller.metrics_snapshot),
+            registry=metrics.registry(controller.metrics_snapshot),
             templates=pages.templates(),
             spawner_token=surroundings.spawner_token.encode(),
             prefix=surroundings.prefix,

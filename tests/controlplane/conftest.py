@@ -111,7 +111,7 @@ class World:
 
     def phase(self, controller: Controller, key: SessionKey = KEY) -> str:
         try:
-            return controller.session(key).phase.value
+            return controller.users.session(key).phase.value
         except Exception:
             return ""
 

@@ -88,18 +88,18 @@ async def test_keep_of_a_session_is_bound_for_users_and_survives_a_restart(world
     await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.keep(KEY, HOUR, "ada")
+    await controller.users.keep(KEY, HOUR, "ada")
     await world.kill(controller)
     controller = await world.controller()
-    kept = controller.session(KEY).kept_until
-    await controller.keep(KEY, 0, "ada")
-    await controller.keep(KEY, HOUR - 60, "ada")
+    kept = controller.users.session(KEY).kept_until
+    await controller.users.keep(KEY, 0, "ada")
+    await controller.users.keep(KEY, HOUR - 60, "ada")
     with pytest.raises(Refused, match="in any 24 h"):
-        await controller.keep(KEY, 1.5 * HOUR, "ada")
+        await controller.users.keep(KEY, 1.5 * HOUR, "ada")
     with pytest.raises(Refused, match="for 2 h at most"):
-        await controller.keep(KEY, 3 * HOUR, "ada")
-    view = await controller.keep(KEY, 30 * HOUR, "root", manages=True)
+        await controller.users.keep(KEY, 3 * HOUR, "ada")
+    view = await controller.users.keep(KEY, 30 * HOUR, "root", manages=True)
     assert view.kept_until > kept + 28 * HOUR
     for nonsense in (-1, float("nan"), 1e9):
         with pytest.raises(BadRequest):
-            await controller.keep(KEY, nonsense, "root", manages=True)
+            await controller.users.keep(KEY, nonsense, "root", manages=True)

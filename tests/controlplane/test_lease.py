@@ -185,7 +185,7 @@ async def test_service_that_was_paused_gives_no_order_to_agent_or_hub(world, cap
     lease.give_back()  # as if its time had passed
     world.hub.refuses_stop = True
     second, *_ = await _holding(world)
-    await second.suspend(KEY, "ada")
+    await second.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(second) == "releasing")
     # the first one still believes that it runs, and would thaw it
     await world.until(lambda: "running: thaw" in caplog.text)

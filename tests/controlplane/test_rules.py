@@ -43,7 +43,7 @@ def ruled(world):
 
 
 def _terms(controller):
-    terms = controller.session(KEY).facts.terms
+    terms = controller.users.session(KEY).facts.terms
     return msgspec.to_builtins(terms) if terms else {}
 
 
@@ -87,9 +87,11 @@ async def test_warning_is_as_long_as_the_rule_says(world, ruled):
     world.verdict = IDLE
     controller = await ruled({"user": "ada", "warn_for": 900}, warn_for=0.0)
     await world.until(lambda: world.phase(controller) == "warned")
-    left = controller.session(KEY).suspends_at - controller.session(KEY).since
+    left = (
+        controller.users.session(KEY).suspends_at - controller.users.session(KEY).since
+    )
     assert left == pytest.approx(900, abs=5)
-    assert "suspended in 15 min" in controller.audit(KEY)[0].message
+    assert "suspended in 15 min" in controller.users.audit(KEY)[0].message
 
 
 def test_work_before_the_time_that_a_rule_gives_does_not_count():

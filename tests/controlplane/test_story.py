@@ -45,11 +45,11 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     world.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "root")
+    await controller.users.suspend(KEY, "root")
     await world.until(lambda: world.phase(controller) == "suspended")
     await controller.forget(KEY)
-    assert controller.sessions() == []
-    page = controller.story("ada", limit=1000)
+    assert controller.users.sessions() == []
+    page = controller.users.story("ada", limit=1000)
     told = [line.sentence for line in reversed(page.lines)]
     assert page.next is None
     assert "A warning was given. Idle for 31 min. It is suspended in 0 s" in told[1]
@@ -60,8 +60,8 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     assert any(re.match(r"It was brought back\. That took \d+ s\.", t) for t in told)
     assert "root asked that it be suspended." in told
     assert told[-1].startswith("Its server was deleted")
-    first = controller.story("ada", limit=2)
-    second = controller.story("ada", before=first.next, limit=1000)
+    first = controller.users.story("ada", limit=2)
+    second = controller.users.story("ada", before=first.next, limit=1000)
     assert first.lines + second.lines == page.lines
-    assert controller.story("bob").lines == []
+    assert controller.users.story("bob").lines == []
     assert all(line.key == SessionKey("ada") for line in page.lines)

@@ -9,9 +9,8 @@ import pytest
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
 from jupyterhub_gpu_reclaim.service.notices import courier
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
 from jupyterhub_gpu_reclaim.service.notices.courier import Courier, telling
-from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS
+from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS, NotSent
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.sampling.dcgm import Owner, Told, query
 from jupyterhub_gpu_reclaim.sampling.gpu import samples_of
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
-from jupyterhub_gpu_reclaim.service.clients.prometheus import Prometheus
+from jupyterhub_gpu_reclaim.service.dcgm.series import Owner, Told, query
+from jupyterhub_gpu_reclaim.service.dcgm.source import Prometheus
 from tests.support import dcgm, nvml
 from tests.support.agent import wait_for
 

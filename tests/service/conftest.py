@@ -84,6 +84,7 @@ class SessionsInMemory:
     """Sessions without anything behind them: only the phases change."""
 
     def __init__(self) -> None:
+        self.users = self  # all calls in one double
         self.views: dict[SessionKey, SessionView] = {}
         self.calls: list[tuple[object, ...]] = []
         self.readers: list[asyncio.Queue[SessionView | None]] = []

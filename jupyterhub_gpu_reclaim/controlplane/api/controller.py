@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.starts import (
     StartPlanner,
 )
 from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
-from jupyterhub_gpu_reclaim.controlplane.api.users import People
+from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
@@ -64,7 +64,7 @@ def new_checkpoint_id() -> str:
     return f"ckpt-{uuid.uuid4().hex}"
 
 
-class Controller(People):
+class Controller:
     """The control plane's front.
 
     All calls but ``start`` and ``stop`` are quick, except ``plan_start``, ``plan_stop``
@@ -123,7 +123,9 @@ class Controller(People):
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
-        super().__init__(sessions, agent, judge, queue, settings)
+        self._sessions, self._queue = sessions, queue
+        #: what people and programs may ask
+        self.users = UserApi(sessions, agent, judge, queue, settings)
         self._starts = StartPlanner(
             sessions=sessions,
             agent=agent,

@@ -71,8 +71,8 @@ def _left(row: CheckpointRow) -> Left:
     return Left(checkpoint=row.id, until=until, why=_WHY[row.keeping])
 
 
-class People:
-    """The user API; see ``Controller``."""
+class UserApi:
+    """What people and programs may ask; see ``Controller.users``."""
 
     def __init__(
         self,

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
-    from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
     from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod
+    from jupyterhub_gpu_reclaim.service.dcgm.source import GpuUse
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Numbered
+
 
 #: Every kind of notice, with the beginning of its subject.
 SUBJECTS = {
@@ -81,3 +82,28 @@ def notice_of(numbered: Numbered, link: str) -> Notice | None:
         code=line.code,
         link=link,
     )
+
+
+class NotSent(Exception):
+    """A notice was not taken; the text is for the log and holds no secret.
+
+    Args:
+        why: what happened.
+        retryable: whether another try may help.
+    """
+
+    def __init__(self, why: str, *, retryable: bool) -> None:
+        super().__init__(why)
+        self.retryable = retryable
+
+
+class Channel(Protocol):
+    """One channel. A notice may come twice, with the same id, after a crash."""
+
+    name: str
+
+    async def send(self, notice: Notice) -> None:
+        """Send it; ``NotSent`` if it was not taken. Limited in time."""
+
+    def close(self) -> None:
+        """Close what is open."""

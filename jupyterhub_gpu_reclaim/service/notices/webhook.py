@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.http.client import Connection, Silent
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
+from jupyterhub_gpu_reclaim.service.notices.notice import NotSent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
 from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
+from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -123,7 +123,7 @@ class Overview(ManagerPage):
 
     async def get(self) -> None:
         """Show it."""
-        views = self.context.control.sessions()
+        views = self.context.control.users.sessions()
         self.page(
             "overview.html",
             done=self.done(),
@@ -145,7 +145,7 @@ class Part(ManagerPage):
 
     async def get(self, part: str) -> None:
         """Show it."""
-        views = self.context.control.sessions()
+        views = self.context.control.users.sessions()
         if part == "table":
             self.page("table.html", **self.table(views))
         else:

@@ -15,9 +15,8 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Address, Seconds
-from jupyterhub_gpu_reclaim.sampling.dcgm import Names
-from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
-from jupyterhub_gpu_reclaim.service.clients.prometheus import Prometheus
+from jupyterhub_gpu_reclaim.service.dcgm.series import Names
+from jupyterhub_gpu_reclaim.service.dcgm.source import GpuUse, Prometheus
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock

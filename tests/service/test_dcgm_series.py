@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.sampling.dcgm import Names, Owner, Series, Told, query
+from jupyterhub_gpu_reclaim.service.dcgm.series import Names, Owner, Series, Told, query
 from tests.support import dcgm
 
 NOW, SPAN = 1_700_000_000.0, 90.0

@@ -17,7 +17,6 @@ from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.http.client import Silent
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Sample, SessionKey
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER
-from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
 from jupyterhub_gpu_reclaim.service.clients.pods import (
     Container,
     Meta,
@@ -25,7 +24,7 @@ from jupyterhub_gpu_reclaim.service.clients.pods import (
     Resources,
     Spec,
 )
-from jupyterhub_gpu_reclaim.service.clients.prometheus import MAX_ANSWER, Prometheus
+from jupyterhub_gpu_reclaim.service.dcgm.source import MAX_ANSWER, GpuUse, Prometheus
 from tests.support import dcgm
 
 IDLE = GpuSample(uuid="ab" * 16, sm_percent=0.0, memory=7)
