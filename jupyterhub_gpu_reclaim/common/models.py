@@ -142,7 +142,7 @@ class Usage(Value, frozen=True, kw_only=True):
     complete: bool = False  #: every field that a policy needs was there
 
 
-class Verdict(Value, frozen=True, kw_only=True):
+class Decision(Value, frozen=True, kw_only=True):
     """A decision with its reason: a code and a sentence."""
 
     reclaim: bool
@@ -377,7 +377,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     incarnation: str = ""
     generation: int = 0
     checkpoint: str = ""
-    verdict: Verdict | None = None
+    verdict: Decision | None = None
     usage: Usage | None = None
     gpus: list[GpuSample] = []  #: of the newest sample; empty where not known
     failure: Failure | None = None

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import field
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Failure,
     GpuSample,
     Phase,
@@ -20,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionPolicy,
     Usage,
     Value,
-    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Decider:
     """Asks the guards, then the policies.
 
     Args:
-        guards: one veto is enough.
+        guards: one denial is enough.
         policies: one that says "reclaim" is enough; if none does, the reasons of the
         first
             one are given.
@@ -44,18 +44,18 @@ class Decider:
         self.guards = guards
         self.policies = policies
 
-    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason, the deciding one first; never empty.
 
         When all reasons against it are known to end, the deciding one's ``at`` is the
         time when the last of them does.
         """
-        vetoes = self.guards.vetoes(snapshot, now)
+        denials = self.guards.denials(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
         wanted = next((each for each in answers if each[0].reclaim), None)
-        if not vetoes and wanted is not None:
+        if not denials and wanted is not None:
             return wanted
-        against = vetoes + (answers[0] if wanted is None else [])
+        against = denials + (answers[0] if wanted is None else [])
         ends = [verdict.at for verdict in against if verdict.at is not None]
         at = max(ends) if len(ends) == len(against) else None
         return [msgspec.structs.replace(against[0], at=at), *against[1:]]
@@ -85,7 +85,7 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
 class Policy(Protocol):
     """One reason to suspend sessions, such as idleness or pressure."""
 
-    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why (not), the deciding one first; never empty.
 
         Either the one verdict that says ``reclaim``, or every reason against it. An
@@ -94,7 +94,7 @@ class Policy(Protocol):
         """
 
 
-def claim(reason: Reason, now: float, **facts: Any) -> Verdict:
+def allow(reason: Reason, now: float, **facts: Any) -> Decision:
     """A reason for a suspend, which may begin at once.
 
     Args:
@@ -102,12 +102,12 @@ def claim(reason: Reason, now: float, **facts: Any) -> Verdict:
         now: seconds since the epoch.
         **facts: for the sentence.
     """
-    return Verdict(
+    return Decision(
         reclaim=True, code=reason.value, message=reason.sentence(**facts), at=now
     )
 
 
-def veto(reason: Reason, at: float | None = None, **facts: Any) -> Verdict:
+def deny(reason: Reason, at: float | None = None, **facts: Any) -> Decision:
     """A reason against a suspend.
 
     Args:
@@ -115,6 +115,6 @@ def veto(reason: Reason, at: float | None = None, **facts: Any) -> Verdict:
         at: when it may be over, in seconds since the epoch, if that can be known.
         **facts: for the sentence.
     """
-    return Verdict(
+    return Decision(
         reclaim=False, code=reason.value, message=reason.sentence(**facts), at=at
     )

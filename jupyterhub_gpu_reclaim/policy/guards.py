@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 from traitlets import List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.models import Phase, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.policy.decide import veto
+from jupyterhub_gpu_reclaim.policy.decide import deny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
 
 
 class Guards(Configurable):
-    """Vetoes, each with its reason."""
+    """Denials, each with its reason."""
 
     min_age = Seconds(
         300.0,
@@ -94,7 +94,7 @@ class Guards(Configurable):
             ) from None
         return name
 
-    def vetoes(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every guard that forbids it now, the most telling first; may be empty."""
         return [
             *self._phase(snapshot),
@@ -104,60 +104,60 @@ class Guards(Configurable):
             *self._ages(snapshot, now),
         ]
 
-    def _phase(self, snapshot: SessionSnapshot) -> Iterator[Verdict]:
+    def _phase(self, snapshot: SessionSnapshot) -> Iterator[Decision]:
         phase = snapshot.phase
         if phase in _AT_REST:
-            yield veto(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
+            yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
         elif phase not in _LIVE:
-            yield veto(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
+            yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
 
-    def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+    def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         if snapshot.opted_out_by:
-            yield veto(Reason.OPTED_OUT, by=snapshot.opted_out_by)
+            yield deny(Reason.OPTED_OUT, by=snapshot.opted_out_by)
         terms = snapshot.terms
         if terms.unknown:
-            yield veto(Reason.RULES_UNKNOWN, what=terms.unknown)
+            yield deny(Reason.RULES_UNKNOWN, what=terms.unknown)
         if terms.never:
-            yield veto(Reason.RULED_OUT, rule=terms.by.get("never", "it"))
+            yield deny(Reason.RULED_OUT, rule=terms.by.get("never", "it"))
         until = snapshot.kept_until
         if until is not None and until > now:
             by = snapshot.kept_by or "its user"
-            yield veto(Reason.KEPT, until, until=self._moment(until, now), by=by)
+            yield deny(Reason.KEPT, until, until=self._moment(until, now), by=by)
 
-    def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+    def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         until = snapshot.backoff_until
         if until is not None and until > now:
             failure = snapshot.failure
             why = failure.message.rstrip(".") if failure else "reason not recorded"
-            yield veto(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
+            yield deny(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
 
-    def _hours(self, terms: SessionPolicy, now: float) -> Iterator[Verdict]:
+    def _hours(self, terms: SessionPolicy, now: float) -> Iterator[Decision]:
         own = terms.quiet_hours
         for text in self.quiet_hours if own is None else own:
             period = parse_period(text)
             end = period.end_after(now, _zone(self.time_zone))
             if end is not None:
-                yield veto(
+                yield deny(
                     Reason.QUIET_HOURS,
                     end,
                     start=f"{period.start:%H:%M}",
                     end=f"{period.end:%H:%M}{terms.rule('quiet_hours')}",
                 )
 
-    def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+    def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         started, resumed = snapshot.started_at, snapshot.resumed_at
         terms = snapshot.terms
         min_age = self.min_age if terms.min_age is None else terms.min_age
         cool_down = self.cool_down if terms.cool_down is None else terms.cool_down
         if started is not None and now - started < min_age:
-            yield veto(
+            yield deny(
                 Reason.TOO_YOUNG,
                 started + min_age,
                 age=duration(now - started),
                 limit=duration(min_age) + terms.rule("min_age"),
             )
         if resumed is not None and now - resumed < cool_down:
-            yield veto(
+            yield deny(
                 Reason.COOLING_DOWN,
                 resumed + cool_down,
                 age=duration(now - resumed),

@@ -19,13 +19,13 @@ from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.policy.decide import claim, veto
+from jupyterhub_gpu_reclaim.policy.decide import allow, deny
 from jupyterhub_gpu_reclaim.policy.idle import idle_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
@@ -65,16 +65,16 @@ class PressurePolicy(Configurable):
         super().__init__(**kwargs)
         self._idle = idle
 
-    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why it stays, or the one that says it goes, and for whom."""
         limit = self.pressure_idle_after
         if not limit or not snapshot.wanted:
-            return [veto(Reason.NOBODY_WAITS)]
+            return [deny(Reason.NOBODY_WAITS)]
         against = self._idle.against(snapshot, now, limit)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))
-        return [claim(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
+        return [allow(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
 
 
 class PreemptionPolicy:
@@ -86,7 +86,7 @@ class PreemptionPolicy:
     """
 
     def __init__(
-        self, decide: Callable[[SessionSnapshot, float], Sequence[Verdict]]
+        self, decide: Callable[[SessionSnapshot, float], Sequence[Decision]]
     ) -> None:
         self._decide = decide
 
@@ -118,8 +118,8 @@ class PreemptionPolicy:
 
     def _may_go(self, snapshot: SessionSnapshot, count: int, now: float) -> bool:
         wanted = msgspec.structs.replace(snapshot, wanted=count)
-        verdicts = self._decide(wanted, now)
-        return bool(verdicts) and verdicts[0].reclaim
+        decisions = self._decide(wanted, now)
+        return bool(decisions) and decisions[0].reclaim
 
 
 def _holds(snapshot: SessionSnapshot) -> bool:

@@ -13,12 +13,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
-BUSY = Verdict(reclaim=False, code="kernel_busy", message="Busy.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
+BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
 
 
 async def _running(world, **settings):

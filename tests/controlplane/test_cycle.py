@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from jupyterhub_gpu_reclaim.common.models import GpuSample, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, GpuSample
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 async def test_session_idle_is_suspended_and_released(world):

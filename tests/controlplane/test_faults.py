@@ -6,17 +6,17 @@ import asyncio
 import dataclasses
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Failure,
     KernelSample,
     Placement,
     SessionKey,
     TreeState,
-    Verdict,
 )
 from tests.controlplane.conftest import KEY
 from tests.controlplane.doubles import STEPS
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 async def _running(world, **settings):
@@ -121,7 +121,7 @@ def _idle_unless_busy(view, now):
     del now
     usage = view.usage
     if usage is None or usage.busy_kernel:
-        return [Verdict(reclaim=False, code="kernel_busy", message="Busy.")]
+        return [Decision(reclaim=False, code="kernel_busy", message="Busy.")]
     return [IDLE]
 
 

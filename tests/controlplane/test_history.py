@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.totals import (
     KEPT,
     MOST_POINTS,
     STEP,
-    Tally,
+    TotalsLog,
 )
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
@@ -112,7 +112,7 @@ def hold(sessions: Sessions, key: SessionKey, card: str, percent: float | None) 
 
 
 def test_totals_count_cards_that_work_idle_and_are_freed(sessions):
-    tally = Tally(sessions)
+    tally = TotalsLog(sessions)
     sessions.runtime(SessionKey("fay")).waiting = Waiting(place=1, since=START)
     hold(sessions, ADA, "a", 90.0)
     hold(sessions, BOB, "a", 0.0)  # a card that two hold works when one of them does
@@ -127,13 +127,13 @@ def test_totals_count_cards_that_work_idle_and_are_freed(sessions):
 
 
 def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
-    tally = Tally(sessions)
+    tally = TotalsLog(sessions)
     saved = SessionRow(key=ADA, phase=Phase.SUSPENDED, since=START, gpus=2)
     sessions.journal.save(saved)
     for _ in range(6):
         tally.note()
         sessions.clock.advance(STEP / 2)
-    again = Tally(sessions)
+    again = TotalsLog(sessions)
     again.note()
     found = again.since(1)
     assert [point.at - START for point in found.points] == [0, STEP, 2 * STEP, 3 * STEP]
@@ -143,7 +143,7 @@ def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
 
 
 def test_totals_of_a_month_are_few_points_and_older_ones_are_pruned(sessions):
-    tally = Tally(sessions)
+    tally = TotalsLog(sessions)
     tally.note()
     sessions.clock.advance(KEPT + STEP)
     tally.note()
@@ -168,7 +168,7 @@ def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
             id=name, key=key, generation=1, keeping=Keeping.CURRENT, info=info
         )
         sessions.journal.keep([row])
-    found = Tally(sessions).store_use()
+    found = TotalsLog(sessions).store_use()
     assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [
         ("bob", 1, 9),
         ("ada", 2, 6),

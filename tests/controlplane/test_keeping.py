@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import Keeps
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import KeepQuota
 from tests.controlplane.conftest import KEY
 
 HOUR = 3600.0
@@ -26,7 +26,7 @@ class Person:
     def keep(self, hours: float, server: str = "", user: str = "ada", bound=True):
         journal = Journal(self.url)  # a service that has just been started
         try:
-            keeps = Keeps(journal, self.per_day)
+            keeps = KeepQuota(journal, self.per_day)
             key, now = SessionKey(user, server), self.clock.now()
             journal.write(*keeps.wish(key, hours * HOUR, now, bound=bound))
         finally:

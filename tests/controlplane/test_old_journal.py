@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 from tests.controlplane.conftest import KEY
 
@@ -458,9 +458,9 @@ def test_newest_of_rivals_the_hubs_one_comes_first():
 
 def test_found_ignores_what_is_older_than_the_journal():
     row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, generation=3)
-    facts = Facts((), (info("a", 3), info("b", 2)), HubState.STOPPED)
-    assert lineage.found(row, facts) == []
-    assert [i.id for i in lineage.found(row, facts, "b")] == ["b"]
+    observed = Observed((), (info("a", 3), info("b", 2)), HubState.STOPPED)
+    assert lineage.found(row, observed) == []
+    assert [i.id for i in lineage.found(row, observed, "b")] == ["b"]
 
 
 async def test_fork_of_history_asks_even_if_the_hub_remembers_one_of_them(
@@ -498,6 +498,6 @@ async def test_plan_of_a_suspended_session_node_silent_and_hub_agrees_comes_back
 
 
 def test_facts_missed_is_only_what_is_committed_and_unknown():
-    facts = Facts((), (info("a", 1),), HubState.STOPPED, frozenset({"b"}))
-    assert facts.missed("a")
-    assert not facts.missed("b")
+    observed = Observed((), (info("a", 1),), HubState.STOPPED, frozenset({"b"}))
+    assert observed.missed("a")
+    assert not observed.missed("b")

@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -117,7 +117,7 @@ def test_session_that_is_warned_because_it_was_chosen_stays_wanted(
 ):
     put(sessions, ADA)
     preemption.select([wait(sessions, ZOE)])
-    sessions.apply(ADA, Happened.WARNED)
+    sessions.apply(ADA, SessionEvent.WARNED)
     preemption.select([wait(sessions, ZOE)])
     assert wanted(sessions) == {ADA: 1}
 

@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     KernelSample,
     Sample,
     SessionKey,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 class NoLabels:

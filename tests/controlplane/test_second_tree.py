@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 @pytest.fixture

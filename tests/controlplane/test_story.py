@@ -7,16 +7,16 @@ import re
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle for 31 min.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
 
 
-@pytest.mark.parametrize("what", [happened.name.lower() for happened in Happened])
+@pytest.mark.parametrize("what", [happened.name.lower() for happened in SessionEvent])
 def test_everything_that_can_happen_has_a_sentence(what):
     line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="So it is.")
     told = sentence(line)
@@ -42,7 +42,7 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     controller = await world.controller()
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "suspended")
-    world.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
+    world.verdict = Decision(reclaim=False, code="recently_active", message="Active.")
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     await controller.users.suspend(KEY, "root")

@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import KernelSample, TreeState, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, KernelSample, TreeState
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle for 31 min.")
-BUSY = Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
+BUSY = Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
 KERNEL = KernelSample(id="k", name="k", execution_state="busy", last_activity=0.0)
 
 

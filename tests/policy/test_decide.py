@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Phase,
     SessionKey,
     Usage,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
@@ -20,7 +20,7 @@ class Hungry:
     """A policy that wants every session."""
 
     def reasons(self, snapshot, now):
-        return [Verdict(reclaim=True, code="pressure", message="Somebody waits.")]
+        return [Decision(reclaim=True, code="pressure", message="Somebody waits.")]
 
 
 @pytest.fixture

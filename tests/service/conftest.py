@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Compared,
+    Decision,
     Event,
     Failure,
     Phase,
@@ -32,11 +33,10 @@ from jupyterhub_gpu_reclaim.common.models import (
     StartPlan,
     Step,
     StopPlan,
-    Verdict,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryLine, StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
@@ -126,9 +126,11 @@ class SessionsInMemory:
         """When the Hub has made that user; 0 where a test says nothing."""
         return self.users_since.get(user, 0.0)
 
-    def why(self, key: SessionKey) -> list[Verdict]:
+    def why(self, key: SessionKey) -> list[Decision]:
         self.session(key)
-        return [Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")]
+        return [
+            Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
+        ]
 
     async def changes(self) -> AsyncIterator[SessionView]:
         queue: asyncio.Queue[SessionView | None] = asyncio.Queue(100)
@@ -181,13 +183,13 @@ class SessionsInMemory:
         row = AuditRow(at=1_700_000_000.0, key=key, who="ada", what="suspend")
         return [row] * min(limit, 2000)
 
-    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+    def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
         self.calls.append(("story", user, before, limit))
         key = SessionKey(user, "gone")
-        line = StoryLine(
+        line = AuditSentence(
             id=7, at=1.0, key=key, who="ada", what="forget", sentence="It was deleted."
         )
-        return StoryPage(lines=[line], next=7)
+        return AuditPage(lines=[line], next=7)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))

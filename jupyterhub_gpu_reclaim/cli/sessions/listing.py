@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.cli.sessions import DONE
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.selection import chosen, key_of
 from jupyterhub_gpu_reclaim.common import text as words
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey
 
 if TYPE_CHECKING:
     import argparse
@@ -50,7 +50,9 @@ def why(args: argparse.Namespace) -> int:
     """Print every reason of each, the deciding one first."""
     keys = [key_of(text) for text in args.targets]
 
-    async def reasons(client: SessionsClient) -> list[tuple[SessionKey, list[Verdict]]]:
+    async def reasons(
+        client: SessionsClient,
+    ) -> list[tuple[SessionKey, list[Decision]]]:
         return [(key, await client.why(key)) for key in dict.fromkeys(keys)]
 
     found = ask(args, reasons)

@@ -21,17 +21,17 @@ from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
-from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
+from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
-from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import Loops
+from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Tally
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -106,7 +106,7 @@ class Controller:
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
-        line = WaitingLine(sessions, agent, settings.gpu_wait)
+        line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
@@ -144,8 +144,8 @@ class Controller:
         )
         self._line = line
         self._rebuild = Rebuild(sessions, observer, settings)
-        self._tally = Tally(sessions)
-        self._loops = Loops(
+        self._tally = TotalsLog(sessions)
+        self._loops = ControlLoops(
             sessions=sessions,
             agent=agent,
             observer=observer,

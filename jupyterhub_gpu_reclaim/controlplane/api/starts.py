@@ -43,8 +43,8 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, 
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
@@ -160,13 +160,13 @@ class StartPlanner:
         if row.bring_back:
             bring_back.take(self._sessions, row, self._settings)
             return None
-        facts = await self._facts_of_saved(row, placement)
+        observed = await self._facts_of_saved(row, placement)
         if self._sessions.row(key) != row:
             return None
-        for tree in facts.left():
+        for tree in observed.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
-        if await self._took_over(row, placement, facts):
+        if await self._took_over(row, placement, observed):
             return None
         doubt = self._doubt(row, placement)
         if doubt is not None:
@@ -175,16 +175,16 @@ class StartPlanner:
         return await self._begin_restore(row, placement)
 
     async def _took_over(
-        self, row: SessionRow, placement: Placement, facts: Facts
+        self, row: SessionRow, placement: Placement, observed: Observed
     ) -> bool:
         """Whether something newer was adopted than what the journal would restore."""
-        for tree in facts.left():
-            if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
-                await self._captured(row, tree, facts)
+        for tree in observed.left():
+            if tree.state is TreeState.CAPTURED and observed.missed(tree.checkpoint):
+                await self._captured(row, tree, observed)
                 return True
-        if facts.unknown():
+        if observed.unknown():
             pointer = placement.checkpoint
-            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+            adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return True
         return False
 
@@ -208,7 +208,7 @@ class StartPlanner:
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
-            Happened.RESTORE,
+            SessionEvent.RESTORE,
             incarnation=placement.incarnation,
             placed=False,
             intent=Intent.NONE,
@@ -221,7 +221,7 @@ class StartPlanner:
             identity=identity,
         )
 
-    async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Facts:
+    async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Observed:
         """What agent and store say of a session that is suspended in the journal.
 
         Raises:
@@ -248,14 +248,14 @@ class StartPlanner:
 
     def _facts(
         self, key: SessionKey, trees: list[Tree], saved: list[CheckpointInfo]
-    ) -> Facts:
+    ) -> Observed:
         infos = sorted(
             (s for s in saved if s.key == key), key=lambda info: info.generation
         )
         known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
         mine = tuple(t for t in trees if t.key == key)
-        facts = Facts(mine, tuple(infos), HubState.SPAWNING, known)
-        return self._sessions.living(key, facts)
+        observed = Observed(mine, tuple(infos), HubState.SPAWNING, known)
+        return self._sessions.living(key, observed)
 
     def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
         """Why the user must be asked before this checkpoint comes back, if so.
@@ -318,48 +318,48 @@ class StartPlanner:
             raise
         if self._sessions.row(key) != row:
             return None
-        facts = self._facts(key, trees, saved)
-        for tree in facts.left():
+        observed = self._facts(key, trees, saved)
+        for tree in observed.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
             if tree.state is TreeState.CAPTURED:
-                await self._captured(row, tree, facts)
+                await self._captured(row, tree, observed)
                 return None
             if tree.state is TreeState.CAPTURING:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
-        return self._nothing_runs(row, placement, facts)
+        return self._nothing_runs(row, placement, observed)
 
     def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan:
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
         return StartPlan(action="adopt", incarnation=tree.incarnation)
 
-    async def _captured(self, row: SessionRow, tree: Tree, facts: Facts) -> None:
+    async def _captured(self, row: SessionRow, tree: Tree, observed: Observed) -> None:
         """A captured tree that the journal did not know."""
-        info = facts.checkpoint(tree.checkpoint)
+        info = observed.checkpoint(tree.checkpoint)
         if info is None:
             await self._agent.thaw(tree.incarnation)
         else:
             adoption.captured(self._sessions, row, info, self._settings)
 
     def _nothing_runs(
-        self, row: SessionRow, placement: Placement, facts: Facts
+        self, row: SessionRow, placement: Placement, observed: Observed
     ) -> StartPlan | None:
         pointer = placement.checkpoint
-        if lineage.found(row, facts, pointer):
-            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+        if lineage.found(row, observed, pointer):
+            adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return None
-        kept = facts.checkpoint(row.checkpoint)
+        kept = observed.checkpoint(row.checkpoint)
         if row.phase in LIVE:
             if kept is not None:
                 adoption.lost(self._sessions, row, kept)
             else:
                 self._sessions.apply(
-                    row.key, Happened.VANISHED, checkpoint="", attempt=""
+                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
                 )
             return None
-        if facts.unknown():
-            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+        if observed.unknown():
+            adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return None
         if row.bring_back:
             bring_back.take(self._sessions, row, self._settings)
@@ -398,7 +398,7 @@ class StartPlanner:
             raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
         self._sessions.apply(
             placement.key,
-            Happened.FOUND_SAVED,
+            SessionEvent.FOUND_SAVED,
             failure=failure_of(
                 Reason.CHECKPOINT_MISSING, checkpoint=placement.checkpoint
             ),
@@ -429,7 +429,7 @@ class StartPlanner:
         stopped = row.phase in {*LIVE, Phase.STOPPED}
         self._sessions.apply(
             row.key,
-            Happened.STARTED if stopped else Happened.FOUND_RUNNING,
+            SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
             checkpoints=kept,
             incarnation=placement.incarnation,
             checkpoint="",
@@ -479,11 +479,11 @@ class StartPlanner:
             # It ran for a moment and never answered the Hub.
             sessions.apply(
                 row.key,
-                Happened.LOST,
+                SessionEvent.LOST,
                 checkpoints=expiry.kept(sessions, row.checkpoint, Keeping.CURRENT),
             )
         elif row.phase in LIVE:
-            sessions.apply(row.key, Happened.STOPPED, checkpoint="")
+            sessions.apply(row.key, SessionEvent.STOPPED, checkpoint="")
 
 
 def _asks(row: SessionRow) -> bool:

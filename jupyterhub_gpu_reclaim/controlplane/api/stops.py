@@ -27,8 +27,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, Happened
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
@@ -124,8 +124,8 @@ class StopPlanner:
             itself.
         """
         trees = tuple(await self._agent.trees(placement.key))
-        facts = self._sessions.living(row.key, Facts(trees, (), None))
-        for tree in facts.trees or ():
+        observed = self._sessions.living(row.key, Observed(trees, (), None))
+        for tree in observed.trees or ():
             if tree.incarnation != placement.incarnation:
                 continue
             if tree.state is TreeState.CAPTURED:
@@ -190,7 +190,7 @@ class StopPlanner:
             if row.phase in {*LIVE, Phase.SUSPENDING}:
                 self._stop(row)
             elif row.phase is Phase.RESUMING:
-                self._sessions.apply(row.key, Happened.STOPPED, placed=False)
+                self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
         self._look(placement.key)
 
     def _came_back(self, row: SessionRow) -> bool:
@@ -207,7 +207,7 @@ class StopPlanner:
             aside += bring_back.off(self._sessions, row, self._settings)
         self._sessions.apply(
             row.key,
-            Happened.STOPPED,
+            SessionEvent.STOPPED,
             by=of_user(row.key.user),
             checkpoints=aside,
             bring_back="",

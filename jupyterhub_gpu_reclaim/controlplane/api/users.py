@@ -10,24 +10,27 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Value, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,
     Intent,
     Keeping,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP, Keeps
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
+    LONGEST_KEEP,
+    KeepQuota,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -87,7 +90,7 @@ class UserApi:
         self._judge = judge
         self._queue = queue
         self._settings = settings
-        self._keeps = Keeps(sessions.journal, settings.keep_per_day)
+        self._keeps = KeepQuota(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
         """All sessions that run, are suspended, or have a checkpoint set aside."""
@@ -101,7 +104,7 @@ class UserApi:
         """
         return self._sessions.view(key)
 
-    def why(self, key: SessionKey) -> list[Verdict]:
+    def why(self, key: SessionKey) -> list[Decision]:
         """Every reason for or against a suspend, the deciding one first.
 
         Raises:
@@ -110,7 +113,7 @@ class UserApi:
         row = self._known(key)
         if row.phase in LIVE:
             self._judge.reclaims(row)
-        return self._sessions.runtime(key).verdicts
+        return self._sessions.runtime(key).decisions
 
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""
@@ -129,7 +132,7 @@ class UserApi:
         if row.phase in LIVE:
             self._wish(row, Intent.SUSPEND, by)
         elif row.phase not in {Phase.SUSPENDING, Phase.RELEASING}:
-            raise _wrong(row, Happened.SUSPEND)
+            raise _wrong(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
 
     async def resume(
@@ -155,7 +158,7 @@ class UserApi:
             if row.phase is Phase.SUSPENDING:
                 await self._agent.cancel(row.incarnation)
         elif row.phase is Phase.STOPPED:
-            raise _wrong(row, Happened.RESTORE)
+            raise _wrong(row, SessionEvent.RESTORE)
         return self._sessions.view(key)
 
     async def keep(
@@ -192,9 +195,9 @@ class UserApi:
             await self._agent.cancel(row.incarnation)
         if row.phase is Phase.WARNED and seconds:
             message = f"Kept for {duration(seconds)} at the request of {by}."
-            why = Verdict(reclaim=False, code=Reason.KEPT.value, message=message)
+            why = Decision(reclaim=False, code=Reason.KEPT.value, message=message)
             self._sessions.apply(
-                key, Happened.STAYS, by=by, why=why, failure=row.failure
+                key, SessionEvent.STAYS, by=by, why=why, failure=row.failure
             )
         self._queue.add(key)
         return self._sessions.view(key)
@@ -245,7 +248,7 @@ class UserApi:
             return self._sessions.view_of(SessionRow(key=key), [])
         self._sessions.apply(
             key,
-            Happened.PUT_ASIDE,
+            SessionEvent.PUT_ASIDE,
             by=by,
             checkpoints=[
                 *expiry.settled(self._sessions, key, seconds),
@@ -300,8 +303,10 @@ class UserApi:
         journal = self._sessions.journal
         if journal.checkpoint(checkpoint) is None:
             infos = tuple(await self._agent.checkpoints(key))
-            facts = self._sessions.living(key, Facts((), infos, None))
-            mine = [i for i in facts.saved or () if (i.id, i.key) == (checkpoint, key)]
+            observed = self._sessions.living(key, Observed((), infos, None))
+            mine = [
+                i for i in observed.saved or () if (i.id, i.key) == (checkpoint, key)
+            ]
             now, seconds = self._sessions.clock.now(), self._settings.set_aside
             journal.keep(expiry.aside(info, now, seconds) for info in mine)
         row = journal.checkpoint(checkpoint)
@@ -330,7 +335,7 @@ class UserApi:
         if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
             self._sessions.apply(
                 key,
-                Happened.DISCARDED,
+                SessionEvent.DISCARDED,
                 by=by,
                 checkpoints=self._doomed(row.checkpoint),
                 checkpoint="",
@@ -345,7 +350,7 @@ class UserApi:
             if not wanted:
                 raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint or "")
             if any(c.keeping is not Keeping.ASIDE for c in wanted):
-                raise _wrong(row, Happened.DISCARDED)
+                raise _wrong(row, SessionEvent.DISCARDED)
             for each in wanted:
                 self._sessions.journal.keep(self._doomed(each.id))
             line = self._sessions.audit_line(key, by, "discard", checkpoint or "")
@@ -423,7 +428,7 @@ class UserApi:
         if row.phase is Phase.SUSPENDED:
             self._sessions.apply(
                 row.key,
-                Happened.DISCARDED,
+                SessionEvent.DISCARDED,
                 by=by,
                 checkpoints=[*doomed, *self._doomed(row.checkpoint)],
                 checkpoint="",
@@ -444,7 +449,7 @@ class UserApi:
         """Who did what to a session, the newest first."""
         return self._sessions.journal.audit(key, limit)
 
-    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+    def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
         """Audit lines about a user's sessions, also deleted ones, the newest first.
 
         Args:
@@ -454,7 +459,7 @@ class UserApi:
         """
         found = audit_log.of_user(self._sessions.journal, user, before, limit + 1)
         lines = [story.line_of(each) for each in found[:limit]]
-        return StoryPage(lines=lines, next=lines[-1].id if found[limit:] else None)
+        return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
 
     def _check_keep(self, seconds: float, *, manages: bool) -> None:
         if not 0 <= seconds <= LONGEST_KEEP:
@@ -491,5 +496,5 @@ class UserApi:
         return expiry.kept(self._sessions, checkpoint, Keeping.DOOMED, seconds=0)
 
 
-def _wrong(row: SessionRow, happened: Happened) -> Refused:
+def _wrong(row: SessionRow, happened: SessionEvent) -> Refused:
     return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=happened.value)

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     Intent,
@@ -141,7 +141,7 @@ def retain(sessions: Sessions, retention: Retention) -> None:
         if row.keeping is Keeping.CURRENT:
             sessions.apply(
                 row.key,
-                Happened.DISCARDED,
+                SessionEvent.DISCARDED,
                 failure=codec.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why)),
                 checkpoints=doomed,
                 checkpoint="",

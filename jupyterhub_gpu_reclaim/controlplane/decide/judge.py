@@ -15,14 +15,14 @@ from jupyterhub_gpu_reclaim.policy.rules import Subject
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.rules import Rules
 
     #: Whether a session is to be suspended: every reason, the deciding one first; pure.
-    Decide = Callable[[SessionSnapshot, float], Sequence[Verdict]]
+    Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
 
 
 class SessionPolicies:
@@ -65,13 +65,13 @@ class Judge:
     def reclaims(self, row: SessionRow) -> bool:
         """Ask the policy; returns whether the session is to be suspended."""
         now = self._sessions.clock.now()
-        verdicts = list(self._decide(snapshot_of(self._sessions, row), now))
-        self._sessions.judged(row.key, verdicts)
-        return bool(verdicts) and verdicts[0].reclaim
+        decisions = list(self._decide(snapshot_of(self._sessions, row), now))
+        self._sessions.judged(row.key, decisions)
+        return bool(decisions) and decisions[0].reclaim
 
-    def why(self, key: SessionKey) -> Verdict:
+    def why(self, key: SessionKey) -> Decision:
         """The deciding reason of the last decision."""
-        return self._sessions.runtime(key).verdicts[0]
+        return self._sessions.runtime(key).decisions[0]
 
 
 def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:

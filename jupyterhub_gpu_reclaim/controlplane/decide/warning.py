@@ -12,7 +12,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -55,7 +55,7 @@ class Warnings:
     def spare(self, row: SessionRow) -> None:
         """Take a warning back, if there was one."""
         if row.phase is Phase.WARNED:
-            self._note(row, Happened.STAYS)
+            self._note(row, SessionEvent.STAYS)
 
     def warn(self, row: SessionRow) -> float:
         """Warn a session that the policy wants to suspend.
@@ -77,7 +77,7 @@ class Warnings:
             left = duration(warn_for)
             self._note(
                 row,
-                Happened.WARNED,
+                SessionEvent.WARNED,
                 f" It is suspended in {left} unless somebody uses it.",
             )
         return warn_for
@@ -99,7 +99,7 @@ class Warnings:
         same = seen and self._sessions.row(row.key) == row
         return same and self._judge.reclaims(row)
 
-    def _note(self, row: SessionRow, happened: Happened, more: str = "") -> None:
+    def _note(self, row: SessionRow, event: SessionEvent, more: str = "") -> None:
         why = self._judge.why(row.key)
         why = msgspec.structs.replace(why, message=why.message + more)
-        self._sessions.apply(row.key, happened, failure=row.failure, why=why)
+        self._sessions.apply(row.key, event, failure=row.failure, why=why)

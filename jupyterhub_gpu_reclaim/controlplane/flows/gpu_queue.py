@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STEP = "queue"
 
 
-class WaitingLine:
+class GpuQueue:
     """The queue.
 
     Args:

@@ -160,7 +160,7 @@ lease = Table(
     Column("term", Integer, nullable=False),
     Column("beat", Integer, nullable=False),
     Column("seconds", Float, nullable=False),  # of stillness until it has lapsed
-    Column("place", Text, nullable=False),  # JSON of lease.Place
+    Column("place", Text, nullable=False),  # JSON of lease.LeaseHolder
 )
 
 #: Which account of the Hub has started a server last, and since when.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Do, settle
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import ActionKind, settle
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
-    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
-    from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer, Picture
-    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
+    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
+    from jupyterhub_gpu_reclaim.controlplane.loop.observer import (
+        ObservedState,
+        Observer,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Tally
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ BREATH = 100
 PRUNE_SECONDS = 600.0
 
 
-class Loops:
+class ControlLoops:
     """Two tasks: samples, and ticks."""
 
     def __init__(
@@ -59,8 +62,8 @@ class Loops:
         judge: Judge,
         warnings: Warnings,
         queue: WorkQueue,
-        tally: Tally,
-        line: WaitingLine,
+        tally: TotalsLog,
+        line: GpuQueue,
         preemption: Preemption | None,
         settings: Settings,
     ) -> None:
@@ -82,8 +85,12 @@ class Loops:
         """Start both loops; called once."""
         settings = self._settings
         self._tasks = [
-            asyncio.create_task(self._every(settings.sample_interval, self._sample)),
-            asyncio.create_task(self._every(settings.tick_interval, self.tick)),
+            asyncio.create_task(
+                self._every("sampling", settings.sample_interval, self._sample)
+            ),
+            asyncio.create_task(
+                self._every("control", settings.tick_interval, self.tick)
+            ),
         ]
 
     async def stop(self) -> None:
@@ -92,15 +99,17 @@ class Loops:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _every(self, seconds: float, beat: Callable[[], Awaitable[None]]) -> None:
+    async def _every(
+        self, name: str, seconds: float, run: Callable[[], Awaitable[None]]
+    ) -> None:
         """Run for ever; a failed run is logged, and the next one comes."""
         while True:
             try:
-                await beat()
+                await run()
             except ReclaimError as error:
-                _log.info("%s", error)
-            except Exception:  # noqa: BLE001 the last line of defence: the heart goes on
-                _log.exception("a beat failed")
+                _log.info("%s loop: retrying in %.0f s: %s", name, seconds, error)
+            except Exception:  # noqa: BLE001 the last line of defence: the loop goes on
+                _log.exception("%s loop failed; retrying in %.0f s", name, seconds)
             await self._sessions.clock.sleep(seconds)
 
     async def _sample(self) -> None:
@@ -114,20 +123,20 @@ class Loops:
         """Compare everything, and queue every session that needs an action."""
         settings = self._settings
         self._take_up_deletions()
-        picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
+        state = await self._observer.all(STORE_TICKS * settings.tick_interval)
         self._sampler.measure()
         waiting = self._line.look()
-        self._note_waits(waiting, picture)
+        self._note_waits(waiting, state)
         if self._preemption is not None:
             self._preemption.select(waiting)
         rows = {row.key for row in self._sessions.journal.sessions()}
-        for count, key in enumerate(sorted(rows | picture.keys())):
+        for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
-            self._compare(key, picture)
+            self._compare(key, state)
         expiry.retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent)
-        self._forget_gone(picture)
+        self._forget_gone(state)
         self._now_and_then(self._sessions.clock.now())
         self._tally.note()
 
@@ -138,42 +147,46 @@ class Loops:
             for key in self._sessions.deletions.pending_keys():
                 self._queue.add(key)
 
-    def _compare(self, key: SessionKey, picture: Picture) -> None:
+    def _compare(self, key: SessionKey, state: ObservedState) -> None:
         """Whether one session is as it should be."""
         row = self._sessions.row(key)
-        facts = picture.facts(key, self._observer.known(key))
-        facts = self._sessions.living(key, facts)
-        if facts.hub is HubState.UNSETTLED:
+        observed = state.session(key, self._observer.known(key))
+        observed = self._sessions.living(key, observed)
+        if observed.hub is HubState.UNSETTLED:
             now = self._sessions.clock.monotonic()
             self._sessions.runtime(key).hub_checked = now
-        act = settle(row, facts, self._sessions.clock.now(), self._settings)
-        self._note_compared(row, facts, act.do)
-        if self._wants_a_look(row, act.do):
+        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+        self._note_compared(row, observed, action.kind)
+        if self._wants_a_look(row, action.kind):
             self._queue.add(key)
 
-    def _note_compared(self, row: SessionRow, facts: Facts, do: Do) -> None:
+    def _note_compared(
+        self, row: SessionRow, observed: Observed, kind: ActionKind
+    ) -> None:
         """Note whether the journal agrees with the rest, so that things may expire."""
-        same = do in {Do.NOTHING, Do.READY, Do.REPORT}
-        told = not facts.silent and facts.hub is not None
-        missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
+        same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
+        told = not observed.silent and observed.hub is not None
+        missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(
+            row.checkpoint
+        )
         self._sessions.runtime(row.key).compared = same and told and not missing
 
-    def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
+    def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
         """Count the end of waiting for a node (see ``accounting``)."""
         sessions, now = self._sessions, self._sessions.clock.now()
         here = {each.key: each.since for each in waiting if each.key is not None}
         for key, runtime in sessions.runtimes.items():
             if runtime.pod_waits_since is not None and key not in here:
-                hub = picture.facts(key, frozenset()).hub
+                hub = state.session(key, frozenset()).hub
                 left = hub in {HubState.STOPPED, HubState.STOPPING}
                 outcome = "left" if left else "served"
                 sessions.counters.waited(outcome, now - runtime.pod_waits_since)
             placed = sessions.row(key).waiting_since is not None
             runtime.pod_waits_since = None if placed else here.get(key)
 
-    def _forget_gone(self, picture: Picture) -> None:
+    def _forget_gone(self, state: ObservedState) -> None:
         """Drop the runtime state of sessions that nothing is left of."""
-        sessions, here = self._sessions, picture.keys()
+        sessions, here = self._sessions, state.keys()
         for key, runtime in list(sessions.runtimes.items()):
             known = key in here or sessions.journal.session(key) is not None
             if not known and runtime.waiting is None and not self._queue.busy(key):
@@ -189,14 +202,14 @@ class Loops:
             more = self._sessions.journal.prune_audit(before)
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
 
-    def _wants_a_look(self, row: SessionRow, do: Do) -> bool:
+    def _wants_a_look(self, row: SessionRow, kind: ActionKind) -> bool:
         if self._queue.busy(row.key):
             return False
-        if do is Do.READY:
+        if kind is ActionKind.READY:
             reclaim = self._judge.reclaims(row)
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
-        return do is not Do.NOTHING or row.intent is not Intent.NONE
+        return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Counts of this moment."""

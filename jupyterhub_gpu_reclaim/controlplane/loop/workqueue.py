@@ -117,10 +117,10 @@ class WorkQueue:
             delay = await self._work(key)
         except ReclaimError as error:
             delay = self._after_failure(key)
-            _log.info("%s: looking again in %.0f s: %s", key, delay, error)
+            _log.info("%s: retrying in %.0f s: %s", key, delay, error)
         except Exception:  # noqa: BLE001 the last line of defence: a fault in one session's work
             delay = self._after_failure(key)
-            _log.exception("%s: looking again in %.0f s", key, delay)
+            _log.exception("%s: failed; retrying in %.0f s", key, delay)
         else:
             self._failures.pop(key, None)
         return delay

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
-class Happened(StrEnum):
+class SessionEvent(StrEnum):
     """What can happen to a session; the value completes "A session cannot …"."""
 
     WARNED = "be warned"
@@ -55,61 +55,64 @@ SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})
 
-TABLE: dict[tuple[Phase, Happened], Phase] = {
+TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
     # idle, pressure, button
-    (Phase.RUNNING, Happened.WARNED): Phase.WARNED,
-    (Phase.WARNED, Happened.STAYS): Phase.RUNNING,
-    **{(phase, Happened.SUSPEND): Phase.SUSPENDING for phase in LIVE},
+    (Phase.RUNNING, SessionEvent.WARNED): Phase.WARNED,
+    (Phase.WARNED, SessionEvent.STAYS): Phase.RUNNING,
+    **{(phase, SessionEvent.SUSPEND): Phase.SUSPENDING for phase in LIVE},
     # capture, commit, release
-    (Phase.SUSPENDING, Happened.CAPTURE_FAILED): Phase.RUNNING,
-    (Phase.SUSPENDING, Happened.COMMITTED): Phase.RELEASING,
-    **{(phase, Happened.THAWED): Phase.RUNNING for phase in SAVED},
-    (Phase.RELEASING, Happened.RELEASED): Phase.SUSPENDED,
+    (Phase.SUSPENDING, SessionEvent.CAPTURE_FAILED): Phase.RUNNING,
+    (Phase.SUSPENDING, SessionEvent.COMMITTED): Phase.RELEASING,
+    **{(phase, SessionEvent.THAWED): Phase.RUNNING for phase in SAVED},
+    (Phase.RELEASING, SessionEvent.RELEASED): Phase.SUSPENDED,
     # place, restore; a second start of the same session replaces the first
-    (Phase.SUSPENDED, Happened.RESTORE): Phase.RESUMING,
-    (Phase.RESUMING, Happened.RESTORE): Phase.RESUMING,
-    (Phase.RESUMING, Happened.RESTORED): Phase.RUNNING,
-    (Phase.RESUMING, Happened.RESTORE_FAILED): Phase.SUSPENDED,
+    (Phase.SUSPENDED, SessionEvent.RESTORE): Phase.RESUMING,
+    (Phase.RESUMING, SessionEvent.RESTORE): Phase.RESUMING,
+    (Phase.RESUMING, SessionEvent.RESTORED): Phase.RUNNING,
+    (Phase.RESUMING, SessionEvent.RESTORE_FAILED): Phase.SUSPENDED,
     # cold starts and real stops
     **{
-        (phase, Happened.STARTED): Phase.RUNNING
+        (phase, SessionEvent.STARTED): Phase.RUNNING
         for phase in (Phase.STOPPED, Phase.RUNNING, Phase.WARNED)
     },
     **{
-        (phase, happened): Phase.STOPPED
+        (phase, event): Phase.STOPPED
         for phase in (*LIVE, Phase.SUSPENDING)
-        for happened in (Happened.STOPPED, Happened.VANISHED)
+        for event in (SessionEvent.STOPPED, SessionEvent.VANISHED)
     },
-    **{(phase, Happened.LOST): Phase.SUSPENDED for phase in (*LIVE, Phase.SUSPENDING)},
-    (Phase.RESUMING, Happened.STOPPED): Phase.SUSPENDED,
-    (Phase.SUSPENDED, Happened.STOPPED): Phase.SUSPENDED,
+    **{
+        (phase, SessionEvent.LOST): Phase.SUSPENDED
+        for phase in (*LIVE, Phase.SUSPENDING)
+    },
+    (Phase.RESUMING, SessionEvent.STOPPED): Phase.SUSPENDED,
+    (Phase.SUSPENDED, SessionEvent.STOPPED): Phase.SUSPENDED,
     # the user's choice
-    (Phase.SUSPENDED, Happened.DISCARDED): Phase.STOPPED,
-    (Phase.SUSPENDED, Happened.PUT_ASIDE): Phase.STOPPED,
-    (Phase.SUSPENDED, Happened.BROUGHT_BACK): Phase.SUSPENDED,
-    (Phase.STOPPED, Happened.BROUGHT_BACK): Phase.SUSPENDED,
+    (Phase.SUSPENDED, SessionEvent.DISCARDED): Phase.STOPPED,
+    (Phase.SUSPENDED, SessionEvent.PUT_ASIDE): Phase.STOPPED,
+    (Phase.SUSPENDED, SessionEvent.BROUGHT_BACK): Phase.SUSPENDED,
+    (Phase.STOPPED, SessionEvent.BROUGHT_BACK): Phase.SUSPENDED,
     # what a reconciliation finds
     **{
-        (phase, Happened.FOUND_RUNNING): Phase.RUNNING
+        (phase, SessionEvent.FOUND_RUNNING): Phase.RUNNING
         for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED, Phase.RESUMING)
     },
     **{
-        (phase, Happened.FOUND_CAPTURED): Phase.RELEASING
+        (phase, SessionEvent.FOUND_CAPTURED): Phase.RELEASING
         for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED)
     },
     **{
-        (phase, Happened.FOUND_SAVED): Phase.SUSPENDED
+        (phase, SessionEvent.FOUND_SAVED): Phase.SUSPENDED
         for phase in (*LIVE, Phase.SUSPENDING, Phase.STOPPED, Phase.SUSPENDED)
     },
 }
 
 
-def advance(phase: Phase, happened: Happened, *, saved: bool) -> Phase:
+def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
     """Where that event leads a session of that phase.
 
     Args:
         phase: where the session is now.
-        happened: what happened to it.
+        event: what happened to it.
         saved: whether a committed checkpoint of the session is known, now that this
             has happened.
 
@@ -117,11 +120,11 @@ def advance(phase: Phase, happened: Happened, *, saved: bool) -> Phase:
         Refused: ``wrong_phase``: the table has no such step; ``not_captured``: the
             step ends programs, and nothing is saved.
     """
-    following = TABLE.get((phase, happened))
+    following = TABLE.get((phase, event))
     if following is None:
-        raise Refused(Reason.WRONG_PHASE, phase=phase.value, action=happened.value)
+        raise Refused(Reason.WRONG_PHASE, phase=phase.value, action=event.value)
     if following in _NEEDS_CHECKPOINT and not saved:
-        raise Refused(Reason.NOT_CAPTURED, detail=f"{phase} {happened.name}")
+        raise Refused(Reason.NOT_CAPTURED, detail=f"{phase} {event.name}")
     return following
 
 

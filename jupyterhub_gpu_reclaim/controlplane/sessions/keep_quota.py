@@ -28,7 +28,7 @@ LONGEST_KEEP = 366 * 86400.0
 _SLACK = 1.0
 
 
-class Keeps:
+class KeepQuota:
     """What each user has used.
 
     Args:

@@ -18,13 +18,13 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Event,
     Failure,
     Phase,
     SessionKey,
     SessionPolicy,
     SessionView,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
@@ -38,8 +38,8 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, views
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     Broadcast,
+    ChangeSignal,
     Operation,
-    Watch,
 )
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Facts
-    from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
     from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 
@@ -78,7 +78,7 @@ class Sessions:
         #: what rules set for a session; None: there are no rules
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
         self._views: Broadcast[SessionView] = Broadcast()
-        self._watch = Watch()
+        self._changed = ChangeSignal()
 
     # --- rows
     def row(self, key: SessionKey) -> SessionRow:
@@ -95,11 +95,11 @@ class Sessions:
     def apply(
         self,
         key: SessionKey,
-        happened: Happened,
+        event: SessionEvent,
         *,
         by: str = SERVICE,
         failure: Failure | None = None,
-        why: Verdict | None = None,
+        why: Decision | None = None,
         note: str = "",
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
@@ -108,7 +108,7 @@ class Sessions:
 
         Args:
             key: the session.
-            happened: the event.
+            event: the event.
             by: who is behind it.
             failure: why, for the page and the audit; None clears the last one.
             why: the policy's reason, for the audit; the row does not keep it.
@@ -122,7 +122,7 @@ class Sessions:
         """
         before = self.row(key)
         row = msgspec.structs.replace(before, failure=failure, **changes)
-        phase = phases.advance(before.phase, happened, saved=bool(row.checkpoint))
+        phase = phases.advance(before.phase, event, saved=bool(row.checkpoint))
         now = self.clock.now()
         moved = phase is not before.phase or not before.since
         row = msgspec.structs.replace(
@@ -135,7 +135,7 @@ class Sessions:
             at=now,
             key=key,
             who=by,
-            what=happened.name.lower(),
+            what=event.name.lower(),
             code=reason.code if reason else "",
             message=reason.message if reason else note,
         )
@@ -150,7 +150,7 @@ class Sessions:
             key,
             before.phase.value,
             row.phase.value,
-            happened.name.lower(),
+            event.name.lower(),
             by,
             f": {reason.message}" if reason else "",
         )
@@ -187,11 +187,11 @@ class Sessions:
         self, key: SessionKey, condition: Callable[[SessionRow], bool], limit: float
     ) -> bool:
         """Wait until the row is as wanted; False when the limit (s) is over."""
-        return await self._watch.until(lambda: condition(self.row(key)), limit)
+        return await self._changed.until(lambda: condition(self.row(key)), limit)
 
-    def living(self, key: SessionKey, facts: Facts) -> Facts:
+    def living(self, key: SessionKey, observed: Observed) -> Observed:
         """What agent and Hub say, without deleted sessions."""
-        return self.deletions.living(key, facts) if self.deletions else facts
+        return self.deletions.living(key, observed) if self.deletions else observed
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> Operation:
@@ -223,11 +223,11 @@ class Sessions:
         operation.add(event)
         self.touch(key)
 
-    def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
-        """Keep the newest verdicts; tell readers when the deciding one changes."""
+    def judged(self, key: SessionKey, decisions: list[Decision]) -> None:
+        """Keep the newest decisions; tell readers when the deciding one changes."""
         runtime = self.runtime(key)
-        before, runtime.verdicts = runtime.verdicts, verdicts
-        if [v.code for v in before[:1]] != [v.code for v in verdicts[:1]]:
+        before, runtime.decisions = runtime.decisions, decisions
+        if [v.code for v in before[:1]] != [v.code for v in decisions[:1]]:
             self.touch(key)
 
     # --- views
@@ -276,7 +276,7 @@ class Sessions:
 
     def touch(self, key: SessionKey) -> None:
         """Tell readers and waiters that a session has changed."""
-        self._watch.touch()
+        self._changed.touch()
         row = self.journal.session(key)
         if row is not None:
             self._views.publish(self.view_of(row, self.journal.checkpoints(key)))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
+        Decision,
         GpuSample,
         SessionKey,
         Usage,
-        Verdict,
         Waiting,
     )
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import GpuHistory
@@ -32,7 +32,7 @@ class Runtime:
     usage: Usage | None = None
     history: GpuHistory | None = None  #: of the last hour, for people
 
-    verdicts: list[Verdict] = field(default_factory=list)  #: the deciding one first
+    decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
     suspends_at: float | None = None  #: when a warned session is going to be suspended
 
     #: how many wait for a GPU, where this session was selected to go for one of them

@@ -70,7 +70,7 @@ class _Sizes(Value, frozen=True, kw_only=True):
     stored_bytes: int = 0
 
 
-class Tally:
+class TotalsLog:
     """Counts, and writes lines.
 
     Args:

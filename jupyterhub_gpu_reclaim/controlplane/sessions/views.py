@@ -48,7 +48,7 @@ def view_of(
         incarnation=row.incarnation,
         generation=row.generation,
         checkpoint=row.checkpoint,
-        verdict=runtime.verdicts[0] if runtime.verdicts else None,
+        verdict=runtime.decisions[0] if runtime.decisions else None,
         usage=runtime.usage,
         failure=row.failure,
         kept_until=row.kept_until,

@@ -15,7 +15,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import KEPT, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.api.base import (
@@ -124,10 +124,10 @@ class Queue(PersonRoute):
 LONGEST_PAGE = 500
 
 
-def story_since(page: StoryPage, since: float) -> StoryPage:
+def story_since(page: AuditPage, since: float) -> AuditPage:
     """That page without older lines; then there is no older page either."""
     lines = [line for line in page.lines if line.at >= since]
-    return page if len(lines) == len(page.lines) else StoryPage(lines=lines)
+    return page if len(lines) == len(page.lines) else AuditPage(lines=lines)
 
 
 class UserHistory(PersonRoute):
@@ -138,7 +138,7 @@ class UserHistory(PersonRoute):
     @operation(
         "What happened to the user's sessions and why, the newest first; deleted"
         " sessions, too",
-        answer=StoryPage,
+        answer=AuditPage,
         query=(
             Query("limit", Count, "At most that many lines; 100 by itself."),
             Query("before", Count, "Only lines with a smaller id: `next` of a page."),

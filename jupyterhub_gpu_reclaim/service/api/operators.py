@@ -90,7 +90,7 @@ class Document(Route):
         self.answer(self.settings["openapi"])
 
 
-class Journal(ManagerRoute):
+class CompareJournal(ManagerRoute):
     """Journal, store and Hub compared."""
 
     path: ClassVar = "api/journal"
@@ -138,5 +138,5 @@ ROUTES: tuple[type[Route], ...] = (
     Metrics,
     Document,
     SecondTree,
-    Journal,
+    CompareJournal,
 )

@@ -13,11 +13,11 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     KeptState,
     SessionKey,
     SessionView,
     Value,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
@@ -76,7 +76,7 @@ def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
     return {SessionKey(user, server) for user, _, server in parts} or None
 
 
-class Sessions(PersonRoute):
+class ListSessions(PersonRoute):
     """All sessions that the caller may see."""
 
     path: ClassVar = "api/sessions"
@@ -96,7 +96,7 @@ class Sessions(PersonRoute):
         self.answer(sorted(mine, key=lambda view: view.key))
 
 
-class Session(PersonRoute):
+class ShowSession(PersonRoute):
     """One session."""
 
     path: ClassVar = "api/sessions/{user}/{server}"
@@ -116,7 +116,7 @@ class Why(PersonRoute):
 
     @operation(
         "Why it is suspended, or why not: the deciding reason first",
-        answer=list[Verdict],
+        answer=list[Decision],
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
@@ -204,7 +204,7 @@ class OptOutSession(PersonRoute):
         self.answer(view)
 
 
-class History(PersonRoute):
+class SessionHistory(PersonRoute):
     """Who did what to a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/history"
@@ -271,7 +271,7 @@ class BringBack(Value, frozen=True, kw_only=True):
     save_running: bool = False
 
 
-class Saved(PersonRoute):
+class SavedStates(PersonRoute):
     """All checkpoints of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved"
@@ -335,17 +335,17 @@ class BringBackSaved(PersonRoute):
 
 
 ROUTES: tuple[type[Route], ...] = (
-    Sessions,
-    Session,
+    ListSessions,
+    ShowSession,
     Why,
     Suspend,
     Resume,
     KeepSession,
     OptOutSession,
-    History,
+    SessionHistory,
     RenewLogin,
     StartFresh,
-    Saved,
+    SavedStates,
     SavedOne,
     BringBackSaved,
 )

@@ -20,13 +20,13 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.http.client import Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER
 from jupyterhub_gpu_reclaim.service.dcgm.series import (
+    ExporterAnswer,
     Names,
     Owner,
     Series,
-    Told,
     query,
 )
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 STALE_SCRAPES = 3
 
 
-class GpuUse:
+class DcgmUse:
     """The DCGM exporter's values, beside the agents'.
 
     Args:
@@ -52,7 +52,7 @@ class GpuUse:
         clock: the time.
         first: whether its values go before the agents', not only where they have none.
         scrape: seconds between two scrapes of the exporter by Prometheus.
-        names: the labels of a pod, see ``service.dcgm.series.Told``.
+        names: the labels of a pod, see ``service.dcgm.series.ExporterAnswer``.
         selector: more matchers for the query.
     """
 
@@ -73,7 +73,7 @@ class GpuUse:
         self._names = names
         self._selector = selector
         self._asking: asyncio.Task[None] | None = None
-        self._told: Told | None = None
+        self._told: ExporterAnswer | None = None
         self._silent = False
 
     def ask(self) -> asyncio.Task[None]:
@@ -112,7 +112,7 @@ class GpuUse:
     async def _ask(self) -> None:
         try:
             self._told = await self._look()
-        except Silent as why:
+        except NoResponse as why:
             if not self._silent:
                 self._silent = True
                 _log.warning("- Prometheus does not tell of the GPUs: %s", why)
@@ -121,18 +121,18 @@ class GpuUse:
             self._silent = False
             _log.info("- Prometheus tells of the GPUs again")
 
-    async def _look(self) -> Told:
+    async def _look(self) -> ExporterAnswer:
         """The exporter's newest values.
 
         Raises:
-            Silent: there is no answer.
+            NoResponse: there is no answer.
         """
         now = self._clock.now()
         text = query(self._span, self._selector)
         series = await self._prometheus.query(text, now)
-        told = Told(series, self._names, now, self._span)
+        told = ExporterAnswer(series, self._names, now, self._span)
         if not told:
-            raise Silent("it has no recent series of the DCGM exporter")
+            raise NoResponse("it has no recent series of the DCGM exporter")
         return told
 
 
@@ -200,7 +200,7 @@ class Prometheus:
             at: the time that it is asked for, seconds since the epoch.
 
         Raises:
-            Silent: there is none; why, with neither address nor token.
+            NoResponse: there is none; why, with neither address nor token.
         """
         path = "/api/v1/query?" + urlencode({"query": text, "time": f"{at:.3f}"})
         try:
@@ -208,14 +208,16 @@ class Prometheus:
             answer = await self._connection.ask(
                 "GET", path, limit=self._seconds, decompress_response=False
             )
-        except Silent as silent:
-            raise Silent(f"no answer ({_last(silent)})") from None
+        except NoResponse as silent:
+            raise NoResponse(f"no answer ({_last(silent)})") from None
         except OSError as error:
-            raise Silent(f"its token cannot be read ({error.strerror})") from None
+            raise NoResponse(f"its token cannot be read ({error.strerror})") from None
         except ValueError:
-            raise Silent("its token is none") from None
+            raise NoResponse("its token is none") from None
         if answer.status != 200:
-            raise Silent(f"HTTP status {answer.status} {_error(answer.body)}".strip())
+            raise NoResponse(
+                f"HTTP status {answer.status} {_error(answer.body)}".strip()
+            )
         return _series(answer.body)
 
     def _headers(self) -> dict[str, str]:
@@ -231,16 +233,16 @@ def _series(body: bytes) -> list[Series]:
     """What an answer holds.
 
     Raises:
-        Silent: it is not what was asked for.
+        NoResponse: it is not what was asked for.
     """
     try:
         answer = codec.decode(body, _Answer)
     except BadRequest as error:
-        raise Silent(f"not understood: {error.message[:_WORDS]}") from None
+        raise NoResponse(f"not understood: {error.message[:_WORDS]}") from None
     if answer.status != "success" or answer.data is None:
-        raise Silent(f"refused: {_printable(answer.error)}")
+        raise NoResponse(f"refused: {_printable(answer.error)}")
     if answer.data.result_type != "matrix":
-        raise Silent("it answers something else than was asked")
+        raise NoResponse("it answers something else than was asked")
     return answer.data.result
 
 
@@ -256,6 +258,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:_WORDS])
 
 
-def _last(silent: Silent) -> str:
+def _last(silent: NoResponse) -> str:
     """Why, without the path, which holds the whole query."""
     return str(silent).rpartition(": ")[2][:_WORDS]

@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
 from jupyterhub_gpu_reclaim.service.notices.notice import NotSent, notice_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Courier:
 
     def __init__(
         self,
-        trail: Trail,
+        trail: AuditReader,
         channel: Channel,
         *,
         kinds: Iterable[str],
@@ -128,7 +128,7 @@ async def telling(
     channels = notices.channels(clock)
     tasks = []
     for channel in channels:
-        trail = Trail(journal, channel.name)
+        trail = AuditReader(journal, channel.name)
         courier = Courier(
             trail, channel, kinds=notices.kinds, link=notices.link, clock=clock
         )

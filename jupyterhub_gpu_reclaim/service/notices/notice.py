@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Numbered
+    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import NumberedLine
 
 
 #: Every kind of notice, with the beginning of its subject.
@@ -61,7 +61,7 @@ class Notice(Value, frozen=True, kw_only=True):
         return f"{SUBJECTS[self.kind]}: your JupyterHub session{server}"
 
 
-def notice_of(numbered: Numbered, link: str) -> Notice | None:
+def notice_of(numbered: NumberedLine, link: str) -> Notice | None:
     """The notice for an audit line, if any.
 
     Args:
