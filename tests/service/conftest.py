@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
     CheckpointInfo,
     Compared,
     Decision,
@@ -38,7 +39,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
@@ -179,8 +179,8 @@ class SessionsInMemory:
         self.calls.append(("opt_out", key, out, by))
         return self.session(key)
 
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
-        row = AuditRow(at=1_700_000_000.0, key=key, who="ada", what="suspend")
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
+        row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")
         return [row] * min(limit, 2000)
 
     def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:

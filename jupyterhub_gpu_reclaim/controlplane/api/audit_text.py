@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import AuditLine
     from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import NumberedLine
     from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 
@@ -85,7 +86,7 @@ def line_of(numbered: NumberedLine) -> AuditSentence:
     )
 
 
-def sentence(line: AuditRow) -> str:
+def sentence(line: AuditRow | AuditLine) -> str:
     """Says what happened and why, with the numbers."""
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":

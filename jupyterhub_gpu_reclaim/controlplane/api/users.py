@@ -9,8 +9,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
+    Decision,
+    Phase,
+    SessionKey,
+    Value,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, CheckpointRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -445,9 +453,10 @@ class UserApi:
         rows = self._sessions.journal.checkpoints(key)
         return [row for row in rows if row.keeping not in HIDDEN]
 
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
         """Who did what to a session, the newest first."""
-        return self._sessions.journal.audit(key, limit)
+        rows = self._sessions.journal.audit(key, limit)
+        return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
 
     def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
         """Audit lines about a user's sessions, also deleted ones, the newest first.

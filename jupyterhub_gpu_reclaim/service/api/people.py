@@ -13,6 +13,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
     Decision,
     KeptState,
     SessionKey,
@@ -21,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
@@ -211,7 +211,7 @@ class SessionHistory(PersonRoute):
 
     @operation(
         "Who did what to the session, when and why; the newest first",
-        answer=list[AuditRow],
+        answer=list[AuditLine],
         query=(Query("limit", Count, "At most that many lines; 100 by itself."),),
         errors=(404,),
     )
