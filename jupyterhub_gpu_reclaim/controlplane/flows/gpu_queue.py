@@ -17,13 +17,15 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.policy.turn_order import fair
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
 
 #: The step of a resume that a waiting user reads.
 STEP = "queue"
@@ -157,3 +159,24 @@ def _waiting(row: SessionRow) -> Waiting:
         gpus=max(1, row.gpus),
         reason="No GPU of this machine has enough free memory.",
     )
+
+
+def fair(
+    waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
+) -> list[SessionKey]:
+    """The order in which they are served.
+
+    First come, first served, per user: each user's first session comes before any
+    user's
+    second, so that a user with many servers does not block the others.
+
+    Args:
+        waiting: each session and since when it waits, in seconds since the epoch.
+        held: how many sessions of each user have what is waited for already.
+    """
+    seen = Counter(held)
+    order: list[tuple[int, float, SessionKey]] = []
+    for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):
+        order.append((seen[key.user], since, key))
+        seen[key.user] += 1
+    return [key for _, _, key in sorted(order)]
