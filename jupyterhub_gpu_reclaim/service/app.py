@@ -215,7 +215,7 @@ class ReclaimService(Application, Options):
                 self._ready = True
                 log.info("service: ready at %s", environment.prefix)
                 if await _first(told, held):
-                    log.error("service: another service has taken the journal over")
+                    log.error("service: another one has taken the journal over")
                 stage.wait(Reason.JOURNAL_HELD)
         finally:
             self._ready = False
