@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Ours:
             agent=self.agent,
             hub=self.hub,
             decide=decide,
-            choose=Chooser(decide) if under_pressure else None,
+            choose=PreemptionPolicy(decide) if under_pressure else None,
             window=lambda: Window(span=idle.idle_after, interval=BEAT),
             clock=self.clock,
             settings=Settings(
@@ -196,10 +196,10 @@ class Ours:
         elif view is None or view.phase is Phase.STOPPED:
             await self.hub.start(key)
         else:
-            wished = view.facts["intent"] == "resume"
+            wished = view.facts.intent == "resume"
             resting = {Phase.SUSPENDED, Phase.SUSPENDING, Phase.RELEASING}
             if not wished and view.phase in resting:
-                await self.controller.resume(key, key.user)
+                await self.controller.users.resume(key, key.user)
             await asyncio.sleep(1.0)
 
     def work(self, key: SessionKey, *, busy: bool) -> None:
@@ -219,7 +219,7 @@ class Ours:
 
     def _view(self, key: SessionKey) -> SessionView | None:
         try:
-            return self.controller.session(key)
+            return self.controller.users.session(key)
         except NotFound:
             return None
 

@@ -38,7 +38,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 
 MINUTES = 5
@@ -100,7 +100,7 @@ async def _measure(size: int, journal: Journal) -> tuple[float, float, float]:
         agent=agent,
         hub=hub,
         decide=decide,
-        choose=Chooser(decide),
+        choose=PreemptionPolicy(decide),
         window=lambda: Window(span=idle.idle_after, interval=10.0),
         clock=clock,
         settings=Settings(),

@@ -24,13 +24,16 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     USER_SCOPES,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    Counters,
+    MetricsSnapshot,
+)
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp
-from jupyterhub_gpu_reclaim.service import prometheus
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.events.log import SCHEMAS
+from jupyterhub_gpu_reclaim.service.metrics import Exporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +181,7 @@ def metrics() -> str:
         watched=0,
     )
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
-    for family in prometheus.Exporter(lambda: snapshot).collect():
+    for family in Exporter(lambda: snapshot).collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = dict.fromkeys(n for s in family.samples for n in s.labels if n != "le")
         shown = ", ".join(f"`{label}`" for label in labels)

@@ -12,13 +12,13 @@ from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
     Compared,
+    Decision,
     KeptState,
     SessionKey,
     SessionView,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -66,9 +66,9 @@ class SessionsClient:
         """All that the token's owner may see, by user and server."""
         return await self._ask("GET", "sessions", list[SessionView])
 
-    async def why(self, key: SessionKey) -> list[Verdict]:
+    async def why(self, key: SessionKey) -> list[Decision]:
         """Every reason for and against a suspend, the deciding one first."""
-        return await self._ask("GET", f"sessions/{key.path}/why", list[Verdict])
+        return await self._ask("GET", f"sessions/{key.path}/why", list[Decision])
 
     async def suspend(self, key: SessionKey) -> SessionView:
         """Begin to suspend it. Idempotent."""
@@ -126,7 +126,7 @@ class SessionsClient:
                     name = value
                 elif field == b"data" and name == b"session":
                     yield self._understood(value, SessionView)
-        except Silent as silent:
+        except NoResponse as silent:
             raise self._unreachable("the stream of changes broke", silent) from None
 
     async def _ask(
@@ -141,7 +141,7 @@ class SessionsClient:
             answer = await self._http.ask(
                 method, f"{self._prefix}/api/{path}", limit=self._timeout, **more
             )
-        except Silent as silent:
+        except NoResponse as silent:
             raise self._unreachable(_why(silent), silent) from None
         if answer.status >= 300:
             raise self._refusal(answer)
@@ -188,7 +188,7 @@ def _parts(url: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", path
 
 
-def _why(silent: Silent) -> str:
+def _why(silent: NoResponse) -> str:
     """The end of the library's message: "Connection refused"."""
     text = str(silent).rpartition(": ")[2].rpartition("] ")[2].strip(". ")
     return text[:1].lower() + text[1:]

@@ -9,7 +9,7 @@ times are seconds since the epoch (UTC), all durations seconds, all sizes bytes.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 import msgspec
@@ -142,7 +142,7 @@ class Usage(Value, frozen=True, kw_only=True):
     complete: bool = False  #: every field that a policy needs was there
 
 
-class Verdict(Value, frozen=True, kw_only=True):
+class Decision(Value, frozen=True, kw_only=True):
     """A decision with its reason: a code and a sentence."""
 
     reclaim: bool
@@ -311,6 +311,63 @@ class Waiting(Value, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What rules set for one session; ``None``: no rule sets it."""
+
+    idle_after: float | None = None
+    warn_for: float | None = None
+    never: bool | None = None
+    quiet_hours: list[str] | None = None
+    min_age: float | None = None
+    cool_down: float | None = None
+    #: for each of these, the rule that says so
+    by: dict[str, str] = msgspec.field(default_factory=dict)
+    unknown: str = ""  #: facts that are missing for a decision
+
+    def rule(self, setting: str) -> str:
+        """The end of a sentence about that setting: which rule says so, if any."""
+        return f" by the rule for {self.by[setting]}" if setting in self.by else ""
+
+
+class Resumed(Value, frozen=True, kw_only=True):
+    """What the last return of a session took."""
+
+    at: float
+    seconds: float
+    bytes: int
+
+
+class SessionFacts(Value, frozen=True, kw_only=True):
+    """Further facts about a session; unset ones are left out."""
+
+    started_at: float | None = None
+    resumed_at: float | None = None
+    kept_by: str = ""
+    opted_out_by: str = ""
+    backoff_until: float | None = None
+    failures: int = 0  #: of its suspends, in a row
+    intent: str = ""  #: asked for and not yet done: suspend, resume or empty
+    node: str = ""
+    gpus_held: int = 0  #: when its last suspend began
+    resumed: Resumed | msgspec.UnsetType = msgspec.UNSET
+    #: how many wait for a GPU, where it was selected to go for one of them
+    wanted: int | msgspec.UnsetType = msgspec.UNSET
+    place: int | msgspec.UnsetType = msgspec.UNSET  #: in the GPU queue
+    waiting_since: float | msgspec.UnsetType = msgspec.UNSET
+    terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
+
+
+class AuditLine(Value, frozen=True, kw_only=True):
+    """Who did what to whose session, when and why."""
+
+    at: float
+    key: SessionKey
+    who: str
+    what: str
+    code: str = ""
+    message: str = ""
+
+
 class SessionView(Value, frozen=True, kw_only=True):
     """A session as the API and the pages show it."""
 
@@ -320,7 +377,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     incarnation: str = ""
     generation: int = 0
     checkpoint: str = ""
-    verdict: Verdict | None = None
+    verdict: Decision | None = None
     usage: Usage | None = None
     gpus: list[GpuSample] = []  #: of the newest sample; empty where not known
     failure: Failure | None = None
@@ -331,7 +388,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     saved: list[CheckpointInfo] = []  #: set aside by "start fresh"
     #: all its checkpoints, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
-    facts: dict[str, Any] = {}
+    facts: SessionFacts = SessionFacts()
 
 
 class Compared(Value, frozen=True, kw_only=True):

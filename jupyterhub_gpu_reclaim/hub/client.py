@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
@@ -120,7 +120,7 @@ class ServiceClient:
                 if isinstance(line, Answer):
                     raise _refusal(line, path)
                 yield _understood(line, Event, path)
-        except Silent as silent:
+        except NoResponse as silent:
             raise _unreachable(str(silent)) from None
 
     # --- one call ------------------------------------------------------------------
@@ -140,7 +140,7 @@ class ServiceClient:
                 answer = await self._far.ask(
                     "POST", self._prefix + call, limit=limit, body=body
                 )
-            except Silent as silent:
+            except NoResponse as silent:
                 raise _unreachable(str(silent)) from None
             if answer.status < 300:
                 return answer.body

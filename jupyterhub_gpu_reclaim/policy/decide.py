@@ -1,31 +1,40 @@
 """The one decision about a session, from all guards and policies, with every reason.
 
-Pure: the same view at the same time always gets the same answer.
+What a policy is given and what it answers are frozen values: a policy makes no
+requests, and its only time is ``now``.
+Pure: the same snapshot at the same time always gets the same answer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec import field
 
-from jupyterhub_gpu_reclaim.policy.base import snapshot_of
-from jupyterhub_gpu_reclaim.policy.guards import Guards
-from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
+from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
+    Failure,
+    GpuSample,
+    Phase,
+    SessionKey,
+    SessionPolicy,
+    Usage,
+    Value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import SessionView, Verdict
-    from jupyterhub_gpu_reclaim.policy.base import Policy, SessionSnapshot
+    from jupyterhub_gpu_reclaim.common.reasons import Reason
+    from jupyterhub_gpu_reclaim.policy.guards import Guards
 
 
 class Decider:
     """Asks the guards, then the policies.
 
     Args:
-        guards: one veto is enough.
+        guards: one denial is enough.
         policies: one that says "reclaim" is enough; if none does, the reasons of the
         first
             one are given.
@@ -35,35 +44,77 @@ class Decider:
         self.guards = guards
         self.policies = policies
 
-    @classmethod
-    def from_config(cls, parent: Any) -> Decider:
-        """Guards and policies with the configuration of an application.
-
-        Args:
-            parent: the traitlets application or configurable that they belong to.
-
-        Raises:
-            traitlets.TraitError: a value is invalid; the message names it.
-        """
-        idle = IdlePolicy(parent=parent)
-        return cls(Guards(parent=parent), [idle, PressurePolicy(idle, parent=parent)])
-
-    def __call__(self, view: SessionView, now: float) -> list[Verdict]:
+    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason, the deciding one first; never empty.
 
         When all reasons against it are known to end, the deciding one's ``at`` is the
         time when the last of them does.
         """
-        return self.decide(snapshot_of(view), now)
-
-    def decide(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
-        """The same, for a snapshot."""
-        vetoes = self.guards.vetoes(snapshot, now)
+        denials = self.guards.denials(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
         wanted = next((each for each in answers if each[0].reclaim), None)
-        if not vetoes and wanted is not None:
+        if not denials and wanted is not None:
             return wanted
-        against = vetoes + (answers[0] if wanted is None else [])
+        against = denials + (answers[0] if wanted is None else [])
         ends = [verdict.at for verdict in against if verdict.at is not None]
         at = max(ends) if len(ends) == len(against) else None
         return [msgspec.structs.replace(against[0], at=at), *against[1:]]
+
+
+class SessionSnapshot(Value, frozen=True, kw_only=True):
+    """One session at one moment, as policies see it. ``None`` means not known."""
+
+    key: SessionKey
+    phase: Phase
+    usage: Usage | None = None
+    started_at: float | None = None
+    resumed_at: float | None = None
+    kept_until: float | None = None
+    kept_by: str = ""
+    opted_out_by: str = ""
+    backoff_until: float | None = None
+    failure: Failure | None = None
+    #: What it holds, as far as known.
+    gpus: list[GpuSample] = field(default_factory=list)
+    #: What rules set for it.
+    terms: SessionPolicy = SessionPolicy()
+    #: How many wait for a GPU, if it was selected to go for one of them.
+    wanted: int = 0
+
+
+class Policy(Protocol):
+    """One reason to suspend sessions, such as idleness or pressure."""
+
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Why (not), the deciding one first; never empty.
+
+        Either the one verdict that says ``reclaim``, or every reason against it. An
+        unknown
+        fact is a reason against it.
+        """
+
+
+def allow(reason: Reason, now: float, **facts: Any) -> Decision:
+    """A reason for a suspend, which may begin at once.
+
+    Args:
+        reason: its code and its sentence.
+        now: seconds since the epoch.
+        **facts: for the sentence.
+    """
+    return Decision(
+        reclaim=True, code=reason.value, message=reason.sentence(**facts), at=now
+    )
+
+
+def deny(reason: Reason, at: float | None = None, **facts: Any) -> Decision:
+    """A reason against a suspend.
+
+    Args:
+        reason: its code and its sentence.
+        at: when it may be over, in seconds since the epoch, if that can be known.
+        **facts: for the sentence.
+    """
+    return Decision(
+        reclaim=False, code=reason.value, message=reason.sentence(**facts), at=at
+    )

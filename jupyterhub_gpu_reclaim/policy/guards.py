@@ -6,32 +6,33 @@ They come before the policies: see ``decide.py``.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING, Any
+import re
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from traitlets import List, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.models import Phase, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.policy import quiet_hours as quiet
-from jupyterhub_gpu_reclaim.policy.base import veto
+from jupyterhub_gpu_reclaim.policy.decide import deny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
-    from jupyterhub_gpu_reclaim.policy.terms import Terms
+    from jupyterhub_gpu_reclaim.common.models import SessionPolicy
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+
 
 _LIVE = {Phase.RUNNING, Phase.WARNED}
 _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
 
 
 class Guards(Configurable):
-    """Vetoes, each with its reason."""
+    """Denials, each with its reason."""
 
     min_age = Seconds(
         300.0,
@@ -76,7 +77,7 @@ class Guards(Configurable):
     def _check_quiet_hours(self, proposal: Any) -> list[str]:
         try:
             for text in proposal["value"]:
-                quiet.parse(text)
+                parse_period(text)
         except ValueError as error:
             raise TraitError(f"Guards.quiet_hours: {error}") from None
         found: list[str] = proposal["value"]
@@ -93,7 +94,7 @@ class Guards(Configurable):
             ) from None
         return name
 
-    def vetoes(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every guard that forbids it now, the most telling first; may be empty."""
         return [
             *self._phase(snapshot),
@@ -103,60 +104,60 @@ class Guards(Configurable):
             *self._ages(snapshot, now),
         ]
 
-    def _phase(self, snapshot: SessionSnapshot) -> Iterator[Verdict]:
+    def _phase(self, snapshot: SessionSnapshot) -> Iterator[Decision]:
         phase = snapshot.phase
         if phase in _AT_REST:
-            yield veto(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
+            yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
         elif phase not in _LIVE:
-            yield veto(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
+            yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
 
-    def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+    def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         if snapshot.opted_out_by:
-            yield veto(Reason.OPTED_OUT, by=snapshot.opted_out_by)
+            yield deny(Reason.OPTED_OUT, by=snapshot.opted_out_by)
         terms = snapshot.terms
         if terms.unknown:
-            yield veto(Reason.RULES_UNKNOWN, what=terms.unknown)
+            yield deny(Reason.RULES_UNKNOWN, what=terms.unknown)
         if terms.never:
-            yield veto(Reason.RULED_OUT, rule=terms.by.get("never", "it"))
+            yield deny(Reason.RULED_OUT, rule=terms.by.get("never", "it"))
         until = snapshot.kept_until
         if until is not None and until > now:
             by = snapshot.kept_by or "its user"
-            yield veto(Reason.KEPT, until, until=self._moment(until, now), by=by)
+            yield deny(Reason.KEPT, until, until=self._moment(until, now), by=by)
 
-    def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+    def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         until = snapshot.backoff_until
         if until is not None and until > now:
             failure = snapshot.failure
             why = failure.message.rstrip(".") if failure else "reason not recorded"
-            yield veto(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
+            yield deny(Reason.BACKING_OFF, until, why=why, wait=duration(until - now))
 
-    def _hours(self, terms: Terms, now: float) -> Iterator[Verdict]:
+    def _hours(self, terms: SessionPolicy, now: float) -> Iterator[Decision]:
         own = terms.quiet_hours
         for text in self.quiet_hours if own is None else own:
-            period = quiet.parse(text)
+            period = parse_period(text)
             end = period.end_after(now, _zone(self.time_zone))
             if end is not None:
-                yield veto(
+                yield deny(
                     Reason.QUIET_HOURS,
                     end,
                     start=f"{period.start:%H:%M}",
                     end=f"{period.end:%H:%M}{terms.rule('quiet_hours')}",
                 )
 
-    def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Verdict]:
+    def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         started, resumed = snapshot.started_at, snapshot.resumed_at
         terms = snapshot.terms
         min_age = self.min_age if terms.min_age is None else terms.min_age
         cool_down = self.cool_down if terms.cool_down is None else terms.cool_down
         if started is not None and now - started < min_age:
-            yield veto(
+            yield deny(
                 Reason.TOO_YOUNG,
                 started + min_age,
                 age=duration(now - started),
                 limit=duration(min_age) + terms.rule("min_age"),
             )
         if resumed is not None and now - resumed < cool_down:
-            yield veto(
+            yield deny(
                 Reason.COOLING_DOWN,
                 resumed + cool_down,
                 age=duration(now - resumed),
@@ -176,3 +177,45 @@ def _zone(name: str) -> tzinfo | None:
     if name == "UTC":
         return UTC  # known even where the machine has no database of zones
     return ZoneInfo(name) if name else None
+
+
+_TIME = r"([01]\d|2[0-3]):([0-5]\d)"
+_PERIOD = re.compile(rf"{_TIME}-{_TIME}")
+
+
+class Period(NamedTuple):
+    """From a time of day to another, which may lie on the next day."""
+
+    start: time
+    end: time
+
+    def end_after(self, now: float, zone: tzinfo | None) -> float | None:
+        """When the period that now is in ends; None when it is not in one.
+
+        Args:
+            now: seconds since the epoch.
+            zone: whose time of day it is; None is the machine's own.
+        """
+        local = datetime.fromtimestamp(now, zone)
+        for days in (-1, 0):
+            day = local.date() + timedelta(days=days)
+            over = day + timedelta(days=1) if self.end <= self.start else day
+            # A timestamp, not a difference: days are not always 24 hours long.
+            start = datetime.combine(day, self.start, zone).timestamp()
+            end = datetime.combine(over, self.end, zone).timestamp()
+            if start <= now < end:
+                return end
+        return None
+
+
+def parse_period(text: str) -> Period:
+    """``"22:00-06:30"`` as a period; equal times are the whole day.
+
+    Raises:
+        ValueError: with a sentence that shows the format.
+    """
+    match = _PERIOD.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no period of a day; write it as '08:00-18:30'")
+    hours = [int(part) for part in match.groups()]
+    return Period(time(hours[0], hours[1]), time(hours[2], hours[3]))

@@ -13,13 +13,13 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Percent, Seconds
-from jupyterhub_gpu_reclaim.policy.base import claim, veto
+from jupyterhub_gpu_reclaim.policy.decide import allow, deny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import Usage, Verdict
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.common.models import Decision, Usage
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 
 class IdlePolicy(Configurable):
@@ -82,23 +82,23 @@ class IdlePolicy(Configurable):
         """,
     ).tag(config=True)
 
-    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason against idleness, or the one that says it is idle."""
         terms = snapshot.terms
         limit = self.idle_after if terms.idle_after is None else terms.idle_after
         rule = terms.rule("idle_after")
         if limit == 0:
-            return [veto(Reason.IDLE_OFF, rule=rule)]
+            return [deny(Reason.IDLE_OFF, rule=rule)]
         against = self.against(snapshot, now, limit, rule)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))
         limits = duration(limit) + rule
-        return [claim(Reason.IDLE, now, idle=idle, idle_after=limits)]
+        return [allow(Reason.IDLE, now, idle=idle, idle_after=limits)]
 
     def against(
         self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""
-    ) -> list[Verdict]:
+    ) -> list[Decision]:
         """Every reason why it has not been idle for so many seconds; empty: it has.
 
         Args:
@@ -109,7 +109,7 @@ class IdlePolicy(Configurable):
         """
         usage = snapshot.usage
         if usage is None or self._is_missing(usage, now):
-            return [veto(Reason.SAMPLES_MISSING)]
+            return [deny(Reason.SAMPLES_MISSING)]
         busy = list(self._busy(usage))
         return busy + _too_soon(usage, now, idle_after, rule)
 
@@ -125,19 +125,19 @@ class IdlePolicy(Configurable):
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
 
-    def _busy(self, usage: Usage) -> Iterator[Verdict]:
+    def _busy(self, usage: Usage) -> Iterator[Decision]:
         if usage.busy_kernel is not None:
-            yield veto(Reason.KERNEL_BUSY, name=usage.busy_kernel)
+            yield deny(Reason.KERNEL_BUSY, name=usage.busy_kernel)
         if usage.unknown_kernel is not None:
-            yield veto(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
+            yield deny(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
         limit, percent = self.busy_cpu_percent, usage.cpu_percent
         if limit is not None and percent is not None and percent > limit:
-            yield veto(Reason.CPU_BUSY, percent=percent, limit=limit)
+            yield deny(Reason.CPU_BUSY, percent=percent, limit=limit)
         limit, percent = self.busy_gpu_percent, usage.gpu_percent
         if limit is not None and percent is not None and percent > limit:
-            yield veto(Reason.GPU_BUSY, percent=percent)
+            yield deny(Reason.GPU_BUSY, percent=percent)
         if self.connected_is_active and usage.connections:
-            yield veto(Reason.CONNECTED, count=usage.connections)
+            yield deny(Reason.CONNECTED, count=usage.connections)
 
 
 def idle_for(snapshot: SessionSnapshot, now: float) -> float:
@@ -148,12 +148,12 @@ def idle_for(snapshot: SessionSnapshot, now: float) -> float:
     return max(0.0, now - usage.last_active)
 
 
-def _too_soon(usage: Usage, now: float, idle_after: float, rule: str) -> list[Verdict]:
+def _too_soon(usage: Usage, now: float, idle_after: float, rule: str) -> list[Decision]:
     """Reasons that time alone will end, the latest first."""
     soon = []
     if usage.last_active is not None and now - usage.last_active < idle_after:
         soon.append(
-            veto(
+            deny(
                 Reason.RECENTLY_ACTIVE,
                 usage.last_active + idle_after,
                 age=duration(now - usage.last_active),
@@ -163,7 +163,7 @@ def _too_soon(usage: Usage, now: float, idle_after: float, rule: str) -> list[Ve
         )
     if usage.watched < idle_after:
         soon.append(
-            veto(
+            deny(
                 Reason.WINDOW_TOO_SHORT,
                 usage.at - usage.sample_age - usage.watched + idle_after,
                 watched=duration(usage.watched),

@@ -3,7 +3,7 @@
 ``PressurePolicy`` is one more policy of ``decide``: it applies to a selected session,
 and
 asks for its suspend if that is idle by the usual reasons, for a shorter time.
-``Chooser``
+``PreemptionPolicy``
 selects, once per tick, from all sessions and the GPU queue: only as many as are needed,
 the longest idle with the most GPU memory first. Both are pure and suspend nothing.
 """
@@ -19,17 +19,15 @@ from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.policy.base import claim, veto
+from jupyterhub_gpu_reclaim.policy.decide import allow, deny
 from jupyterhub_gpu_reclaim.policy.idle import idle_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView, Verdict
-    from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-
-_LIVE = {Phase.RUNNING, Phase.WARNED}
 
 
 class Want(Value, frozen=True, kw_only=True):
@@ -67,19 +65,19 @@ class PressurePolicy(Configurable):
         super().__init__(**kwargs)
         self._idle = idle
 
-    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Verdict]:
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why it stays, or the one that says it goes, and for whom."""
         limit = self.pressure_idle_after
         if not limit or not snapshot.wanted:
-            return [veto(Reason.NOBODY_WAITS)]
+            return [deny(Reason.NOBODY_WAITS)]
         against = self._idle.against(snapshot, now, limit)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))
-        return [claim(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
+        return [allow(Reason.PRESSURE, now, idle=idle, count=snapshot.wanted)]
 
 
-class Chooser:
+class PreemptionPolicy:
     """Selects sessions to go for those that wait.
 
     Args:
@@ -88,61 +86,59 @@ class Chooser:
     """
 
     def __init__(
-        self, decide: Callable[[SessionView, float], Sequence[Verdict]]
+        self, decide: Callable[[SessionSnapshot, float], Sequence[Decision]]
     ) -> None:
         self._decide = decide
 
     def __call__(
-        self, views: Iterable[SessionView], wants: Sequence[Want], now: float
+        self, snapshots: Iterable[SessionSnapshot], wants: Sequence[Want], now: float
     ) -> dict[SessionKey, SessionKey]:
         """Which sessions go, and for whom; empty if none is needed or none may go.
 
         Args:
-            views: all sessions. Those that were selected before (fact ``wanted``) come
+            snapshots: all sessions. Those that were selected before (``wanted``) come
                 first, so that a warning stands until its end.
             wants: what is lacking, in the order of the queue.
             now: seconds since the epoch.
         """
         if not wants:
             return {}
-        able = [v for v in views if _holds(v) and self._may_go(v, len(wants), now)]
-        able.sort(key=lambda view: _order(view, now))
+        able = [s for s in snapshots if _holds(s) and self._may_go(s, len(wants), now)]
+        able.sort(key=lambda each: _order(each, now))
         chosen: dict[SessionKey, SessionKey] = {}
         for want in wants:
             lacking = want.gpus
-            for view in able:
+            for each in able:
                 if lacking <= 0:
                     break
-                if (
-                    view.key not in chosen
-                    and view.key != want.key
-                    and _fits(view, want)
-                ):
-                    chosen[view.key] = want.key
-                    lacking -= len(view.gpus)
+                if each.key not in {*chosen, want.key} and _fits(each, want):
+                    chosen[each.key] = want.key
+                    lacking -= len(each.gpus)
         return chosen
 
-    def _may_go(self, view: SessionView, count: int, now: float) -> bool:
-        facts = {**view.facts, "wanted": count}
-        verdicts = self._decide(msgspec.structs.replace(view, facts=facts), now)
-        return bool(verdicts) and verdicts[0].reclaim
+    def _may_go(self, snapshot: SessionSnapshot, count: int, now: float) -> bool:
+        wanted = msgspec.structs.replace(snapshot, wanted=count)
+        decisions = self._decide(wanted, now)
+        return bool(decisions) and decisions[0].reclaim
 
 
-def _holds(view: SessionView) -> bool:
-    return view.phase in _LIVE and bool(view.gpus) and view.usage is not None
+def _holds(snapshot: SessionSnapshot) -> bool:
+    live = snapshot.phase in {Phase.RUNNING, Phase.WARNED}
+    return live and bool(snapshot.gpus) and snapshot.usage is not None
 
 
-def _fits(view: SessionView, want: Want) -> bool:
+def _fits(snapshot: SessionSnapshot, want: Want) -> bool:
     """Whether its GPU would do; an unknown one may."""
-    names = {gpu.name for gpu in view.gpus}
+    names = {gpu.name for gpu in snapshot.gpus}
     return not want.gpu or not names or want.gpu in names
 
 
-def _order(view: SessionView, now: float) -> tuple[bool, float, int, SessionKey]:
+def _order(
+    snapshot: SessionSnapshot, now: float
+) -> tuple[bool, float, int, SessionKey]:
     """Longest idle times most GPU memory first; the cheapest restore breaks ties."""
-    usage = view.usage
-    assert usage is not None  # checked by _holds
-    idle = now - usage.last_active if usage.last_active is not None else 0.0
-    held = usage.gpu_memory or 0
-    to_restore = held + (usage.memory or 0)
-    return (not view.facts.get("wanted"), -idle * held, to_restore, view.key)
+    usage = snapshot.usage
+    held = (usage and usage.gpu_memory) or 0
+    to_restore = held + ((usage and usage.memory) or 0)
+    score = -idle_for(snapshot, now) * held
+    return (not snapshot.wanted, score, to_restore, snapshot.key)

@@ -1,6 +1,6 @@
 """Which checkpoints are kept no longer: by number, age and quota.
 
-Pure; ``controlplane/checkpoints/retention.py`` carries it out at every tick. It only
+Pure; ``controlplane/checkpoints/expiry.py`` carries it out at every tick. It only
 drops checkpoints that are not in use. Sizes are what each checkpoint has written, so if
 two of a session share bytes, dropping the older may free less than stated.
 """

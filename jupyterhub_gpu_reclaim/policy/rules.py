@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from traitlets import Dict, List, TraitError, validate
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.policy import quiet_hours
-from jupyterhub_gpu_reclaim.policy.terms import Terms
+from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy, Value
+from jupyterhub_gpu_reclaim.policy.guards import parse_period
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from jupyterhub_gpu_reclaim.policy.terms import About
 
 Rule = dict[str, Any]
 
@@ -29,6 +27,16 @@ _SECONDS = ("idle_after", "warn_for", "min_age", "cool_down")
 SETTINGS = (*_SECONDS, "never", "quiet_hours")
 #: Longest time that a rule may set: a year, in seconds.
 _LONGEST = 366 * 86400.0
+
+
+class Subject(Value, frozen=True, kw_only=True):
+    """What is known of a session's owner and start; ``None``: not known now."""
+
+    key: SessionKey
+    groups: list[str] | None = None  #: of the Hub, that its user is in
+    #: options that it was started with, as text or lists of texts
+    options: dict[str, list[str]] | None = None
+    labels: dict[str, str] | None = None  #: of its pod; empty outside of Kubernetes
 
 
 class _RuleList(List[Rule]):
@@ -77,7 +85,7 @@ class Rules(Configurable):
                 raise TraitError(f"Rules.rules: rule {number}: {error}") from None
         return rules
 
-    def terms(self, about: About) -> Terms:
+    def policy_for(self, about: Subject) -> SessionPolicy:
         """What holds for a session: for each setting, the first rule that fits."""
         found: dict[str, Any] = {}
         by: dict[str, str] = {}
@@ -92,7 +100,9 @@ class Rules(Configurable):
             for name in open_ if fits else ():
                 found[name] = rule[name]
                 by[name] = name_of(rule)
-        return Terms(**found, by=by, unknown=" and ".join(dict.fromkeys(unknown)))
+        return SessionPolicy(
+            **found, by=by, unknown=" and ".join(dict.fromkeys(unknown))
+        )
 
     def longest(self, setting: str) -> float:
         """The largest value of that setting in any rule, in seconds; 0: in none."""
@@ -107,7 +117,7 @@ def name_of(rule: Rule) -> str:
     return " and ".join(sorted(parts))
 
 
-def _fits(rule: Rule, about: About) -> bool | None:
+def _fits(rule: Rule, about: Subject) -> bool | None:
     """Whether it is for that session; None: a missing fact may decide it."""
     answers = [
         match(_list(rule[name]), about)
@@ -119,7 +129,7 @@ def _fits(rule: Rule, about: About) -> bool | None:
     return None if None in answers else True
 
 
-def _lacking(rule: Rule, about: About) -> list[str]:
+def _lacking(rule: Rule, about: Subject) -> list[str]:
     return [
         what
         for name, (match, what) in _CONDITIONS.items()
@@ -146,18 +156,18 @@ def _named(patterns: list[str], values: Mapping[str, list[str]] | None) -> bool 
     return False
 
 
-def _labels(about: About) -> dict[str, list[str]] | None:
+def _labels(about: Subject) -> dict[str, list[str]] | None:
     if about.labels is None:
         return None
     # A label without a value is a label all the same.
     return {name: [value or "true"] for name, value in about.labels.items()}
 
 
-def _profile(about: About) -> list[str] | None:
+def _profile(about: Subject) -> list[str] | None:
     return None if about.options is None else about.options.get("profile", [])
 
 
-_CONDITIONS: dict[str, tuple[Callable[[list[str], About], bool | None], str]] = {
+_CONDITIONS: dict[str, tuple[Callable[[list[str], Subject], bool | None], str]] = {
     "user": (lambda p, about: _any(p, [about.key.user]), ""),
     "server": (lambda p, about: _any(p, [about.key.server]), ""),
     "group": (lambda p, about: _any(p, about.groups), "its user's groups"),
@@ -213,7 +223,7 @@ def _check_setting(name: str, value: Any) -> None:
         if not isinstance(value, list | tuple):
             raise ValueError(f"'quiet_hours' must be a list, not {value!r}")
         for text in value:
-            quiet_hours.parse(str(text))
+            parse_period(str(text))
     elif not _is_seconds(value):
         raise ValueError(
             f"{name!r} must be a duration in seconds, at most a year, not {value!r}"

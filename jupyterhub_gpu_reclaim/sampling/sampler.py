@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse
 
+
 T = TypeVar("T")
 
 #: Seconds that one session has for all its answers together.
@@ -40,7 +41,7 @@ MAX_NOTEBOOKS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class SampleTarget:
     """A running session to sample; all pids are the host's."""
 
     incarnation: str
@@ -90,18 +91,20 @@ class Sampler:
         """Close the client's connections."""
         self._client.close()
 
-    async def sample_all(self, watched: list[Watched]) -> list[Sample]:
+    async def sample_all(self, watched: list[SampleTarget]) -> list[Sample]:
         """One sample of each, all at once: a slow one delays none of the others."""
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
         cards = await self._look_at_cards()
         return await asyncio.gather(*(self._sample(one, cards) for one in watched))
 
-    async def sample(self, watched: Watched) -> Sample:
+    async def sample(self, watched: SampleTarget) -> Sample:
         """One sample; it ends within the time limit and never raises for a session."""
         return await self._sample(watched, await self._look_at_cards())
 
-    async def _sample(self, watched: Watched, cards: list[CardUse] | None) -> Sample:
+    async def _sample(
+        self, watched: SampleTarget, cards: list[CardUse] | None
+    ) -> Sample:
         if watched.stopped:
             return _sum_up(watched, _Answers(), self._clock.now(), ["it is stopped"])
         problems: list[str] = []
@@ -129,7 +132,7 @@ class Sampler:
         return look.result()
 
     async def _measure(
-        self, watched: Watched, problems: list[str]
+        self, watched: SampleTarget, problems: list[str]
     ) -> process_tree.TreeUsage | None:
         if watched.incarnation in self._looks:
             # A process can block each reader of its memory, thread by thread.
@@ -149,7 +152,7 @@ class Sampler:
             return None
 
     def _looked(
-        self, watched: Watched, done: asyncio.Future[process_tree.TreeUsage]
+        self, watched: SampleTarget, done: asyncio.Future[process_tree.TreeUsage]
     ) -> None:
         del self._looks[watched.incarnation]
         if not done.cancelled():
@@ -239,7 +242,7 @@ class Sampler:
 
 
 def _sum_up(
-    watched: Watched, answers: _Answers, at: float, problems: list[str]
+    watched: SampleTarget, answers: _Answers, at: float, problems: list[str]
 ) -> Sample:
     """Everything that is known, as one value."""
     usage, status = answers.usage, answers.status

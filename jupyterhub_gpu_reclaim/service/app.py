@@ -31,26 +31,26 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-from jupyterhub_gpu_reclaim.controlplane.decide.terms import TermsNow
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy
+from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
-from jupyterhub_gpu_reclaim.service import prometheus
+from jupyterhub_gpu_reclaim.service import metrics
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.notices.courier import telling
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 from jupyterhub_gpu_reclaim.service.process import lifeline, standby
 from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
-from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
-from jupyterhub_gpu_reclaim.service.settings.environment import Surroundings
+from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
@@ -136,7 +136,7 @@ class ReclaimService(Application, Options):
     def start(self) -> None:
         """Run until told to end."""
         logs.set_up(cast("int | str", self.log_level))
-        surroundings = Surroundings.read(os.environ)
+        environment = HubEnvironment.read(os.environ)
         supervised = self.reporter.listening is not None
         if supervised and not self.end_with_hub:
             self.reporter.tell("stays")
@@ -146,13 +146,13 @@ class ReclaimService(Application, Options):
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:
-            asyncio.run(self._run(surroundings, state, parent))
+            asyncio.run(self._run(environment, state, parent))
         finally:
             state.close()
 
     async def _run(
         self,
-        surroundings: Surroundings,
+        environment: HubEnvironment,
         state: lifeline.StateFolder,
         parent: int | None,
     ) -> None:
@@ -162,17 +162,17 @@ class ReclaimService(Application, Options):
             loop.add_signal_handler(number, told.set)
         if parent is not None:
             lifeline.watch(parent, told.set)
-        stage = standby.Stage(surroundings)
+        stage = standby.Standby(environment)
         server: Door | None = None
         beating: asyncio.Future[None] | None = None
         try:
             while not told.is_set():
                 journal = self._journal(state)
                 if server is None:
-                    server = self._listen(surroundings, stage)
+                    server = self._listen(environment, stage)
                     self.reporter.tell("ready", f"{self.hung_after:g}")
                     beating = asyncio.ensure_future(self.reporter.beat(self.hung_after))
-                await self._work(surroundings, state, stage, journal, told)
+                await self._work(environment, state, stage, journal, told)
         finally:
             log.info("service: ending")
             if beating is not None:
@@ -183,9 +183,9 @@ class ReclaimService(Application, Options):
 
     async def _work(
         self,
-        surroundings: Surroundings,
+        environment: HubEnvironment,
         state: lifeline.StateFolder,
-        stage: standby.Stage,
+        stage: standby.Standby,
         journal: Journal,
         told: asyncio.Event,
     ) -> None:
@@ -201,19 +201,19 @@ class ReclaimService(Application, Options):
                 return
             held = asyncio.ensure_future(lease.keep())
             hub = HubClient(
-                surroundings.api_url,
-                surroundings.api_token,
-                ca_file=surroundings.hub_ca,
-                own=surroundings.own,
+                environment.api_url,
+                environment.api_token,
+                ca_file=environment.hub_ca,
+                own=environment.own,
             )
             async with self._controller(hub, journal) as (controller, events):
                 stage.application = self._application(
-                    surroundings, state, controller, events, hub
+                    environment, state, controller, events, hub
                 )
                 if not await _first(told, controller.start()):
                     return
                 self._ready = True
-                log.info("service: ready at %s", surroundings.prefix)
+                log.info("service: ready at %s", environment.prefix)
                 if await _first(told, held):
                     log.error("service: another one has taken the journal over")
                 stage.wait(Reason.JOURNAL_HELD)
@@ -244,8 +244,8 @@ class ReclaimService(Application, Options):
             agent=agent,
             hub=hub,
             decide=decide,
-            choose=Chooser(decide) if under_pressure else None,
-            terms=TermsNow(rules, hub, agent) if rules.rules else None,
+            choose=PreemptionPolicy(decide) if under_pressure else None,
+            policies=SessionPolicies(rules, hub, agent) if rules.rules else None,
             window=lambda: Window(span=span, interval=self.sample_interval),
             clock=SystemClock(),
             settings=self.settings(),
@@ -296,7 +296,7 @@ class ReclaimService(Application, Options):
 
     def _application(
         self,
-        surroundings: Surroundings,
+        environment: HubEnvironment,
         state: lifeline.StateFolder,
         controller: Controller,
         events: EventLog | None,
@@ -307,13 +307,13 @@ class ReclaimService(Application, Options):
         context = Context(
             control=controller,
             clock=SystemClock(),
-            registry=prometheus.registry(controller.metrics_snapshot),
+            registry=metrics.registry(controller.metrics_snapshot),
             templates=pages.templates(),
-            spawner_token=surroundings.spawner_token.encode(),
-            prefix=surroundings.prefix,
-            hub_prefix=surroundings.hub_prefix,
+            spawner_token=environment.spawner_token.encode(),
+            prefix=environment.prefix,
+            hub_prefix=environment.hub_prefix,
             created=hub.created,
-            hub_host=surroundings.hub_host,
+            hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,
             limits=self.limits(),
@@ -322,7 +322,7 @@ class ReclaimService(Application, Options):
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
-    def _listen(self, surroundings: Surroundings, stage: standby.Stage) -> Door:
+    def _listen(self, environment: HubEnvironment, stage: standby.Standby) -> Door:
         """Serve the current application of the standby.
 
         Raises:
@@ -335,10 +335,10 @@ class ReclaimService(Application, Options):
             server.add_socket(given)
             return server
         try:
-            server.listen(surroundings.port, surroundings.host)
+            server.listen(environment.port, environment.host)
         except OSError as error:
             what = (
-                f"The address {surroundings.host}:{surroundings.port} cannot be used:"
+                f"The address {environment.host}:{environment.port} cannot be used:"
                 f" {error.strerror}."
             )
             raise Refused(Reason.SETTING_INVALID, what=what) from error

@@ -11,7 +11,12 @@ from jupyterhub_gpu_reclaim.cli import sessions
 from jupyterhub_gpu_reclaim.cli.sessions.progress import How, outcome
 from jupyterhub_gpu_reclaim.cli.sessions.selection import is_idle, key_of
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, SessionView
+from jupyterhub_gpu_reclaim.common.models import (
+    Phase,
+    SessionFacts,
+    SessionKey,
+    SessionView,
+)
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
 
@@ -54,7 +59,8 @@ def test_session_is_named_as_user_and_server():
     ],
 )
 def test_outcome_follows_from_phase_and_wish(action, phase, intent, how):
-    view = SessionView(key=ADA, phase=phase, since=1.0, facts={"intent": intent})
+    facts = SessionFacts(intent=intent)
+    view = SessionView(key=ADA, phase=phase, since=1.0, facts=facts)
     found = outcome(action, view)
     assert (found and found[0]) == how
     if how is How.FAILED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, Watched
+from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, WatchEvent
 
 #: A pod of Kubernetes 1.36, shortened; with fields that we do not know.
 POD = b"""{
@@ -48,13 +48,13 @@ def test_a_pod_says_whose_it_is_where_and_what_it_runs():
 
 def test_lines_of_a_watch_are_events_bookmarks_and_errors():
     event = msgspec.json.decode(
-        b'{"type": "ADDED", "object": ' + POD + b"}", type=Watched
+        b'{"type": "ADDED", "object": ' + POD + b"}", type=WatchEvent
     )
     assert event.pod.key == SessionKey("ada")
-    bookmark = msgspec.json.decode(BOOKMARK, type=Watched)
+    bookmark = msgspec.json.decode(BOOKMARK, type=WatchEvent)
     assert bookmark.object.metadata.resource_version == "99"
     assert not bookmark.pod.wants_gpu
-    error = msgspec.json.decode(ERROR, type=Watched)
+    error = msgspec.json.decode(ERROR, type=WatchEvent)
     assert (error.object.code, error.object.status) == (410, "Failure")
 
 

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -49,7 +49,9 @@ class World:
         self.hub = HubInMemory(self.node)
         self.settings = QUICK
         self.url = f"sqlite:///{folder}/journal.sqlite"
-        self.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
+        self.verdict = Decision(
+            reclaim=False, code="recently_active", message="Active."
+        )
         self.controllers: list[Controller] = []
         self._journals: list[Journal] = []
         self._servers = []
@@ -111,7 +113,7 @@ class World:
 
     def phase(self, controller: Controller, key: SessionKey = KEY) -> str:
         try:
-            return controller.session(key).phase.value
+            return controller.users.session(key).phase.value
         except Exception:
             return ""
 

@@ -22,17 +22,17 @@ def _runs(world, controller, text):
 
 
 def _kept(controller, key=KEY):
-    return {state.id: state for state in controller.session(key).kept}
+    return {state.id: state for state in controller.users.session(key).kept}
 
 
 async def test_bring_back_after_start_fresh_and_a_stop_comes_back(world):
     controller = await running(world, "work")
     saved = await suspend(world, controller)
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     assert await world.hub.start(KEY) == "cold"
     await _settled(world, controller)
     await world.hub.stop(KEY)
-    await controller.bring_back(KEY, saved, "ada")
+    await controller.users.bring_back(KEY, saved, "ada")
     await _settled(world, controller)
     assert contents(world) == "work"
 
@@ -42,13 +42,13 @@ async def test_bring_back_of_a_suspended_session_swaps_and_swaps_back(world):
     older = await suspend(world, controller)
     await resume(world, controller, "new")
     newer = await suspend(world, controller)
-    await controller.bring_back(KEY, older, "ada")
+    await controller.users.bring_back(KEY, older, "ada")
     await _settled(world, controller)
     assert contents(world) == "old"
     assert _kept(controller)[newer].keeping == "aside"
     again = await suspend(world, controller)
     assert world.node.saved[again][0].generation == 3  # above all that there were
-    await controller.bring_back(KEY, newer, "ada")
+    await controller.users.bring_back(KEY, newer, "ada")
     await _settled(world, controller)
     assert contents(world) == "new"
     assert again in _kept(controller)
@@ -60,8 +60,8 @@ async def test_bring_back_while_it_runs_saves_it_first_and_loses_nothing(world):
     saved = await suspend(world, controller)
     await resume(world, controller, "now")
     with pytest.raises(Refused, match="suspended first"):
-        await controller.bring_back(KEY, saved, "ada")
-    await controller.bring_back(KEY, saved, "ada", save_running=True)
+        await controller.users.bring_back(KEY, saved, "ada")
+    await controller.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: _runs(world, controller, "06:44"))
     (other,) = [s for s in _kept(controller).values() if s.keeping == "aside"]
     assert world.node.saved[other.id][1] == "now"
@@ -73,7 +73,7 @@ async def test_bring_back_while_it_runs_outlives_the_services_end_at_any_time(wo
     saved = await suspend(world, first)
     await resume(world, first, "now")
     world.node.hold_at = "dump"
-    await first.bring_back(KEY, saved, "ada", save_running=True)
+    await first.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: world.node.living(KEY)[0].state == "capturing")
     await world.kill(first)
     world.node.hold_at = ""
@@ -89,8 +89,8 @@ async def test_bring_back_while_it_runs_and_it_cannot_be_saved_leaves_it_running
     saved = await suspend(world, controller)
     await resume(world, controller, "now")
     world.node.capture_failure = Failure(code="io_uring", message="No.")
-    await controller.bring_back(KEY, saved, "ada", save_running=True)
-    await world.until(lambda: controller.session(KEY).failure is not None)
+    await controller.users.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: controller.users.session(KEY).failure is not None)
     await _settled(world, controller)
     assert contents(world) == "now"
     assert _kept(controller)[saved].keeping == "superseded"
@@ -107,7 +107,7 @@ async def test_bring_back_wanted_state_does_not_expire_meanwhile(world):
     world.node.hold_at = ""
     await resume(world, controller, "now")
     world.node.hold_at = "dump"
-    await controller.bring_back(KEY, saved, "ada", save_running=True)
+    await controller.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: world.phase(controller) == "suspending")
     row = controller._sessions.journal.checkpoint(saved)
     assert (row.keeping, row.expires) == ("wanted", None)
@@ -119,7 +119,7 @@ async def test_bring_back_of_what_was_just_imported_is_found_in_the_store(world)
     controller = await running(world, "work")
     await world.hub.stop(KEY)
     world.node.saved["ckpt-in"] = (info("ckpt-in", 0), "imported")
-    await controller.bring_back(KEY, "ckpt-in", "ada")
+    await controller.users.bring_back(KEY, "ckpt-in", "ada")
     await _settled(world, controller)
     assert contents(world) == "imported"
 
@@ -130,7 +130,7 @@ async def test_bring_back_imported_for_a_session_that_nobody_knows_comes_back(wo
     world.node.saved["ckpt-in"] = (mine, "imported")
     await world.until(lambda: world.phase(controller, mine.key) == "suspended")
     assert await world.hub.start(mine.key) == "saved_found"
-    await controller.bring_back(mine.key, "ckpt-in", "admin")
+    await controller.users.bring_back(mine.key, "ckpt-in", "admin")
     await world.until(lambda: world.phase(controller, mine.key) == "running")
 
 
@@ -141,7 +141,7 @@ async def test_bring_back_of_anothers_or_of_nothing_is_not_found(world):
     await world.until(lambda: world.phase(controller, SessionKey("eve")) == "running")
     for key, checkpoint in ((SessionKey("eve"), saved), (KEY, "ckpt-none")):
         with pytest.raises(NotFound):
-            await controller.bring_back(key, checkpoint, "eve")
+            await controller.users.bring_back(key, checkpoint, "eve")
     assert _kept(controller)[saved].keeping == "current"
 
 
@@ -152,7 +152,7 @@ async def test_bring_back_while_a_restore_runs_is_refused(world):
     start = world.hub.spawn(world.hub.start(KEY))
     await world.until(lambda: world.phase(controller) == "resuming")
     with pytest.raises(Refused, match="under way"):
-        await controller.bring_back(KEY, saved, "ada")
+        await controller.users.bring_back(KEY, saved, "ada")
     world.node.hold_at = ""
     assert await start == "restore"
 

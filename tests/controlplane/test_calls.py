@@ -13,12 +13,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
-BUSY = Verdict(reclaim=False, code="kernel_busy", message="Busy.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
+BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
 
 
 async def _running(world, **settings):
@@ -31,7 +31,7 @@ async def _running(world, **settings):
 
 async def _suspended(world, **settings):
     controller, _ = await _running(world, **settings)
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     return controller
 
@@ -40,16 +40,16 @@ async def test_session_that_nobody_knows_is_not_found(world):
     controller = await world.controller()
     nobody = SessionKey("nobody")
     for call in (
-        controller.suspend(nobody, "a"),
-        controller.resume(nobody, "a"),
-        controller.keep(nobody, 1, "a"),
-        controller.start_fresh(nobody, "a"),
-        controller.discard(nobody, "a"),
-        controller.opt_out(nobody, True, "a"),
+        controller.users.suspend(nobody, "a"),
+        controller.users.resume(nobody, "a"),
+        controller.users.keep(nobody, 1, "a"),
+        controller.users.start_fresh(nobody, "a"),
+        controller.users.discard(nobody, "a"),
+        controller.users.opt_out(nobody, True, "a"),
     ):
         with pytest.raises(NotFound):
             await call
-    for ask in (controller.session, controller.why):
+    for ask in (controller.users.session, controller.users.why):
         with pytest.raises(NotFound):
             ask(nobody)
 
@@ -57,14 +57,19 @@ async def test_session_that_nobody_knows_is_not_found(world):
 async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
     controller = await _suspended(world)
     with pytest.raises(Refused, match="suspended cannot be suspended"):
-        await controller.suspend(KEY, "ada")
+        await controller.users.suspend(KEY, "ada")
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
-    for call in (controller.start_fresh(KEY, "ada"), controller.discard(KEY, "ada")):
+    for call in (
+        controller.users.start_fresh(KEY, "ada"),
+        controller.users.discard(KEY, "ada"),
+    ):
         with pytest.raises((Refused, NotFound)):
             await call
     with pytest.raises(Refused):
-        await controller.discard(KEY, "ada", controller.session(KEY).checkpoint)
+        await controller.users.discard(
+            KEY, "ada", controller.users.session(KEY).checkpoint
+        )
     assert world.node.saved
 
 
@@ -72,34 +77,34 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
     controller, _ = await _running(world, warn_for=60.0)
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "warned")
-    assert controller.session(KEY).suspends_at is not None
+    assert controller.users.session(KEY).suspends_at is not None
     world.verdict = BUSY
     await world.until(lambda: world.phase(controller) == "running")
-    assert controller.session(KEY).suspends_at is None
+    assert controller.users.session(KEY).suspends_at is None
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "warned")
     world.verdict = BUSY
-    view = await controller.keep(KEY, 3600, "ada")
-    assert (view.phase, view.facts["kept_by"]) == ("running", "ada")
+    view = await controller.users.keep(KEY, 3600, "ada")
+    assert (view.phase, view.facts.kept_by) == ("running", "ada")
     assert view.kept_until is not None
-    assert (await controller.keep(KEY, 0, "ada")).kept_until is None
+    assert (await controller.users.keep(KEY, 0, "ada")).kept_until is None
 
 
 async def test_warned_session_is_suspended_when_the_warning_is_over(world):
     controller, _ = await _running(world, warn_for=0.2)
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "suspended")
-    whats = [line.what for line in controller.audit(KEY)]
+    whats = [line.what for line in controller.users.audit(KEY)]
     assert "warned" in whats
 
 
 async def test_keep_during_capture_calls_it_off(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"
-    await controller.suspend(KEY, "gpu-reclaim")
+    await controller.users.suspend(KEY, "gpu-reclaim")
     await world.until(lambda: world.phase(controller) == "suspending")
     await asyncio.sleep(0.05)
-    await controller.keep(KEY, 60, "ada")
+    await controller.users.keep(KEY, 60, "ada")
     await world.until(lambda: world.phase(controller) == "running")
     assert world.node.saved == {}
 
@@ -107,9 +112,9 @@ async def test_keep_during_capture_calls_it_off(world):
 async def test_resume_asked_during_release_brings_it_back_at_once(world):
     controller, _ = await _running(world)
     world.hub.refuses_stop = True
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
-    await controller.resume(KEY, "ada")
+    await controller.users.resume(KEY, "ada")
     world.hub.refuses_stop = False
     await world.until(lambda: world.phase(controller) == "running")
     assert world.hub.plans == ["stop release", "start restore"]
@@ -117,29 +122,29 @@ async def test_resume_asked_during_release_brings_it_back_at_once(world):
 
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
     controller = await _suspended(world)
-    view = await controller.start_fresh(KEY, "ada")
+    view = await controller.users.start_fresh(KEY, "ada")
     (saved,) = view.saved
     assert view.phase == "stopped"
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
     assert saved.id in world.node.saved
     with pytest.raises(NotFound):
-        await controller.discard(KEY, "ada", "ckpt-other")
-    assert (await controller.discard(KEY, "ada", saved.id)).saved == []
+        await controller.users.discard(KEY, "ada", "ckpt-other")
+    assert (await controller.users.discard(KEY, "ada", saved.id)).saved == []
     assert world.node.saved == {}
 
 
 async def test_set_aside_is_deleted_when_its_time_is_over(world):
     controller = await _suspended(world, set_aside=0.2)
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     assert world.node.saved
     await world.until(lambda: not world.node.saved)
-    await world.until(lambda: controller.sessions() == [])
+    await world.until(lambda: controller.users.sessions() == [])
 
 
 async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):
     controller = await _suspended(world)
-    assert (await controller.discard(KEY, "ada")).phase == "stopped"
+    assert (await controller.users.discard(KEY, "ada")).phase == "stopped"
     assert world.node.saved == {}
     assert await world.hub.start(KEY) == "cold"
 
@@ -149,7 +154,7 @@ async def test_forget_deletes_everything_even_if_the_agent_is_down(world):
     await controller.forget(KEY)
     await controller.forget(KEY)
     with pytest.raises(NotFound):
-        controller.session(KEY)
+        controller.users.session(KEY)
     assert world.node.saved == {}
 
 
@@ -157,7 +162,7 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
     controller, incarnation = await _running(world)
     await world.hub.stop(KEY)
     assert world.hub.plans == ["stop stop"]
-    assert controller.sessions() == []
+    assert controller.users.sessions() == []
     placement = Placement(key=KEY, incarnation=incarnation)
     with pytest.raises(Refused):
         await controller.release(placement)
@@ -166,7 +171,7 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"
-    await controller.suspend(KEY, "gpu-reclaim")
+    await controller.users.suspend(KEY, "gpu-reclaim")
     await world.until(lambda: world.phase(controller) == "suspending")
     await asyncio.sleep(0.05)
     await world.hub.stop(KEY)
@@ -186,7 +191,7 @@ async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     await world.hub.stop(KEY)
-    view = controller.session(KEY)
+    view = controller.users.session(KEY)
     assert view.phase == "stopped"
     assert len(view.saved) == 1
     assert await world.hub.start(KEY) == "cold"
@@ -194,7 +199,7 @@ async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
 
 async def test_stopped_while_suspended_keeps_the_checkpoint(world):
     controller = await _suspended(world)
-    incarnation = controller.session(KEY).incarnation
+    incarnation = controller.users.session(KEY).incarnation
     await controller.stopped(Placement(key=KEY, incarnation=incarnation))
     assert world.phase(controller) == "suspended"
     plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
@@ -283,12 +288,12 @@ async def test_changes_tell_every_phase_and_drop_slow_readers(world):
     seen: list[str] = []
 
     async def read() -> None:
-        async for view in controller.changes():
+        async for view in controller.users.changes():
             seen.append(view.phase.value)  # noqa: PERF401 read while it grows
 
     reader = asyncio.ensure_future(read())
     await asyncio.sleep(0)
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: "suspended" in seen)
     order = list(dict.fromkeys(seen))
     assert order == ["running", "suspending", "releasing", "suspended"]
@@ -298,10 +303,10 @@ async def test_changes_tell_every_phase_and_drop_slow_readers(world):
 
 async def test_opted_out_session_shows_who_did_it(world):
     controller, _ = await _running(world)
-    view = await controller.opt_out(KEY, True, "ada")
-    assert view.facts["opted_out_by"] == "ada"
-    view = await controller.opt_out(KEY, False, "ada")
-    assert view.facts["opted_out_by"] == ""
+    view = await controller.users.opt_out(KEY, True, "ada")
+    assert view.facts.opted_out_by == "ada"
+    view = await controller.users.opt_out(KEY, False, "ada")
+    assert view.facts.opted_out_by == ""
 
 
 async def test_metrics_snapshot_counts_what_has_happened(world):
@@ -317,7 +322,7 @@ async def test_metrics_snapshot_counts_what_has_happened(world):
 async def test_why_says_every_reason_the_deciding_one_first(world):
     controller, _ = await _running(world)
     world.verdict = BUSY
-    assert controller.why(KEY) == [BUSY]
+    assert controller.users.why(KEY) == [BUSY]
 
 
 async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world):
@@ -355,8 +360,8 @@ async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
     plan = await controller.plan_start(placement)
     assert (plan.action, plan.renew_login) == ("restore", False)
     await controller.cancelled(placement)
-    await controller.renew_login(KEY, "root")
-    lines = [(line.who, line.what) for line in controller.audit(KEY)]
+    await controller.users.renew_login(KEY, "root")
+    lines = [(line.who, line.what) for line in controller.users.audit(KEY)]
     assert ("root", "renew login") in lines
     placement = Placement(key=KEY, incarnation="i3", checkpoint=plan.checkpoint)
     assert (await controller.plan_start(placement)).renew_login
@@ -365,12 +370,12 @@ async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
     again = await controller.plan_start(placement)
     assert not again.renew_login
     with pytest.raises(NotFound):
-        await controller.renew_login(SessionKey("nobody"), "root")
+        await controller.users.renew_login(SessionKey("nobody"), "root")
 
 
 async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
     controller = await _suspended(world)
-    checkpoint = controller.session(KEY).checkpoint
+    checkpoint = controller.users.session(KEY).checkpoint
     renamed = SessionKey("renamed", KEY.server)
     plan = await controller.plan_start(
         Placement(key=renamed, incarnation="i2", checkpoint=checkpoint)

@@ -50,7 +50,7 @@ async def _settled(world, controller) -> str:
         return (
             world.phase(controller) in {"running", "suspended"}
             and world.hub.states.get(KEY) in {"running", "stopped"}
-            and not controller.session(KEY).facts["intent"]
+            and not controller.users.session(KEY).facts.intent
         )
 
     for _ in range(5):  # it must stay so
@@ -63,7 +63,7 @@ async def _settled(world, controller) -> str:
         assert [(p.contents, p.state) for p in living] == [
             ("tensors", TreeState.RUNNING)
         ]
-        assert controller.session(KEY).incarnation == living[0].incarnation
+        assert controller.users.session(KEY).incarnation == living[0].incarnation
     else:
         assert living == []
         assert saved == ["tensors"]
@@ -105,7 +105,7 @@ async def test_suspend_service_killed_after_write_is_settled(world, writes):
     journal = JournalThatDiesAfter(world.url, writes)
     second = await world.controller(journal)
     with contextlib.suppress(PowerCut):
-        await second.suspend(KEY, "ada")
+        await second.users.suspend(KEY, "ada")
     await _until_dead_or(world, journal, lambda: world.phase(second) == "suspended")
     await _killed(world, journal, second)
 
@@ -120,14 +120,14 @@ async def test_resume_service_killed_after_write_is_settled(world, writes):
     await world.running("tensors")
     first = await world.controller()
     await world.until(lambda: world.phase(first) == "running")
-    await first.suspend(KEY, "ada")
+    await first.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(first) == "suspended")
     await world.kill(first)
 
     journal = JournalThatDiesAfter(world.url, writes)
     second = await world.controller(journal)
     with contextlib.suppress(PowerCut):
-        await second.resume(KEY, "ada")
+        await second.users.resume(KEY, "ada")
     await _until_dead_or(world, journal, lambda: world.phase(second) == "running")
     await _killed(world, journal, second)
 
@@ -144,7 +144,7 @@ async def test_suspend_service_killed_and_journal_lost_is_settled(
     first = await world.controller()
     await world.until(lambda: world.phase(first) == "running")
     world.node.hold_at = step
-    await first.suspend(KEY, "ada")
+    await first.users.suspend(KEY, "ada")
     if step == "released":
         await world.until(lambda: world.phase(first) == "suspended")
     else:
@@ -164,7 +164,7 @@ async def test_resume_checkpoint_left_by_lost_journal_is_never_started_cold(
     await world.running("tensors")
     first = await world.controller()
     await world.until(lambda: world.phase(first) == "running")
-    await first.suspend(KEY, "ada")
+    await first.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(first) == "suspended")
     await world.kill(first)
     world.url = f"sqlite:///{tmp_path}/new.sqlite"

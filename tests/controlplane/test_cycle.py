@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from jupyterhub_gpu_reclaim.common.models import GpuSample, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, GpuSample
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 async def test_session_idle_is_suspended_and_released(world):
@@ -20,7 +20,7 @@ async def test_session_idle_is_suspended_and_released(world):
     assert world.hub.states[KEY] == "stopped"
     assert [c for _, c in world.node.saved.values()] == ["tensors"]
     assert world.hub.plans == ["stop release"]
-    view = controller.session(KEY)
+    view = controller.users.session(KEY)
     assert view.generation == 1
     assert view.last_suspend.logical_bytes == 1000
     assert [step.step for step in view.steps] == ["preflight", "dump", "commit"]
@@ -30,14 +30,14 @@ async def test_session_resumed_by_button_runs_with_its_contents(world):
     await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
-    await controller.resume(KEY, "ada")
+    await controller.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "running")
     assert [p.contents for p in world.node.places.values()] == ["tensors"]
     assert world.hub.plans == ["stop release", "start restore"]
-    assert controller.session(KEY).checkpoint  # kept for the time of grace
-    whats = [line.what for line in reversed(controller.audit(KEY))]
+    assert controller.users.session(KEY).checkpoint  # kept for the time of grace
+    whats = [line.what for line in reversed(controller.users.audit(KEY))]
     assert whats == [
         "found_running",
         "ask to suspend",
@@ -56,13 +56,13 @@ async def test_session_three_cycles_grows_generations_and_keeps_one(world):
     controller = await world.controller()
     for cycle in (1, 2, 3):
         await world.until(lambda: world.phase(controller) == "running")
-        await controller.suspend(KEY, "ada")
+        await controller.users.suspend(KEY, "ada")
         await world.until(lambda: world.phase(controller) == "suspended")
-        assert controller.session(KEY).generation == cycle
+        assert controller.users.session(KEY).generation == cycle
         assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
     await world.until(lambda: not world.node.saved)
-    await world.until(lambda: controller.session(KEY).checkpoint == "")
+    await world.until(lambda: controller.users.session(KEY).checkpoint == "")
 
 
 async def test_visit_during_capture_calls_it_off_and_adopts(world):
@@ -70,13 +70,13 @@ async def test_visit_during_capture_calls_it_off_and_adopts(world):
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
     world.node.hold_at = "dump"
-    await controller.suspend(KEY, "gpu-reclaim")
+    await controller.users.suspend(KEY, "gpu-reclaim")
     await world.until(lambda: world.phase(controller) == "suspending")
     await asyncio.sleep(0.05)
     assert await world.hub.start(KEY) == "adopt"
     assert world.hub.incarnations[KEY] == incarnation
     assert world.phase(controller) == "running"
-    assert controller.session(KEY).failure.code == "cancelled"
+    assert controller.users.session(KEY).failure.code == "cancelled"
 
 
 async def test_capture_failure_leaves_session_running_with_backoff(world):
@@ -86,12 +86,12 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
 
     world.node.capture_failure = Failure(code="io_uring", message="No.")
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(
-        lambda: (f := controller.session(KEY).failure) and f.code == "io_uring"
+        lambda: (f := controller.users.session(KEY).failure) and f.code == "io_uring"
     )
     assert world.phase(controller) == "running"
-    assert controller.session(KEY).facts["backoff_until"]
+    assert controller.users.session(KEY).facts.backoff_until
     assert world.hub.orders == []
 
 
@@ -99,21 +99,21 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     world.node.gpus = [GpuSample(uuid="a", name="A100", memory=9, sm_percent=50.0)]
     await world.running("tensors")
     controller = await world.controller()
-    view = await world.until(lambda: (v := controller.sessions()) and v[0].gpus)
+    view = await world.until(lambda: (v := controller.users.sessions()) and v[0].gpus)
     assert [card.name for card in view] == ["A100"]
     assert controller.totals(1).now.gpus_in_use == 1
     (line,) = controller.lines({KEY})
     assert (line.gpu_percent[-1], line.memory[-1]) == (50.0, 9)
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     await world.kill(controller)
 
     controller = await world.controller()
-    view = controller.session(KEY)
-    assert (view.gpus, view.facts["gpus_held"]) == ([], 1)
+    view = controller.users.session(KEY)
+    assert (view.gpus, view.facts.gpus_held) == ([], 1)
     now = controller.totals(1).now
     assert (now.gpus_in_use, now.gpus_freed) == (0, 1)
-    await controller.resume(KEY, "ada")
-    await world.until(lambda: controller.session(KEY).facts.get("resumed"))
-    assert controller.session(KEY).facts["resumed"]["at"] is not None
+    await controller.users.resume(KEY, "ada")
+    await world.until(lambda: controller.users.session(KEY).facts.resumed)
+    assert controller.users.session(KEY).facts.resumed.at is not None
     assert controller.totals(1).now.gpus_freed == 0

@@ -15,7 +15,7 @@ async def _suspended(world):
     await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     return controller
 
@@ -25,24 +25,24 @@ async def test_delete_of_everything_includes_what_a_running_session_came_from(wo
     (saved,) = world.node.saved
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
-    answer = await controller.delete(KEY, "ada", everything=True)
+    answer = await controller.users.delete(KEY, "ada", everything=True)
     assert (answer.deleted, answer.kept) == ([saved], [])
     assert world.node.saved == {}
     with pytest.raises(NotFound):
-        await controller.delete(KEY, "ada", everything=True)
+        await controller.users.delete(KEY, "ada", everything=True)
 
 
 async def test_delete_of_what_was_put_aside_tells_what_stays_until_when(world):
     controller = await _suspended(world)
     (aside,) = world.node.saved
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
-    answer = await controller.delete(KEY, "ada")
+    answer = await controller.users.delete(KEY, "ada")
     assert answer.deleted == [aside]
     (left,) = answer.kept
     assert left.checkpoint in world.node.saved
@@ -59,12 +59,12 @@ async def test_delete_while_the_store_is_away_is_noted_and_done_later(world):
         raise StoreError(Reason.STORE_FAILED, why="it is away")
 
     world.node.discard = fails
-    answer = await controller.delete(KEY, "ada", everything=True)
+    answer = await controller.users.delete(KEY, "ada", everything=True)
     assert answer.deleted == []
     (left,) = answer.kept
     assert (left.checkpoint, left.until) == (saved, None)
     assert "as soon as the agent and its store answer" in left.why
-    assert controller.session(KEY).phase == "stopped"
+    assert controller.users.session(KEY).phase == "stopped"
     world.node.discard = discard
     await world.until(lambda: not world.node.saved)
 
@@ -75,7 +75,7 @@ async def test_delete_while_it_is_brought_back_says_what_is_in_use(world):
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
     await world.until(lambda: world.phase(controller) == "resuming")
-    answer = await controller.delete(KEY, "ada", everything=True)
+    answer = await controller.users.delete(KEY, "ada", everything=True)
     assert answer.deleted == []
     assert [left.checkpoint for left in answer.kept] == [saved]
     world.node.hold_at = ""

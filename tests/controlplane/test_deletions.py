@@ -35,7 +35,7 @@ async def _suspended(world, **more):
     await world.running("of the old one")
     controller = await world.controller(**more)
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     return controller
 
@@ -47,7 +47,7 @@ async def _nothing_is_left(world, controller) -> None:
     for _ in range(20):
         assert world.phase(controller) == ""
         await asyncio.sleep(0.02)
-    assert not [v for v in controller.sessions() if v.key == KEY]
+    assert not [v for v in controller.users.sessions() if v.key == KEY]
     assert await world.hub.start(KEY) == "cold"
     world.hub.pointers.pop(KEY, None)
     assert [place.contents for place in world.node.living(KEY)] == ["cold"]
@@ -58,7 +58,7 @@ async def test_session_deleted_while_its_release_failed_does_not_come_back(world
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
     back = _away(world, "release")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     (place,) = world.node.places.values()
     assert place.state is TreeState.CAPTURED
@@ -152,7 +152,7 @@ async def test_new_session_of_that_name_is_not_hit_by_the_order(world):
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
     release = _away(world, "release")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     (old,) = world.node.places
     back = _away(world, "kill", "discard")
@@ -161,9 +161,9 @@ async def test_new_session_of_that_name_is_not_hit_by_the_order(world):
     release()
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
-    new = controller.session(KEY).incarnation
+    new = controller.users.session(KEY).incarnation
     world.node.places[new].contents = "of the new one"
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     back()
     await world.until(lambda: old not in world.node.places)
@@ -182,7 +182,7 @@ async def test_capture_that_is_under_way_when_its_server_is_deleted_leaves_nothi
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
     world.node.hold_at = "commit"
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.node.living(KEY)[0].state == "capturing")
     world.hub.states[KEY] = "stopped"
     await controller.forget(KEY)
@@ -209,7 +209,7 @@ async def test_silent_node_of_a_deleted_session_hinders_no_new_one(world):
     back = _away(world, "trees")
     await controller.forget(KEY)
     with pytest.raises(NotFound):
-        controller.session(KEY)
+        controller.users.session(KEY)
     plan = await controller.plan_start(Placement(key=KEY, incarnation="new"))
     assert plan.action == "cold"
     back()

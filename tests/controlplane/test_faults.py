@@ -6,17 +6,17 @@ import asyncio
 import dataclasses
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Failure,
     KernelSample,
     Placement,
     SessionKey,
     TreeState,
-    Verdict,
 )
 from tests.controlplane.conftest import KEY
 from tests.controlplane.doubles import STEPS
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 async def _running(world, **settings):
@@ -29,7 +29,7 @@ async def _running(world, **settings):
 
 async def _suspended(world, **settings):
     controller, _ = await _running(world, **settings)
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     return controller
 
@@ -37,12 +37,14 @@ async def _suspended(world, **settings):
 async def test_release_hub_never_answers_is_thawed_and_runs(world):
     controller, incarnation = await _running(world, release_limit=0.3)
     world.node.hold_at = "commit"
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.node.places[incarnation].events[2:])
     world.hub.never_answers = True
     world.node.hold_at = ""
     await world.until(
-        lambda: (f := controller.session(KEY).failure) and f.code == "hub_unreachable"
+        lambda: (
+            (f := controller.users.session(KEY).failure) and f.code == "hub_unreachable"
+        )
     )
     assert world.phase(controller) == "running"
     assert world.node.places[incarnation].state is TreeState.RUNNING
@@ -52,7 +54,7 @@ async def test_release_hub_never_answers_is_thawed_and_runs(world):
 async def test_release_hub_stop_that_comes_after_the_thaw_saves_first(world):
     controller, _ = await _running(world, release_limit=0.3)
     world.hub.refuses_stop = True
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: "thaw" in world.node.calls)
     await world.until(lambda: world.phase(controller) == "running")
     world.hub.refuses_stop = False
@@ -65,10 +67,10 @@ async def test_release_hub_stop_that_comes_after_the_thaw_saves_first(world):
 async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
     controller, incarnation = await _running(world)
     world.node.wakes = 1
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: "stop failed went_on" in world.hub.plans)
     await world.until(lambda: world.phase(controller) == "running")
-    assert controller.session(KEY).failure.code == "went_on"
+    assert controller.users.session(KEY).failure.code == "went_on"
     assert await world.hub.start(KEY) == "adopt"
     assert world.node.places[incarnation].contents == "tensors"
     assert world.node.lost == []
@@ -79,12 +81,12 @@ async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
     """The journal says suspended, the tree still stands, and its user wakes it."""
     controller, incarnation = await _running(world)
     tree = world.node.places[incarnation]
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     world.node.wakes = 1
     world.node.places[incarnation] = tree
     await world.until(lambda: world.phase(controller) == "running")
-    assert controller.session(KEY).failure.code == "went_on"
+    assert controller.users.session(KEY).failure.code == "went_on"
     assert await world.hub.start(KEY) == "adopt"
     assert world.node.places[incarnation].contents == "tensors"
     assert world.node.lost == []
@@ -93,7 +95,7 @@ async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
 async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
     controller, incarnation = await _running(world)
     world.hub.refuses_stop = True
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
     world.node.wakes = 1
     world.hub.states[KEY] = "stopped"
@@ -103,23 +105,23 @@ async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
 
 async def test_audit_lines_that_are_too_old_are_deleted(world):
     first, _ = await _running(world)
-    await first.keep(KEY, 60, "ada")
+    await first.users.keep(KEY, 60, "ada")
     await world.kill(first)
     world.settings = dataclasses.replace(world.settings, audit=0.2)
     controller = await world.controller()
-    (newest, *older) = controller.audit(KEY)
+    (newest, *older) = controller.users.audit(KEY)
     assert older
     await asyncio.sleep(0.3)
     await world.kill(controller)
     controller = await world.controller()
-    await world.until(lambda: controller.audit(KEY) == [newest])
+    await world.until(lambda: controller.users.audit(KEY) == [newest])
 
 
 def _idle_unless_busy(view, now):
     del now
     usage = view.usage
     if usage is None or usage.busy_kernel:
-        return [Verdict(reclaim=False, code="kernel_busy", message="Busy.")]
+        return [Decision(reclaim=False, code="kernel_busy", message="Busy.")]
     return [IDLE]
 
 
@@ -138,7 +140,7 @@ async def test_suspend_of_a_session_in_use_since_the_last_sample_is_not_begun(wo
         )
     ]
     await world.until(lambda: world.phase(controller) == "running")
-    assert controller.session(KEY).verdict.code == "kernel_busy"
+    assert controller.users.session(KEY).verdict.code == "kernel_busy"
     assert world.node.places[incarnation].state is TreeState.RUNNING
     assert world.node.places[incarnation].events == []
 
@@ -173,7 +175,7 @@ async def test_capture_whose_stream_breaks_is_attached_to_again(world):
     controller, _ = await _running(world)
     world.node.breaks_streams = True
     world.node.hold_at = "commit"
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspending")
     await asyncio.sleep(0.1)
     world.node.breaks_streams = False
@@ -185,16 +187,16 @@ async def test_capture_whose_stream_breaks_is_attached_to_again(world):
 async def test_capture_agent_that_dies_after_commit_ends_suspended(world):
     controller, _ = await _running(world)
     world.node.breaks_streams = True  # nobody ever hears of the commit
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
-    assert controller.session(KEY).generation == 1
+    assert controller.users.session(KEY).generation == 1
 
 
 async def test_session_that_dies_while_saved_is_gone_without_a_checkpoint(world):
     controller, incarnation = await _running(world)
     world.node.hold_at = STEPS[1]
     world.node.breaks_streams = True
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(
         lambda: world.node.places[incarnation].state is TreeState.CAPTURING
     )
@@ -206,7 +208,7 @@ async def test_session_that_dies_while_saved_is_gone_without_a_checkpoint(world)
 async def test_release_node_that_reboots_after_commit_ends_suspended(world):
     controller, incarnation = await _running(world)
     world.hub.refuses_stop = True
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
     world.node.places.pop(incarnation)
     world.hub.refuses_stop = False
@@ -219,7 +221,7 @@ async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
     world.node.restore_failure = Failure(code="file_missing", message="x.py is gone.")
     assert await world.hub.start(KEY) == "file_missing"
     await world.until(lambda: world.phase(controller) == "suspended")
-    view = controller.session(KEY)
+    view = controller.users.session(KEY)
     assert (view.failure.code, view.failure.message) == (
         "file_missing",
         "x.py is gone.",
@@ -227,7 +229,7 @@ async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
     world.node.restore_failure = None
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
-    assert controller.session(KEY).failure is None
+    assert controller.users.session(KEY).failure is None
 
 
 async def test_restore_agent_unreachable_is_refused_and_never_cold(world):
@@ -241,8 +243,8 @@ async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(worl
     controller = await _suspended(world)
     world.node.saved.clear()
     assert await world.hub.start(KEY) == "checkpoint_missing"
-    assert controller.session(KEY).failure.code == "checkpoint_missing"
-    await controller.start_fresh(KEY, "ada")
+    assert controller.users.session(KEY).failure.code == "checkpoint_missing"
+    await controller.users.start_fresh(KEY, "ada")
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
 
@@ -278,7 +280,7 @@ async def test_session_lost_right_after_its_return_is_suspended_again(world):
     world.node.places.clear()
     world.hub.states[KEY] = "stopped"
     await world.until(lambda: world.phase(controller) == "suspended")
-    assert controller.session(KEY).failure.code == "ended_after_return"
+    assert controller.users.session(KEY).failure.code == "ended_after_return"
     assert await world.hub.start(KEY) == "restore"
 
 
@@ -305,7 +307,7 @@ async def test_cold_start_that_the_service_missed_is_adopted(world):
     new = world.node.run(KEY, "cold")
     world.hub.run(KEY, new.incarnation)
     await world.until(lambda: world.phase(controller) == "running")
-    assert len(controller.session(KEY).saved) == 1
+    assert len(controller.users.session(KEY).saved) == 1
     assert [c for _, c in world.node.saved.values()] == ["tensors"]
 
 
@@ -314,16 +316,16 @@ async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
     for key in keys:
         await world.running(str(key), key)
     controller = await world.controller()
-    await world.until(lambda: len(controller.sessions()) == 20)
+    await world.until(lambda: len(controller.users.sessions()) == 20)
     for key in keys:
-        await controller.suspend(key, "admin")
+        await controller.users.suspend(key, "admin")
     await world.until(
-        lambda: all(v.phase == "suspended" for v in controller.sessions()), 20
+        lambda: all(v.phase == "suspended" for v in controller.users.sessions()), 20
     )
     for key in keys:
-        await controller.resume(key, "admin")
+        await controller.users.resume(key, "admin")
     await world.until(
-        lambda: all(v.phase == "running" for v in controller.sessions()), 20
+        lambda: all(v.phase == "running" for v in controller.users.sessions()), 20
     )
     assert {p.contents for p in world.node.places.values()} == {str(k) for k in keys}
     assert world.node.lost == world.hub.errors == []
@@ -332,7 +334,7 @@ async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
 async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(world):
     controller, incarnation = await _running(world)
     world.node.hold_at = "commit"
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.node.places[incarnation].events[2:])
     world.hub.states[KEY] = "checking"
     world.node.hold_at = ""
@@ -344,7 +346,7 @@ async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(w
 async def test_capture_hub_that_finds_the_server_silent_does_not_lose_it(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspending")
     world.hub.states[KEY] = "checking"
     await asyncio.sleep(0.2)

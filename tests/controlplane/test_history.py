@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     SessionKey,
     Usage,
+    Waiting,
 )
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -20,13 +21,13 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, History
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, added
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import (
     KEPT,
     MOST_POINTS,
     STEP,
-    Tally,
+    TotalsLog,
 )
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
@@ -38,55 +39,57 @@ def sample(at: float, percent=None, memory=None, card="a", key=ADA) -> Sample:
     return Sample(incarnation="i1", key=key, at=at, gpus=cards)
 
 
-def line_of(history: History, now: float):
-    return history.lines({ADA}, now)[0]
+def history_of(*samples: Sample):
+    history = None
+    for each in samples:
+        history = added(history, each)
+    return history
 
 
 def test_line_has_the_mean_of_each_minute_and_the_newest_last():
-    history = History()
-    for second, percent in ((0, 10.0), (10, 30.0), (60, 90.0)):
-        history.add(ADA, sample(START + second, percent, memory=int(percent)))
-    line = line_of(history, START + 61)
+    told = ((0, 10.0), (10, 30.0), (60, 90.0))
+    history = history_of(*(sample(START + at, x, memory=int(x)) for at, x in told))
+    line = history.line(ADA, START + 61)
     assert line.gpu_percent == [None] * (MINUTES - 2) + [20.0, 90.0]
     assert line.memory == [None] * (MINUTES - 2) + [30, 90]
     assert line.end == START + 120
 
 
-def test_line_has_gaps_where_nothing_is_known():
-    history = History()
-    history.add(ADA, sample(START, 10.0))
-    history.add(ADA, Sample(incarnation="i1", key=ADA, at=START + 60, gpus=None))
-    history.add(ADA, sample(START + 180, 40.0))
-    assert line_of(history, START + 180).gpu_percent[-4:] == [10.0, None, None, 40.0]
-    assert line_of(history, START + 180 + 59 * 60).gpu_percent[0] == 40.0
-    assert history.lines({ADA}, START + 180 + 60 * 60) == []
+def test_line_has_gaps_where_nothing_is_known(sessions):
+    history = history_of(
+        sample(START, 10.0),
+        Sample(incarnation="i1", key=ADA, at=START + 60, gpus=None),
+        sample(START + 180, 40.0),
+    )
+    line = history.line(ADA, START + 180)
+    assert line.gpu_percent[-4:] == [10.0, None, None, 40.0]
+    assert history.line(ADA, START + 180 + 59 * 60).gpu_percent[0] == 40.0
+    sessions.runtime(ADA).history = history
+    sessions.clock.advance(180 + 59 * 60)
+    assert [line.key for line in sessions.gpu_lines({ADA, BOB})] == [ADA]
+    sessions.clock.advance(60)
+    assert sessions.gpu_lines({ADA, BOB}) == []
 
 
 def test_line_forgets_what_is_older_than_an_hour_and_ignores_late_samples():
-    history = History()
-    history.add(ADA, sample(START, 10.0))
-    history.add(ADA, sample(START + 3601, 20.0))
-    history.add(ADA, sample(START + 3000, 99.0))
-    known = [v for v in line_of(history, START + 3601).gpu_percent if v is not None]
-    assert known == [20.0]
+    history = history_of(
+        sample(START, 10.0), sample(START + 3601, 20.0), sample(START + 3000, 99.0)
+    )
+    line = history.line(ADA, START + 3601)
+    assert [v for v in line.gpu_percent if v is not None] == [20.0]
 
 
 def test_line_begins_anew_when_the_clock_was_put_back_by_hours():
-    history = History()
-    history.add(ADA, sample(START, 10.0))
-    history.add(ADA, sample(START - 86400, 20.0))
-    assert line_of(history, START - 86400).gpu_percent[-1] == 20.0
+    history = history_of(sample(START, 10.0), sample(START - 86400, 20.0))
+    assert history.line(ADA, START - 86400).gpu_percent[-1] == 20.0
 
 
 def test_cards_are_those_of_the_same_incarnation_and_forgotten_in_the_end():
-    history = History()
-    history.add(ADA, sample(START, 10.0))
-    assert [card.uuid for card in history.cards(ADA, "i1")] == ["a"]
-    assert history.cards(ADA, "i2") == history.cards(BOB, "i1") == []
-    history.prune(START + 3600)
-    assert history.cards(ADA, "i1")
-    history.prune(START + 3700)
-    assert not history.cards(ADA, "i1")
+    history = history_of(sample(START, 10.0))
+    assert [card.uuid for card in history.cards_of("i1")] == ["a"]
+    assert history.cards_of("i2") == []
+    assert not history.is_over(START + 3600)
+    assert history.is_over(START + 3700)
 
 
 @pytest.fixture
@@ -100,15 +103,17 @@ def hold(sessions: Sessions, key: SessionKey, card: str, percent: float | None) 
     row = SessionRow(key=key, phase=Phase.RUNNING, since=1.0, incarnation="i1")
     sessions.journal.save(row)
     now = sessions.clock.now()
-    sessions.history.add(key, sample(now, percent, card=card, key=key))
+    runtime = sessions.runtime(key)
+    runtime.history = added(None, sample(now, percent, card=card, key=key))
     usage = Usage(
         at=now, watched=60, sample_age=0, last_active=now, gpu_percent=percent
     )
-    sessions.measured(key, usage)
+    runtime.usage = usage
 
 
 def test_totals_count_cards_that_work_idle_and_are_freed(sessions):
-    tally = Tally(sessions, waiting=lambda: 7)
+    tally = TotalsLog(sessions)
+    sessions.runtime(SessionKey("fay")).waiting = Waiting(place=1, since=START)
     hold(sessions, ADA, "a", 90.0)
     hold(sessions, BOB, "a", 0.0)  # a card that two hold works when one of them does
     hold(sessions, SessionKey("cy"), "b", 0.0)
@@ -117,18 +122,18 @@ def test_totals_count_cards_that_work_idle_and_are_freed(sessions):
     sessions.journal.save(saved)
     now = tally.now()
     assert (now.gpus_known, now.gpus_in_use, now.gpus_idle) == (3, 2, 1)
-    assert (now.gpus_freed, now.waiting) == (4, 7)
+    assert (now.gpus_freed, now.waiting) == (4, 1)
     assert now.sessions == {"running": 4, "suspended": 1}
 
 
 def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
-    tally = Tally(sessions, waiting=lambda: 0)
+    tally = TotalsLog(sessions)
     saved = SessionRow(key=ADA, phase=Phase.SUSPENDED, since=START, gpus=2)
     sessions.journal.save(saved)
     for _ in range(6):
         tally.note()
         sessions.clock.advance(STEP / 2)
-    again = Tally(sessions, waiting=lambda: 0)
+    again = TotalsLog(sessions)
     again.note()
     found = again.since(1)
     assert [point.at - START for point in found.points] == [0, STEP, 2 * STEP, 3 * STEP]
@@ -138,7 +143,7 @@ def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
 
 
 def test_totals_of_a_month_are_few_points_and_older_ones_are_pruned(sessions):
-    tally = Tally(sessions, waiting=lambda: 0)
+    tally = TotalsLog(sessions)
     tally.note()
     sessions.clock.advance(KEPT + STEP)
     tally.note()
@@ -163,7 +168,7 @@ def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
             id=name, key=key, generation=1, keeping=Keeping.CURRENT, info=info
         )
         sessions.journal.keep([row])
-    found = Tally(sessions, waiting=lambda: 0).store_use()
+    found = TotalsLog(sessions).store_use()
     assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [
         ("bob", 1, 9),
         ("ada", 2, 6),

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import Keeps
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import KeepQuota
 from tests.controlplane.conftest import KEY
 
 HOUR = 3600.0
@@ -26,7 +26,7 @@ class Person:
     def keep(self, hours: float, server: str = "", user: str = "ada", bound=True):
         journal = Journal(self.url)  # a service that has just been started
         try:
-            keeps = Keeps(journal, self.per_day)
+            keeps = KeepQuota(journal, self.per_day)
             key, now = SessionKey(user, server), self.clock.now()
             journal.write(*keeps.wish(key, hours * HOUR, now, bound=bound))
         finally:
@@ -88,18 +88,18 @@ async def test_keep_of_a_session_is_bound_for_users_and_survives_a_restart(world
     await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.keep(KEY, HOUR, "ada")
+    await controller.users.keep(KEY, HOUR, "ada")
     await world.kill(controller)
     controller = await world.controller()
-    kept = controller.session(KEY).kept_until
-    await controller.keep(KEY, 0, "ada")
-    await controller.keep(KEY, HOUR - 60, "ada")
+    kept = controller.users.session(KEY).kept_until
+    await controller.users.keep(KEY, 0, "ada")
+    await controller.users.keep(KEY, HOUR - 60, "ada")
     with pytest.raises(Refused, match="in any 24 h"):
-        await controller.keep(KEY, 1.5 * HOUR, "ada")
+        await controller.users.keep(KEY, 1.5 * HOUR, "ada")
     with pytest.raises(Refused, match="for 2 h at most"):
-        await controller.keep(KEY, 3 * HOUR, "ada")
-    view = await controller.keep(KEY, 30 * HOUR, "root", manages=True)
+        await controller.users.keep(KEY, 3 * HOUR, "ada")
+    view = await controller.users.keep(KEY, 30 * HOUR, "root", manages=True)
     assert view.kept_until > kept + 28 * HOUR
     for nonsense in (-1, float("nan"), 1e9):
         with pytest.raises(BadRequest):
-            await controller.keep(KEY, nonsense, "root", manages=True)
+            await controller.users.keep(KEY, nonsense, "root", manages=True)

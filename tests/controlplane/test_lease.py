@@ -16,13 +16,13 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, Place
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, LeaseHolder
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from tests.controlplane.conftest import KEY
 from tests.support.postgres import Postgres
 
 #: A program on another machine: nobody here can see whether it lives.
-ELSEWHERE = Place(host="elsewhere", boot="b", pids=1, pid=7, start=7)
+ELSEWHERE = LeaseHolder(host="elsewhere", boot="b", pids=1, pid=7, start=7)
 SECONDS = 15.0
 
 
@@ -145,7 +145,7 @@ def _ends_at_once() -> None:
 
 def test_holder_that_has_ended_on_this_machine_is_followed_at_once(opened):
     child = multiprocessing.get_context("fork").Process(target=_ends_at_once)
-    here = Place.here()
+    here = LeaseHolder.here()
     assert not here.has_ended()
     child.start()
     gone = msgspec.structs.replace(here, pid=child.pid)
@@ -185,7 +185,7 @@ async def test_service_that_was_paused_gives_no_order_to_agent_or_hub(world, cap
     lease.give_back()  # as if its time had passed
     world.hub.refuses_stop = True
     second, *_ = await _holding(world)
-    await second.suspend(KEY, "ada")
+    await second.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(second) == "releasing")
     # the first one still believes that it runs, and would thaw it
     await world.until(lambda: "running: thaw" in caplog.text)

@@ -9,7 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model import lifetimes
+from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from tests.controlplane.conftest import KEY
 
@@ -20,8 +20,8 @@ async def _ordered(world):
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
     world.hub.states[KEY] = "checking"
-    await controller.suspend(KEY, "ada")
-    assert controller.session(KEY).facts["intent"] == "suspend"
+    await controller.users.suspend(KEY, "ada")
+    assert controller.users.session(KEY).facts.intent == "suspend"
     return controller, incarnation
 
 
@@ -30,7 +30,7 @@ async def _is_left_alone(world, controller) -> None:
     for _ in range(30):
         assert world.phase(controller) == "running"
         await asyncio.sleep(0.01)
-    assert controller.session(KEY).facts["intent"] == ""
+    assert controller.users.session(KEY).facts.intent == ""
     assert world.node.saved == {}
 
 
@@ -49,7 +49,7 @@ async def test_order_to_suspend_ends_with_a_session_that_nobody_saw_end(world):
     world.node.end(incarnation)
     await world.running("new")  # while no service was there
     second = await world.controller()
-    await world.until(lambda: second.session(KEY).incarnation != incarnation)
+    await world.until(lambda: second.users.session(KEY).incarnation != incarnation)
     await _is_left_alone(world, second)
 
 
@@ -64,19 +64,19 @@ async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     incarnation = await world.running("old")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    until = (await controller.keep(KEY, 3600, "ada")).kept_until
-    await controller.suspend(KEY, "ada")
+    until = (await controller.users.keep(KEY, 3600, "ada")).kept_until
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
-    view = controller.session(KEY)
-    assert (view.kept_until, view.facts["kept_by"]) == (until, "ada")
+    view = controller.users.session(KEY)
+    assert (view.kept_until, view.facts.kept_by) == (until, "ada")
     assert view.incarnation != incarnation
     await world.hub.stop(KEY)
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
-    view = controller.session(KEY)
-    assert (view.kept_until, view.facts["kept_by"]) == (None, "")
+    view = controller.users.session(KEY)
+    assert (view.kept_until, view.facts.kept_by) == (None, "")
 
 
 async def test_keep_that_ends_with_its_session_can_be_used_again(world):
@@ -86,11 +86,11 @@ async def test_keep_that_ends_with_its_session_can_be_used_again(world):
     await world.running("old")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.keep(KEY, 3600, "ada")
+    await controller.users.keep(KEY, 3600, "ada")
     await world.hub.stop(KEY)
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.keep(KEY, 3500, "ada")
+    await controller.users.keep(KEY, 3500, "ada")
 
 
 FULL = SessionRow(
@@ -134,8 +134,8 @@ SESSION = PROCESSES | {"kept_until", "kept_by", "gpus", "gpu_name"}
 )
 def test_ended_is_what_belonged_to_the_processes_or_to_the_session(change, over):
     after = msgspec.structs.replace(FULL, **change)
-    assert set(lifetimes.ended(FULL, after)) == over
-    left = msgspec.structs.replace(after, **lifetimes.ended(FULL, after))
+    assert set(phases.ended(FULL, after)) == over
+    left = msgspec.structs.replace(after, **phases.ended(FULL, after))
     fresh = SessionRow(key=KEY)
     for name in over:
         assert getattr(left, name) == getattr(fresh, name)
@@ -151,7 +151,7 @@ async def test_stop_of_a_new_session_is_a_real_stop_whatever_the_old_one_was_ask
     journal = Journal(world.url)
     journal.save(msgspec.structs.replace(FULL, checkpoint="", intent=Intent.NONE))
     controller = await world.controller(journal)
-    await world.until(lambda: controller.session(KEY).incarnation != "i1")
+    await world.until(lambda: controller.users.session(KEY).incarnation != "i1")
     await world.hub.stop(KEY)
     assert world.hub.plans == ["stop stop"]
     assert world.node.saved == {}

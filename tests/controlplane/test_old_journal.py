@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 from tests.controlplane.conftest import KEY
 
@@ -54,9 +54,9 @@ async def running(world, contents="old"):
 
 async def suspend(world, controller):
     """Suspend it; the checkpoint's id."""
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
-    return controller.session(KEY).checkpoint
+    return controller.users.session(KEY).checkpoint
 
 
 async def resume(world, controller, contents=""):
@@ -90,7 +90,7 @@ async def test_journal_from_before_the_suspend_the_visit_brings_it_back(
     saved = await suspend(world, first)
     second = await restored_journal(world, first, backup)
     await world.until(lambda: world.phase(second) == "suspended")
-    assert second.session(KEY).checkpoint == saved
+    assert second.users.session(KEY).checkpoint == saved
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "tensors"
@@ -135,7 +135,7 @@ async def test_journal_that_says_stopped_newer_checkpoint_is_not_put_aside(
     saved = await suspend(world, first)
     second = await restored_journal(world, first, backup)
     await world.until(lambda: world.phase(second) == "suspended")
-    assert second.session(KEY).checkpoint == saved
+    assert second.users.session(KEY).checkpoint == saved
     assert await world.hub.start(KEY) == "restore"
     assert contents(world) == "cold"
 
@@ -193,9 +193,9 @@ async def test_journal_of_an_older_generation_a_newer_captured_tree_is_taken_up(
     backup = Backup(world, tmp_path)
     await resume(world, first, "new")
     world.hub.refuses_stop = True
-    await first.suspend(KEY, "ada")
+    await first.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(first) == "releasing")
-    newer = first.session(KEY).checkpoint
+    newer = first.users.session(KEY).checkpoint
     await world.kill(first)
     world.hub.states[KEY] = "stopped"
     world.hub.refuses_stop = False
@@ -204,11 +204,11 @@ async def test_journal_of_an_older_generation_a_newer_captured_tree_is_taken_up(
     await world.until(
         lambda: (
             world.phase(second) == "suspended"
-            and second.session(KEY).checkpoint == newer
+            and second.users.session(KEY).checkpoint == newer
         )
     )
     assert not world.node.lost
-    assert await second.resume(KEY, "ada")
+    assert await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "new"
 
@@ -224,10 +224,10 @@ async def test_journal_older_and_the_hub_does_not_agree_the_user_is_asked(
     second = await restored_journal(world, first, backup)
     for _ in range(2):  # asking again is no answer
         assert await world.hub.start(KEY) == "saved_found"
-    view = second.session(KEY)
+    view = second.users.session(KEY)
     assert (view.phase, view.checkpoint) == ("suspended", saved)
     assert view.failure.code == "saved_found"
-    await second.resume(KEY, "ada")
+    await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "tensors"
 
@@ -241,10 +241,10 @@ async def test_journal_older_and_the_user_wants_to_start_fresh_is_cold_and_kept(
     world.hub.pointers.clear()
     second = await restored_journal(world, first, backup)
     assert await world.hub.start(KEY) == "saved_found"
-    await second.start_fresh(KEY, "ada")
+    await second.users.start_fresh(KEY, "ada")
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(second) == "running")
-    assert [state.id for state in second.session(KEY).kept] == [saved]
+    assert [state.id for state in second.users.session(KEY).kept] == [saved]
 
 
 async def test_journal_and_hub_of_the_same_backup_newer_descendant_comes_back(
@@ -306,7 +306,7 @@ async def test_journal_older_superseded_checkpoint_that_is_all_there_is_stays(
     second = await world.controller()
     await world.until(lambda: world.phase(second) == "suspended")
     assert saved in world.node.saved
-    assert second.session(KEY).failure.code == "ended_after_return"
+    assert second.users.session(KEY).failure.code == "ended_after_return"
 
 
 async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(
@@ -322,11 +322,11 @@ async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(
     world.node.saved = {older: kept}
     second = await world.controller()
     assert await world.hub.start(KEY) == "checkpoint_missing"
-    await world.until(lambda: len(second.session(KEY).kept) == 2)
-    (state,) = [s for s in second.session(KEY).kept if s.id == older]
+    await world.until(lambda: len(second.users.session(KEY).kept) == 2)
+    (state,) = [s for s in second.users.session(KEY).kept if s.id == older]
     assert (state.keeping, state.expires) == ("aside", None)
-    assert second.session(KEY).checkpoint == newer
-    await second.bring_back(KEY, older, "ada")
+    assert second.users.session(KEY).checkpoint == newer
+    await second.users.bring_back(KEY, older, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "old"
 
@@ -345,7 +345,7 @@ async def test_store_and_journal_older_than_the_hub_the_older_one_only_by_a_word
     second = await restored_journal(world, first, backup)
     assert await world.hub.start(KEY) == "saved_older"
     assert await world.hub.start(KEY) == "saved_older"
-    await second.resume(KEY, "ada")
+    await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "old"
 
@@ -364,7 +364,7 @@ async def test_journal_lost_the_newest_comes_back_and_the_counter_goes_on(
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "three"
-    await world.until(lambda: second.session(KEY).generation == 3)
+    await world.until(lambda: second.users.session(KEY).generation == 3)
     world.hub.pointers.clear()
     again = await suspend(world, second)
     assert world.node.saved[again][0].generation == 4
@@ -395,7 +395,7 @@ async def test_journal_lost_and_hub_too_all_are_suspended_and_ask(world, tmp_pat
     second = await world.controller()
     await world.until(lambda: world.phase(second) == "suspended")
     assert await world.hub.start(KEY) == "saved_found"
-    await second.resume(KEY, "ada")
+    await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert second._sessions.row(KEY).checkpoint == saved
 
@@ -458,9 +458,9 @@ def test_newest_of_rivals_the_hubs_one_comes_first():
 
 def test_found_ignores_what_is_older_than_the_journal():
     row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, generation=3)
-    facts = Facts((), (info("a", 3), info("b", 2)), HubState.STOPPED)
-    assert lineage.found(row, facts) == []
-    assert [i.id for i in lineage.found(row, facts, "b")] == ["b"]
+    observed = Observed((), (info("a", 3), info("b", 2)), HubState.STOPPED)
+    assert lineage.found(row, observed) == []
+    assert [i.id for i in lineage.found(row, observed, "b")] == ["b"]
 
 
 async def test_fork_of_history_asks_even_if_the_hub_remembers_one_of_them(
@@ -474,8 +474,8 @@ async def test_fork_of_history_asks_even_if_the_hub_remembers_one_of_them(
     world.url = f"sqlite:///{tmp_path}/new.sqlite"
     second = await world.controller()
     assert await world.hub.start(KEY) == "saved_found"
-    assert {state.id for state in second.session(KEY).kept} == {saved, rival.id}
-    await second.bring_back(KEY, rival.id, "ada")
+    assert {state.id for state in second.users.session(KEY).kept} == {saved, rival.id}
+    await second.users.bring_back(KEY, rival.id, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "other"
     assert saved in world.node.saved
@@ -498,6 +498,6 @@ async def test_plan_of_a_suspended_session_node_silent_and_hub_agrees_comes_back
 
 
 def test_facts_missed_is_only_what_is_committed_and_unknown():
-    facts = Facts((), (info("a", 1),), HubState.STOPPED, frozenset({"b"}))
-    assert facts.missed("a")
-    assert not facts.missed("b")
+    observed = Observed((), (info("a", 1),), HubState.STOPPED, frozenset({"b"}))
+    assert observed.missed("a")
+    assert not observed.missed("b")

@@ -27,8 +27,8 @@ async def _left_by_the_old_one(world):
     await controller.placed(_placement("i1", OLD))
     world.hub.run(KEY, "i1")
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.opt_out(KEY, True, "root")
-    await controller.suspend(KEY, "ada")
+    await controller.users.opt_out(KEY, True, "root")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     world.hub.pointers.pop(KEY, None)
     return controller
@@ -49,19 +49,19 @@ async def test_new_account_of_that_name_is_neither_given_nor_shown_the_old_sessi
         assert (plan.action, plan.failure.code) == ("refuse", "former_account")
         assert plan.identity is None
     with pytest.raises(Refused, match="another account"):
-        await controller.resume(KEY, "ada")
-    assert (await controller.start_fresh(KEY, "ada")).saved == []
+        await controller.users.resume(KEY, "ada")
+    assert (await controller.users.start_fresh(KEY, "ada")).saved == []
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
     world.node.run(KEY, "of the new one", "i3")
     await controller.placed(_placement("i3", NEW))
     world.hub.run(KEY, "i3")
     await world.until(lambda: world.phase(controller) == "running")
-    view = controller.session(KEY)
+    view = controller.users.session(KEY)
     assert (view.saved, view.last_suspend, view.generation) == ([], None, 0)
-    assert view.facts["opted_out_by"] == ""
+    assert view.facts.opted_out_by == ""
     with pytest.raises(NotFound):
-        await controller.delete(KEY, "ada", everything=True)
+        await controller.users.delete(KEY, "ada", everything=True)
     (former,) = controller._sessions.journal.checkpoints(KEY)
     assert former.keeping is Keeping.FORMER
     assert former.expires > former.changed
@@ -75,7 +75,7 @@ async def test_administrator_gives_a_lost_account_its_sessions_back(world):
     controller = await _left_by_the_old_one(world)
     plan = await controller.plan_start(_placement("i2", NEW))
     assert plan.failure.code == "former_account"
-    await controller.resume(KEY, "root", manages=True)
+    await controller.users.resume(KEY, "root", manages=True)
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "restore"
     plan = await controller.plan_start(_placement("i4", OLD))
@@ -84,10 +84,10 @@ async def test_administrator_gives_a_lost_account_its_sessions_back(world):
 
 async def test_new_account_is_not_given_what_the_old_one_had_put_aside(world):
     controller = await _left_by_the_old_one(world)
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
-    assert controller.sessions() == []
+    assert controller.users.sessions() == []
     assert len(world.node.saved) == 1
 
 
@@ -110,11 +110,11 @@ async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
 
 async def test_new_account_of_a_name_with_nothing_saved_just_starts(world):
     controller = await _left_by_the_old_one(world)
-    await controller.delete(KEY, "ada", everything=True)
+    await controller.users.delete(KEY, "ada", everything=True)
     plan = await controller.plan_start(_placement("i2", NEW))
     assert plan.action == "cold"
     with pytest.raises(NotFound):
-        controller.session(KEY)
+        controller.users.session(KEY)
 
 
 async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world):
@@ -125,11 +125,11 @@ async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world)
     world.hub.run(KEY, "i1")
     await world.until(lambda: world.phase(controller) == "running")
     world.hub.refuses_stop = True
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
     plan = await controller.plan_start(_placement("i2", NEW))
     assert plan.failure.code == "former_account"
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     await world.until(lambda: "i1" not in world.node.places)
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
@@ -141,12 +141,12 @@ async def test_budget_of_keep_is_not_inherited(world):
         **{**vars(world.settings), "keep_per_day": 3600.0}
     )
     controller = await _left_by_the_old_one(world)
-    await controller.keep(KEY, 3600, "ada")
+    await controller.users.keep(KEY, 3600, "ada")
     await controller.plan_start(_placement("i2", NEW))
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     await controller.plan_start(_placement("i3", NEW))
     world.node.run(KEY, "of the new one", "i3")
     await controller.placed(_placement("i3", NEW))
     world.hub.run(KEY, "i3")
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.keep(KEY, 3600, "ada")
+    await controller.users.keep(KEY, 3600, "ada")

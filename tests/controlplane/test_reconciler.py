@@ -1,4 +1,4 @@
-"""Every combination of journal, tree and Hub has an act, and none loses work."""
+"""Every combination of journal, tree and Hub has an action, and none loses work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Act, Do, Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import (
+    Action,
+    ActionKind,
+    Observed,
+    settle,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
@@ -33,7 +37,7 @@ R, S, P, G = (
 )
 HUBS = (*HubState, None)
 #: Acts that end programs.
-ENDING = {Do.KILL, Do.RELEASE, Do.GIVE_UP}
+ENDING = {ActionKind.KILL, ActionKind.RELEASE, ActionKind.GIVE_UP}
 
 
 def row(phase: str, **more) -> SessionRow:
@@ -65,85 +69,100 @@ def info(name: str = "c1", generation: int = 0) -> CheckpointInfo:
     )
 
 
-def act(row: SessionRow, hub, *trees: Tree, saved=("c1",), known=("c1",)) -> Act:
-    facts = Facts(trees, tuple(info(s) for s in saved), hub, frozenset(known))
-    return settle(row, facts, NOW, LIMITS)
+def act(row: SessionRow, hub, *trees: Tree, saved=("c1",), known=("c1",)) -> Action:
+    observed = Observed(trees, tuple(info(s) for s in saved), hub, frozenset(known))
+    return settle(row, observed, NOW, LIMITS)
 
 
 LATE = {"since": 900.0}
 TABLE = [
     # RUNNING
-    (row("running"), R, [tree("running")], Do.READY),
-    (row("warned"), S, [tree("running")], Do.READY),
-    (row("running"), R, [tree("captured")], Do.THAW),
-    (row("running"), S, [tree("captured")], Do.FOUND_CAPTURED),
-    (row("running"), R, [tree("capturing")], Do.CANCEL),
-    (row("running"), R, [tree("running", "i2")], Do.ADOPT),
-    (row("running"), S, [], Do.LOST),
-    (row("running", checkpoint=""), S, [], Do.VANISHED),
-    (row("running"), R, [], Do.NOTHING),
-    (row("running"), P, [], Do.NOTHING),
-    (row("running"), R, [tree("running"), tree("holding", "i2")], Do.KILL),
-    (row("running"), R, [tree("running"), tree("running", "i2", "")], Do.REPORT),
-    (row("running"), R, [tree("running"), tree("running", "i2", "c9")], Do.REPORT),
-    (row("running"), R, [tree("running"), tree("running", "i2")], Do.KILL),
-    (row("running"), S, [tree("running"), tree("running", "i2", "")], Do.READY),
+    (row("running"), R, [tree("running")], ActionKind.READY),
+    (row("warned"), S, [tree("running")], ActionKind.READY),
+    (row("running"), R, [tree("captured")], ActionKind.THAW),
+    (row("running"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
+    (row("running"), R, [tree("capturing")], ActionKind.CANCEL),
+    (row("running"), R, [tree("running", "i2")], ActionKind.ADOPT),
+    (row("running"), S, [], ActionKind.LOST),
+    (row("running", checkpoint=""), S, [], ActionKind.VANISHED),
+    (row("running"), R, [], ActionKind.NOTHING),
+    (row("running"), P, [], ActionKind.NOTHING),
+    (row("running"), R, [tree("running"), tree("holding", "i2")], ActionKind.KILL),
+    (
+        row("running"),
+        R,
+        [tree("running"), tree("running", "i2", "")],
+        ActionKind.REPORT,
+    ),
+    (
+        row("running"),
+        R,
+        [tree("running"), tree("running", "i2", "c9")],
+        ActionKind.REPORT,
+    ),
+    (row("running"), R, [tree("running"), tree("running", "i2")], ActionKind.KILL),
+    (row("running"), S, [tree("running"), tree("running", "i2", "")], ActionKind.READY),
     # SUSPENDING
-    (row("suspending"), R, [tree("capturing")], Do.ATTACH),
-    (row("suspending"), R, [tree("captured")], Do.COMMITTED),
-    (row("suspending"), R, [tree("captured", checkpoint="cx")], Do.THAW),
-    (row("suspending"), R, [tree("running")], Do.ROLLED_BACK),
-    (row("suspending", attempt="c1"), R, [], Do.COMMITTED),
-    (row("suspending", attempt="c2"), S, [], Do.LOST),
-    (row("suspending", attempt="c2", checkpoint=""), S, [], Do.VANISHED),
+    (row("suspending"), R, [tree("capturing")], ActionKind.ATTACH),
+    (row("suspending"), R, [tree("captured")], ActionKind.COMMITTED),
+    (row("suspending"), R, [tree("captured", checkpoint="cx")], ActionKind.THAW),
+    (row("suspending"), R, [tree("running")], ActionKind.ROLLED_BACK),
+    (row("suspending", attempt="c1"), R, [], ActionKind.COMMITTED),
+    (row("suspending", attempt="c2"), S, [], ActionKind.LOST),
+    (row("suspending", attempt="c2", checkpoint=""), S, [], ActionKind.VANISHED),
     # RELEASING
-    (row("releasing"), R, [tree("captured")], Do.STOP_AT_HUB),
-    (row("releasing"), R, [], Do.STOP_AT_HUB),
-    (row("releasing"), G, [tree("captured")], Do.WAIT),
-    (row("releasing", **LATE), G, [tree("captured")], Do.RELEASE),
-    (row("releasing"), S, [tree("captured")], Do.RELEASE),
-    (row("releasing"), P, [tree("captured")], Do.RELEASE),
-    (row("releasing"), S, [], Do.RELEASED),
-    (row("releasing", **LATE), R, [tree("captured")], Do.THAW),
-    (row("releasing", **LATE), None, [tree("captured")], Do.THAW),
-    (row("releasing"), None, [tree("captured")], Do.WAIT),
-    (row("releasing"), S, [tree("running")], Do.ROLLED_BACK),
-    (row("releasing"), HubState.UNSETTLED, [tree("captured")], Do.THAW),
-    (row("releasing"), HubState.UNSETTLED, [], Do.WAIT),
-    (row("releasing", checkpoint="cx"), S, [tree("captured")], Do.THAW),
+    (row("releasing"), R, [tree("captured")], ActionKind.STOP_AT_HUB),
+    (row("releasing"), R, [], ActionKind.STOP_AT_HUB),
+    (row("releasing"), G, [tree("captured")], ActionKind.WAIT),
+    (row("releasing", **LATE), G, [tree("captured")], ActionKind.RELEASE),
+    (row("releasing"), S, [tree("captured")], ActionKind.RELEASE),
+    (row("releasing"), P, [tree("captured")], ActionKind.RELEASE),
+    (row("releasing"), S, [], ActionKind.RELEASED),
+    (row("releasing", **LATE), R, [tree("captured")], ActionKind.THAW),
+    (row("releasing", **LATE), None, [tree("captured")], ActionKind.THAW),
+    (row("releasing"), None, [tree("captured")], ActionKind.WAIT),
+    (row("releasing"), S, [tree("running")], ActionKind.ROLLED_BACK),
+    (row("releasing"), HubState.UNSETTLED, [tree("captured")], ActionKind.THAW),
+    (row("releasing"), HubState.UNSETTLED, [], ActionKind.WAIT),
+    (row("releasing", checkpoint="cx"), S, [tree("captured")], ActionKind.THAW),
     # SUSPENDED
-    (row("suspended"), S, [], Do.NOTHING),
-    (row("suspended"), R, [], Do.STOP_AT_HUB),
-    (row("suspended"), R, [tree("running", "i2")], Do.ADOPT),
-    (row("suspended"), S, [tree("running", "i2")], Do.KILL),
-    (row("suspended"), S, [tree("holding", "i2", "")], Do.KILL),
-    (row("suspended"), P, [tree("holding", "i2", "")], Do.NOTHING),
-    (row("suspended"), S, [tree("captured")], Do.RELEASE),
-    (row("suspended"), S, [tree("running", "i2", "")], Do.REPORT),
+    (row("suspended"), S, [], ActionKind.NOTHING),
+    (row("suspended"), R, [], ActionKind.STOP_AT_HUB),
+    (row("suspended"), R, [tree("running", "i2")], ActionKind.ADOPT),
+    (row("suspended"), S, [tree("running", "i2")], ActionKind.KILL),
+    (row("suspended"), S, [tree("holding", "i2", "")], ActionKind.KILL),
+    (row("suspended"), P, [tree("holding", "i2", "")], ActionKind.NOTHING),
+    (row("suspended"), S, [tree("captured")], ActionKind.RELEASE),
+    (row("suspended"), S, [tree("running", "i2", "")], ActionKind.REPORT),
     # RESUMING
-    (row("resuming", placed=True), P, [tree("holding", checkpoint="")], Do.RESTORE),
-    (row("resuming"), P, [tree("holding", checkpoint="")], Do.WAIT),
-    (row("resuming"), P, [tree("restoring")], Do.RESTORE),
-    (row("resuming"), P, [tree("running")], Do.WAIT),
-    (row("resuming"), R, [tree("running")], Do.RESTORED),
-    (row("resuming"), S, [tree("running")], Do.RESTORED),
-    (row("resuming"), S, [tree("holding")], Do.GIVE_UP),
-    (row("resuming"), S, [], Do.GIVE_UP),
-    (row("resuming"), P, [], Do.WAIT),
+    (
+        row("resuming", placed=True),
+        P,
+        [tree("holding", checkpoint="")],
+        ActionKind.RESTORE,
+    ),
+    (row("resuming"), P, [tree("holding", checkpoint="")], ActionKind.WAIT),
+    (row("resuming"), P, [tree("restoring")], ActionKind.RESTORE),
+    (row("resuming"), P, [tree("running")], ActionKind.WAIT),
+    (row("resuming"), R, [tree("running")], ActionKind.RESTORED),
+    (row("resuming"), S, [tree("running")], ActionKind.RESTORED),
+    (row("resuming"), S, [tree("holding")], ActionKind.GIVE_UP),
+    (row("resuming"), S, [], ActionKind.GIVE_UP),
+    (row("resuming"), P, [], ActionKind.WAIT),
     (
         row("resuming", placed=True),
         P,
         [tree("holding", failure=Failure(code="x", message="x"))],
-        Do.GIVE_UP,
+        ActionKind.GIVE_UP,
     ),
     # STOPPED, or no row at all
-    (row("stopped"), R, [tree("running")], Do.ADOPT),
-    (row("stopped"), P, [tree("running")], Do.NOTHING),
-    (row("stopped"), S, [tree("running", checkpoint="")], Do.KILL),
-    (row("stopped"), S, [tree("running", "i2", "")], Do.REPORT),
-    (row("stopped"), S, [tree("running", "i2", "c1")], Do.KILL),
-    (row("stopped"), S, [tree("captured")], Do.FOUND_CAPTURED),
-    (row("stopped"), S, [], Do.NOTHING),
+    (row("stopped"), R, [tree("running")], ActionKind.ADOPT),
+    (row("stopped"), P, [tree("running")], ActionKind.NOTHING),
+    (row("stopped"), S, [tree("running", checkpoint="")], ActionKind.KILL),
+    (row("stopped"), S, [tree("running", "i2", "")], ActionKind.REPORT),
+    (row("stopped"), S, [tree("running", "i2", "c1")], ActionKind.KILL),
+    (row("stopped"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
+    (row("stopped"), S, [], ActionKind.NOTHING),
 ]
 
 
@@ -151,25 +170,25 @@ TABLE = [
     ("row", "hub", "trees", "do"), TABLE, ids=[f"{n}" for n in range(len(TABLE))]
 )
 def test_settle_combination_of_the_table_has_its_act(row, hub, trees, do):
-    assert act(row, hub, *trees).do is do
+    assert act(row, hub, *trees).kind is do
 
 
 NEWER = [
     # the journal knows c1 (generation 1) at most; c2 is in the store
-    (SessionRow(key=KEY), S, [], Do.FOUND_SAVED),
-    (SessionRow(key=KEY), R, [], Do.NOTHING),
-    (row("stopped"), S, [], Do.FOUND_SAVED),
-    (row("stopped", generation=2), S, [], Do.SET_ASIDE),
-    (row("running"), S, [], Do.FOUND_SAVED),
-    (row("running", generation=2), S, [], Do.LOST),
-    (row("running"), R, [tree("running")], Do.SET_ASIDE),
-    (row("suspending", attempt="c3"), S, [], Do.FOUND_SAVED),
-    (row("suspending", attempt="c2"), S, [], Do.COMMITTED),
-    (row("suspended"), S, [], Do.FOUND_SAVED),
-    (row("suspended", generation=2), S, [], Do.SET_ASIDE),
-    (row("suspended"), S, [tree("captured", "i2", "c2")], Do.FOUND_CAPTURED),
-    (row("suspended"), S, [tree("running", "i2", "c2")], Do.REPORT),
-    (row("suspended"), R, [tree("running", "i2", "c2")], Do.ADOPT),
+    (SessionRow(key=KEY), S, [], ActionKind.FOUND_SAVED),
+    (SessionRow(key=KEY), R, [], ActionKind.NOTHING),
+    (row("stopped"), S, [], ActionKind.FOUND_SAVED),
+    (row("stopped", generation=2), S, [], ActionKind.SET_ASIDE),
+    (row("running"), S, [], ActionKind.FOUND_SAVED),
+    (row("running", generation=2), S, [], ActionKind.LOST),
+    (row("running"), R, [tree("running")], ActionKind.SET_ASIDE),
+    (row("suspending", attempt="c3"), S, [], ActionKind.FOUND_SAVED),
+    (row("suspending", attempt="c2"), S, [], ActionKind.COMMITTED),
+    (row("suspended"), S, [], ActionKind.FOUND_SAVED),
+    (row("suspended", generation=2), S, [], ActionKind.SET_ASIDE),
+    (row("suspended"), S, [tree("captured", "i2", "c2")], ActionKind.FOUND_CAPTURED),
+    (row("suspended"), S, [tree("running", "i2", "c2")], ActionKind.REPORT),
+    (row("suspended"), R, [tree("running", "i2", "c2")], ActionKind.ADOPT),
 ]
 
 
@@ -178,8 +197,8 @@ NEWER = [
 )
 def test_settle_checkpoint_that_the_journal_has_missed_has_its_act(row, hub, trees, do):
     done = act(row, hub, *trees, saved=("c1", "c2"), known=("c1",))
-    assert done.do is do
-    if do in {Do.FOUND_SAVED, Do.FOUND_CAPTURED}:
+    assert done.kind is do
+    if do in {ActionKind.FOUND_SAVED, ActionKind.FOUND_CAPTURED}:
         assert done.saved.id == "c2"
 
 
@@ -191,8 +210,11 @@ UNKNOWN = (tree("unknown"),)
 def test_settle_silent_agent_settles_nothing(phase):
     for hub in HUBS:
         for trees, saved in ((None, ()), ((), None), (None, None), (UNKNOWN, ())):
-            facts = Facts(trees, saved, hub)
-            assert settle(row(phase), facts, NOW, LIMITS).do in {Do.NOTHING, Do.WAIT}
+            observed = Observed(trees, saved, hub)
+            assert settle(row(phase), observed, NOW, LIMITS).kind in {
+                ActionKind.NOTHING,
+                ActionKind.WAIT,
+            }
 
 
 _TREES = st.lists(
@@ -220,7 +242,7 @@ def test_settle_any_combination_never_ends_work_that_is_not_saved(
     row, hub, trees, saved
 ):
     done = act(row, hub, *trees, saved=sorted(saved))
-    if done.do not in ENDING or done.tree is None:
+    if done.kind not in ENDING or done.tree is None:
         return
     stopped_by_its_user = (
         row.phase is Phase.STOPPED and done.tree.incarnation == row.incarnation
@@ -232,7 +254,7 @@ def test_settle_any_combination_never_ends_work_that_is_not_saved(
         # it is a copy of what is saved
         or (row.phase is Phase.RESUMING and row.checkpoint in saved)
         # the agent itself refuses a release of what is not committed
-        or (done.do is Do.RELEASE and done.tree.state is TreeState.CAPTURED)
+        or (done.kind is ActionKind.RELEASE and done.tree.state is TreeState.CAPTURED)
     )
 
 
@@ -243,5 +265,5 @@ def test_settle_without_the_hub_ends_nothing(phase, state):
     trees = [tree(state.value)] if state else []
     for since in (900.0, 990.0):
         done = act(row(phase, since=since), None, *trees)
-        assert done.do not in ENDING - {Do.GIVE_UP}
-        assert done.do is not Do.STOP_AT_HUB
+        assert done.kind not in ENDING - {ActionKind.GIVE_UP}
+        assert done.kind is not ActionKind.STOP_AT_HUB

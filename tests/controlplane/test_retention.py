@@ -9,7 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry_notice import forewarn
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry import give_notice
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.controlplane.conftest import KEY
 
@@ -19,7 +19,7 @@ BOB = SessionKey("bob")
 async def suspended(world, controller, key):
     await world.running("work of " + key.user, key)
     await world.until(lambda: world.phase(controller, key) == "running")
-    await controller.suspend(key, key.user)
+    await controller.users.suspend(key, key.user)
     await world.until(lambda: world.phase(controller, key) == "suspended")
 
 
@@ -34,14 +34,14 @@ async def test_quota_takes_the_only_one_where_that_is_allowed(world, phase):
     await suspended_without_limits(world)
     controller = await world.controller()
     if phase == "put aside":
-        await controller.start_fresh(KEY, "ada")
+        await controller.users.start_fresh(KEY, "ada")
     await world.until(lambda: not world.node.saved)
     await world.until(lambda: world.phase(controller) == "stopped")
-    view = controller.session(KEY)
+    view = controller.users.session(KEY)
     assert view.checkpoint == ""
     if phase == "suspended":
-        await world.until(lambda: controller.session(KEY).failure)
-        failure = controller.session(KEY).failure
+        await world.until(lambda: controller.users.session(KEY).failure)
+        failure = controller.users.session(KEY).failure
         assert failure.code == "saved_dropped"
         assert "quota" in failure.message
     assert await world.hub.start(KEY) == "cold"
@@ -71,10 +71,10 @@ async def test_quota_takes_what_was_put_aside_and_leaves_the_rest(world):
     controller = await world.controller()
     await suspended(world, controller, BOB)
     await suspended(world, controller, KEY)
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     await world.until(lambda: len(world.node.saved) == 1)
     assert [info.key for info, _ in world.node.saved.values()] == [BOB]
-    lines = [line for line in controller.audit(KEY) if line.what == "retention"]
+    lines = [line for line in controller.users.audit(KEY) if line.what == "retention"]
     assert len(lines) == 1
     assert "quota" in lines[0].message
 
@@ -83,22 +83,26 @@ async def test_deletion_ahead_is_told_once_and_in_time(world):
     world.settings = dataclasses.replace(world.settings, set_aside=90_000.0)
     controller = await world.controller()
     await suspended(world, controller, KEY)
-    await controller.start_fresh(KEY, "ada")
+    await controller.users.start_fresh(KEY, "ada")
     sessions = controller._sessions
     now = sessions.clock.now()
 
     def told():
-        return [a.message for a in controller.audit(KEY) if a.what == "deletion ahead"]
+        return [
+            a.message for a in controller.users.audit(KEY) if a.what == "deletion ahead"
+        ]
 
-    forewarn(sessions, Retention(), 0.0)
-    forewarn(sessions, Retention(), 86400.0)  # not yet
-    forewarn(sessions, Retention(), 100_000.0)  # kept for less than that anyway
+    give_notice(sessions, Retention(), 0.0)
+    give_notice(sessions, Retention(), 86400.0)  # not yet
+    give_notice(sessions, Retention(), 100_000.0)  # kept for less than that anyway
     assert told() == []
     sessions.clock = ManualClock(now + 4000)
     for _ in range(2):
-        forewarn(sessions, Retention(), 86400.0)
+        give_notice(sessions, Retention(), 86400.0)
     assert told() == ["What was put aside is deleted in 23 h 53 min."]
-    assert "deletion ahead" in [line.what for line in controller.story("ada").lines]
+    assert "deletion ahead" in [
+        line.what for line in controller.users.story("ada").lines
+    ]
 
 
 async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
@@ -108,10 +112,10 @@ async def test_deletion_of_a_suspended_session_for_its_age_is_told(world):
     (row,) = sessions.journal.checkpoints(KEY)
     sessions.clock = ManualClock(row.changed + 100.0)
     spared = Retention(seconds=row.changed - row.info.created + 200.0)
-    forewarn(sessions, spared, 150.0)
-    assert controller.audit(KEY)[0].what != "deletion ahead"
-    forewarn(sessions, dataclasses.replace(spared, takes_current=True), 150.0)
-    line = controller.audit(KEY)[0]
+    give_notice(sessions, spared, 150.0)
+    assert controller.users.audit(KEY)[0].what != "deletion ahead"
+    give_notice(sessions, dataclasses.replace(spared, takes_current=True), 150.0)
+    line = controller.users.audit(KEY)[0]
     assert (line.what, line.message) == (
         "deletion ahead",
         "The only checkpoint of this session is deleted in 1 min 40 s.",

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     KernelSample,
     Sample,
     SessionKey,
-    Verdict,
 )
-from jupyterhub_gpu_reclaim.controlplane.decide.terms import TermsNow
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 class NoLabels:
@@ -32,9 +33,9 @@ def ruled(world):
     async def start(*rules, **settings):
         world.settings = dataclasses.replace(world.settings, **settings)
         agent, hub = world.clients()
-        terms = TermsNow(Rules(rules=list(rules)), hub, NoLabels())
+        policies = SessionPolicies(Rules(rules=list(rules)), hub, NoLabels())
         await world.running("tensors")
-        controller = await world.controller(agent=agent, hub=hub, terms=terms)
+        controller = await world.controller(agent=agent, hub=hub, policies=policies)
         await world.until(lambda: world.phase(controller) == "running")
         return controller
 
@@ -42,7 +43,8 @@ def ruled(world):
 
 
 def _terms(controller):
-    return controller.session(KEY).facts.get("terms", {})
+    terms = controller.users.session(KEY).facts.terms
+    return msgspec.to_builtins(terms) if terms else {}
 
 
 async def test_groups_that_the_hub_tells_decide_and_change(world, ruled):
@@ -85,9 +87,11 @@ async def test_warning_is_as_long_as_the_rule_says(world, ruled):
     world.verdict = IDLE
     controller = await ruled({"user": "ada", "warn_for": 900}, warn_for=0.0)
     await world.until(lambda: world.phase(controller) == "warned")
-    left = controller.session(KEY).suspends_at - controller.session(KEY).since
+    left = (
+        controller.users.session(KEY).suspends_at - controller.users.session(KEY).since
+    )
     assert left == pytest.approx(900, abs=5)
-    assert "suspended in 15 min" in controller.audit(KEY)[0].message
+    assert "suspended in 15 min" in controller.users.audit(KEY)[0].message
 
 
 def test_work_before_the_time_that_a_rule_gives_does_not_count():

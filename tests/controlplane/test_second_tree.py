@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 @pytest.fixture
@@ -20,20 +20,20 @@ async def doubled(world):
     second = await world.running("new work")
     await world.kill(controller)
     controller = await world.controller()
-    await world.until(lambda: controller.session(KEY).failure)
+    await world.until(lambda: controller.users.session(KEY).failure)
     return controller, first, second
 
 
 async def test_second_tree_is_reported_and_nothing_is_ended(world, doubled):
     controller, first, second = doubled
 
-    failure = controller.session(KEY).failure
+    failure = controller.users.session(KEY).failure
 
     assert failure.code == "second_tree"
     assert second in failure.message
     assert failure.incarnation == second
     assert set(world.node.places) == {first, second}
-    assert [a.what for a in controller.audit(KEY)].count("report") == 1
+    assert [a.what for a in controller.users.audit(KEY)].count("report") == 1
 
 
 async def test_doubled_session_is_not_suspended_until_one_is_ended(world, doubled):
@@ -41,11 +41,11 @@ async def test_doubled_session_is_not_suspended_until_one_is_ended(world, double
     world.verdict = IDLE
 
     with pytest.raises(Refused):
-        await controller.end_second(KEY, first, "root")
+        await controller.users.end_second(KEY, first, "root")
     with pytest.raises(NotFound):
-        await controller.end_second(KEY, "nobody", "root")
+        await controller.users.end_second(KEY, "nobody", "root")
     assert set(world.node.places) == {first, second}
-    await controller.end_second(KEY, second, "root")
+    await controller.users.end_second(KEY, second, "root")
 
     await world.until(lambda: world.phase(controller) == "suspended")
     assert [c for _, c in world.node.saved.values()] == ["old work"]

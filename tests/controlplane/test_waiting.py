@@ -24,8 +24,8 @@ async def saved(world):
         await world.running(str(key), key)
     for key in (KEY, ADA2, BOB):
         await world.until(lambda key=key: world.phase(controller, key) == "running")
-        await world.until(lambda key=key: controller.session(key).gpus)
-        await controller.suspend(key, "ada")
+        await world.until(lambda key=key: controller.users.session(key).gpus)
+        await controller.users.suspend(key, "ada")
         await world.until(lambda key=key: world.phase(controller, key) == "suspended")
     world.node.room = 0
     return controller
@@ -39,7 +39,7 @@ async def _comes(world, controller, key, place):
 
 
 def _place(controller, key):
-    return controller.session(key).facts.get("place")
+    return controller.users.session(key).facts.place
 
 
 async def test_resume_without_room_waits_and_comes_back_when_there_is_some(
@@ -48,14 +48,14 @@ async def test_resume_without_room_waits_and_comes_back_when_there_is_some(
     starting = await _comes(world, saved, KEY, 1)
     (waiting,) = saved.waiting()
     assert (waiting.key, waiting.place, waiting.gpus) == (KEY, 1, 1)
-    (step,) = [s for s in saved.session(KEY).steps if s.step == "queue"]
+    (step,) = [s for s in saved.users.session(KEY).steps if s.step == "queue"]
     assert step.title == "Waiting for a free GPU: place 1 of 1 in the queue"
     world.node.room = 1
     assert await starting == "restore"
     await world.until(lambda: world.phase(saved) == "running")
     assert [p.contents for p in world.node.living(KEY)] == [str(KEY)]
-    assert _place(saved, KEY) is None
-    steps = {s.step: s.state for s in saved.session(KEY).steps}
+    assert not _place(saved, KEY)
+    steps = {s.step: s.state for s in saved.users.session(KEY).steps}
     assert steps["queue"] == "done"
     counters = saved.metrics_snapshot().counters
     assert counters.waits["served"].count == 1
@@ -86,11 +86,11 @@ def _places(world):
 
 async def test_place_is_kept_over_a_restart_of_the_service(world, saved):
     starts = [await _comes(world, saved, KEY, 1), await _comes(world, saved, BOB, 2)]
-    since = saved.session(BOB).facts["waiting_since"]
+    since = saved.users.session(BOB).facts.waiting_since
     await world.kill(saved)
     after = await world.controller()
     await world.until(lambda: _place(after, BOB) == 2)
-    assert after.session(BOB).facts["waiting_since"] == since
+    assert after.users.session(BOB).facts.waiting_since == since
     assert [each.key for each in after.waiting()] == [KEY, BOB]
     world.node.room = 2
     assert await asyncio.gather(*starts) == ["restore"] * 2
@@ -117,13 +117,13 @@ async def test_resume_without_room_fails_when_its_time_is_over(world, limit):
     await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "ada")
+    await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     world.node.room = 0
     why = "gpu_wait_over" if limit else "gpu_memory"
     assert await world.hub.start(KEY) == why
     await world.until(lambda: world.phase(controller) == "suspended")
-    assert controller.session(KEY).failure.code == why
+    assert controller.users.session(KEY).failure.code == why
     assert len(world.node.saved) == 1
     assert ("expired" in controller.metrics_snapshot().counters.waits) == bool(limit)
     world.node.room = 1

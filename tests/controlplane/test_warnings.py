@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import KernelSample, TreeState, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, KernelSample, TreeState
 from tests.controlplane.conftest import KEY
 
-IDLE = Verdict(reclaim=True, code="idle", message="Idle for 31 min.")
-BUSY = Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
+BUSY = Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
 KERNEL = KernelSample(id="k", name="k", execution_state="busy", last_activity=0.0)
 
 
@@ -41,12 +41,12 @@ async def test_warned_session_that_is_used_is_told_with_the_next_sample(world, w
     world.settings = dataclasses.replace(world.settings, tick_interval=600.0)
     await world.kill(controller)
     controller = await world.controller(decide=_unless_busy)
-    while controller.session(KEY).suspends_at is None:
-        await controller.opt_out(KEY, False, "root")  # has a look: ticks are rare
+    while controller.users.session(KEY).suspends_at is None:
+        await controller.users.opt_out(KEY, False, "root")  # has a look: ticks are rare
         await asyncio.sleep(0.1)
     world.node.kernels = [KERNEL]
     await world.until(lambda: world.phase(controller) == "running")
-    line = controller.audit(KEY)[0]
+    line = controller.users.audit(KEY)[0]
     assert (line.what, line.code, line.message) == (
         "stays",
         "kernel_busy",
@@ -57,20 +57,20 @@ async def test_warned_session_that_is_used_is_told_with_the_next_sample(world, w
 async def test_warned_session_after_a_restart_is_warned_anew_and_told(world, warned):
     await world.kill(await warned(warn_for=600.0))
     controller = await world.controller()
-    changes = controller.changes()
+    changes = controller.users.changes()
     async with asyncio.timeout(10):
         view = await anext(changes)
         while view.suspends_at is None:
             view = await anext(changes)
     await changes.aclose()
     assert view.phase == "warned"
-    assert [line.what for line in controller.audit(KEY)].count("warned") == 1
+    assert [line.what for line in controller.users.audit(KEY)].count("warned") == 1
 
 
 async def test_audit_says_why_a_session_was_warned_and_suspended(world, warned):
     controller = await warned(warn_for=0.2)
     await world.until(lambda: world.phase(controller) == "suspended")
-    lines = {line.what: line for line in controller.audit(KEY)}
+    lines = {line.what: line for line in controller.users.audit(KEY)}
     assert lines["suspend"].code == "idle"
     assert lines["suspend"].message == "Idle for 31 min."
     assert lines["warned"].message == (

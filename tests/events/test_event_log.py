@@ -16,9 +16,9 @@ import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.clock import ManualClock, SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
 from jupyterhub_gpu_reclaim.service.events import feed
 from jupyterhub_gpu_reclaim.service.events.feed import Feed, feeding
@@ -140,7 +140,7 @@ WITHOUT_A_WORD = {
 
 # --- words ---------------------------------------------------------------------------
 def test_everything_that_can_happen_has_an_event():
-    named = {happened.name.lower() for happened in Happened}
+    named = {happened.name.lower() for happened in SessionEvent}
     for file in PACKAGE.rglob("*.py"):
         calls = re.findall(r"audit_line\(([^()]*)", file.read_text())
         named |= {w for call in calls for w in re.findall(r'"([a-zA-Z ]+)"', call)}
@@ -170,7 +170,7 @@ def test_lines_come_in_order_once_and_go_on_after_a_restart(journal, place):
     feeds = []
     for _ in range(2):
         log = EventLog(str(place))
-        feeds.append((Feed(Trail(journal, "events"), log, ManualClock()), log))
+        feeds.append((Feed(AuditReader(journal, "events"), log, ManualClock()), log))
         happen(journal, "ask to suspend", "suspend", "committed", "released")
         while feeds[-1][0].once():
             pass
@@ -183,7 +183,7 @@ def test_lines_come_in_order_once_and_go_on_after_a_restart(journal, place):
 
 
 def test_crash_between_line_and_mark_repeats_the_line_and_loses_none(journal, place):
-    trail = Trail(journal, "events")
+    trail = AuditReader(journal, "events")
     happen(journal, "warned", "stays")
 
     class Crashing:
@@ -197,7 +197,7 @@ def test_crash_between_line_and_mark_repeats_the_line_and_loses_none(journal, pl
     log = EventLog(str(place))
     with pytest.raises(KeyboardInterrupt):
         Feed(Crashing(), log, ManualClock()).once()
-    Feed(Trail(journal, "events"), log, ManualClock()).once()
+    Feed(AuditReader(journal, "events"), log, ManualClock()).once()
     log.close()
     assert events(place) == ["warned", "warning-withdrawn"] * 2
     assert len({found["number"] for found in lines(place)}) == 2
@@ -205,12 +205,12 @@ def test_crash_between_line_and_mark_repeats_the_line_and_loses_none(journal, pl
 
 def test_full_disk_holds_up_nothing_and_loses_nothing(journal, place):
     log = EventLog("/dev/full")
-    trail = Trail(journal, "events")
+    trail = AuditReader(journal, "events")
     happen(journal, "warned", "stays")
     with pytest.raises(OSError, match="No space"):
         Feed(trail, log, ManualClock()).once()
     log = EventLog(str(place))
-    Feed(Trail(journal, "events"), log, ManualClock()).once()
+    Feed(AuditReader(journal, "events"), log, ManualClock()).once()
     log.close()
     assert events(place) == ["warned", "warning-withdrawn"]
 

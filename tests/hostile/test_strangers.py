@@ -9,7 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryLine, StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from tests.service.conftest import service
 from tests.support.forms import Browser, Tags
@@ -118,13 +118,13 @@ class TestReusedName:
             for at, message in ((200.0, "mine"), (50.0, "of the former ada"))
         ]
         lines = [
-            StoryLine(
+            AuditSentence(
                 id=n, at=row.at, key=key, who="ada", what="x", sentence=row.message
             )
             for n, row in enumerate(rows)
         ]
         monkeypatch.setattr(service.control, "audit", lambda *_: rows)
-        page = StoryPage(lines=lines, next=7)
+        page = AuditPage(lines=lines, next=7)
         monkeypatch.setattr(service.control, "story", lambda *_: page)
         service.control.users_since["ada"] = 100.0
         return service

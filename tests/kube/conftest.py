@@ -13,11 +13,11 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.service.clients.agent_router import Fleet
+from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
-from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+from jupyterhub_gpu_reclaim.service.clients.informer import Informer
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import Api
-from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
+from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 from tests.kube.schemas import as_json
 from tests.kube.test_pod import a_pod
@@ -55,12 +55,12 @@ class Service:
     def __init__(self, api: Api, *, node_labels=(MODEL,)) -> None:
         clock = SystemClock()
         self.api = api
-        self.sessions = Mirror(api, clock, namespace=NAMESPACE, selector=INCARNATION)
+        self.sessions = Informer(api, clock, namespace=NAMESPACE, selector=INCARNATION)
         labels = ",".join(f"{name}={value}" for name, value in AGENT_LABELS.items())
-        self.agents = Mirror(api, clock, namespace=NAMESPACE, selector=labels)
-        self.fleet = Fleet(
+        self.agents = Informer(api, clock, namespace=NAMESPACE, selector=labels)
+        self.fleet = AgentRouter(
             api,
-            sessions=Seats(self.sessions),
+            sessions=PodRegistry(self.sessions),
             agents=Agents(self.agents, _connect),
             node_labels=node_labels,
         )

@@ -15,8 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common.models import Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
-from jupyterhub_gpu_reclaim.service import prometheus
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    Counters,
+    MetricsSnapshot,
+)
+from jupyterhub_gpu_reclaim.service import metrics
 
 ROOT = Path(__file__).parents[2]
 RULES = {
@@ -47,7 +50,7 @@ def exported() -> set[str]:
         sample_age=1.0,
         watched=0,
     )
-    text = generate_latest(prometheus.registry(lambda: snapshot)).decode()
+    text = generate_latest(metrics.registry(lambda: snapshot)).decode()
     return {
         sample.name
         for family in text_string_to_metric_families(text)

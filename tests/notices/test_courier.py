@@ -7,16 +7,15 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
 from jupyterhub_gpu_reclaim.service.notices import courier
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
 from jupyterhub_gpu_reclaim.service.notices.courier import Courier, telling
-from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS
+from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS, NotSent
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 
 
 class ChannelInMemory:
-    """Keeps what it gets; fails as often, and in such a way, as it is told."""
+    """KeepQuota what it gets; fails as often, and in such a way, as it is told."""
 
     name = "memory"
 
@@ -53,7 +52,7 @@ def channel():
 @pytest.fixture
 def courier_of(journal, channel):
     def make(kinds=tuple(SUBJECTS)):
-        trail = Trail(journal, channel.name)
+        trail = AuditReader(journal, channel.name)
         return Courier(trail, channel, kinds=kinds, link="https://x/", clock=Hurried())
 
     return make

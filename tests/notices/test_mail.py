@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
 from jupyterhub_gpu_reclaim.service.notices.mail import Mail, MailServer
-from jupyterhub_gpu_reclaim.service.notices.notice import Notice
+from jupyterhub_gpu_reclaim.service.notices.notice import Notice, NotSent
 
 NOTICE = Notice(
     id=7,

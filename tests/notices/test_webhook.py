@@ -11,8 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
-from jupyterhub_gpu_reclaim.service.notices.notice import Notice
+from jupyterhub_gpu_reclaim.service.notices.notice import Notice, NotSent
 from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
 
 SECRET = b"a secret of sixteen letters"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Usage
-from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 #: A Tuesday, 22:13:20 UTC.
 NOW = 1_700_000_000.0

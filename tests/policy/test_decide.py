@@ -2,17 +2,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traitlets.config import Config, Configurable
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Phase,
     SessionKey,
-    SessionView,
     Usage,
-    Verdict,
 )
-from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot, snapshot_of
-from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
@@ -23,76 +20,48 @@ class Hungry:
     """A policy that wants every session."""
 
     def reasons(self, snapshot, now):
-        return [Verdict(reclaim=True, code="pressure", message="Somebody waits.")]
+        return [Decision(reclaim=True, code="pressure", message="Somebody waits.")]
 
 
 @pytest.fixture
 def decider():
-    return Decider.from_config(Configurable())
+    return Decider(Guards(), [IdlePolicy()])
 
 
 def test_idle_session_without_veto_is_reclaimed(decider, snapshot):
-    (verdict,) = decider.decide(snapshot(), NOW)
+    (verdict,) = decider(snapshot(), NOW)
     assert verdict.reclaim
     assert verdict.code == "idle"
 
 
 def test_veto_of_a_guard_wins_over_idleness(decider, snapshot):
-    (verdict,) = decider.decide(snapshot(kept_until=NOW + 60), NOW)
+    (verdict,) = decider(snapshot(kept_until=NOW + 60), NOW)
     assert not verdict.reclaim
     assert verdict.code == "kept"
 
 
 def test_guard_comes_before_policy_and_all_are_told(decider, snapshot):
-    found = decider.decide(
-        snapshot({"last_active": NOW - 100}, kept_until=NOW + 60), NOW
-    )
+    found = decider(snapshot({"last_active": NOW - 100}, kept_until=NOW + 60), NOW)
     assert [verdict.code for verdict in found] == ["kept", "recently_active"]
     assert found[0].at == NOW + 800
 
 
 def test_reason_without_known_end_leaves_the_time_open(decider, snapshot):
-    found = decider.decide(snapshot({"busy_kernel": "a"}, kept_until=NOW + 60), NOW)
+    found = decider(snapshot({"busy_kernel": "a"}, kept_until=NOW + 60), NOW)
     assert found[0].at is None
 
 
 def test_second_policy_that_wants_it_is_enough(snapshot):
     decider = Decider(Guards(), [IdlePolicy(), Hungry()])
-    (verdict,) = decider.decide(snapshot({"last_active": NOW}), NOW)
+    (verdict,) = decider(snapshot({"last_active": NOW}), NOW)
     assert verdict.code == "pressure"
-    found = decider.decide(snapshot({"last_active": NOW}, opted_out_by="ada"), NOW)
+    found = decider(snapshot({"last_active": NOW}, opted_out_by="ada"), NOW)
     assert [verdict.code for verdict in found] == ["opted_out"]
 
 
-def test_decider_takes_the_configuration_of_its_parent():
-    config = Config({"IdlePolicy": {"idle_after": 20}, "Guards": {"min_age": 1}})
-    decider = Decider.from_config(Configurable(config=config))
-    assert decider.guards.min_age == 1
-    assert decider.policies[0].idle_after == 20
-
-
-def test_decider_of_a_view_reads_its_facts(decider, idle_usage):
-    view = SessionView(
-        key=SessionKey("ada"),
-        phase=Phase.RUNNING,
-        since=NOW - 9000,
-        usage=idle_usage(),
-        facts={
-            "started_at": NOW - 10,
-            "resumed_at": None,
-            "kept_by": "",
-            "opted_out_by": "ada",
-            "failures": 3,
-            "intent": "",
-        },
-    )
-    assert [v.code for v in decider(view, NOW)] == ["opted_out", "too_young"]
-    assert snapshot_of(view).opted_out_by == "ada"
-
-
-def test_decider_of_a_bare_view_is_missing(decider):
-    view = SessionView(key=SessionKey("ada"), phase=Phase.RUNNING, since=0.0)
-    assert [v.code for v in decider(view, NOW)] == ["samples_missing"]
+def test_decider_of_a_bare_snapshot_is_missing(decider):
+    bare = SessionSnapshot(key=SessionKey("ada"), phase=Phase.RUNNING)
+    assert [v.code for v in decider(bare, NOW)] == ["samples_missing"]
 
 
 # --- laws ----------------------------------------------------------------------------
@@ -128,7 +97,7 @@ NEEDED = ("last_active", "kernels", "terminals", "cpu_percent", "gpu_percent")
 
 @given(snapshots)
 def test_decision_of_anything_keeps_the_laws(snapshot):
-    found = Decider(Guards(), [IdlePolicy()]).decide(snapshot, NOW)
+    found = Decider(Guards(), [IdlePolicy()])(snapshot, NOW)
     assert found
     assert all(verdict.message.endswith(".") for verdict in found)
     if found[0].reclaim:
@@ -162,6 +131,6 @@ def test_decision_with_any_field_missing_is_never_reclaim(missing):
     key = SessionKey("ada")
     decider = Decider(Guards(), [IdlePolicy()])
     good = SessionSnapshot(key=key, phase=Phase.RUNNING, usage=whole)
-    assert decider.decide(good, NOW)[0].reclaim
+    assert decider(good, NOW)[0].reclaim
     bad = SessionSnapshot(key=key, phase=Phase.RUNNING, usage=usage)
-    assert not decider.decide(bad, NOW)[0].reclaim
+    assert not decider(bad, NOW)[0].reclaim

@@ -15,20 +15,20 @@ needs_zones = pytest.mark.skipif(
 )
 
 
-def vetoes(snapshot, now, **settings):
-    return Guards(**({"time_zone": "UTC"} | settings)).vetoes(snapshot, now)
+def denials(snapshot, now, **settings):
+    return Guards(**({"time_zone": "UTC"} | settings)).denials(snapshot, now)
 
 
 def only(snapshot, now, **settings):
-    found = vetoes(snapshot, now, **settings)
+    found = denials(snapshot, now, **settings)
     assert len(found) == 1
     assert not found[0].reclaim
     return found[0]
 
 
 def test_guards_of_an_old_running_session_are_silent(snapshot, now):
-    assert vetoes(snapshot(), now) == []
-    assert vetoes(snapshot(phase=Phase.WARNED), now) == []
+    assert denials(snapshot(), now) == []
+    assert denials(snapshot(phase=Phase.WARNED), now) == []
 
 
 @pytest.mark.parametrize("phase", [Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING])
@@ -49,7 +49,7 @@ def test_kept_session_is_a_veto_until_then(snapshot, now):
     verdict = only(snapshot(kept_until=now + 3600, kept_by="ada"), now)
     assert verdict.message == "Kept until 23:13 at the request of ada."
     assert verdict.at == now + 3600
-    assert vetoes(snapshot(kept_until=now - 1, kept_by="ada"), now) == []
+    assert denials(snapshot(kept_until=now - 1, kept_by="ada"), now) == []
 
 
 def test_kept_till_another_day_shows_the_day(snapshot, now):
@@ -71,7 +71,7 @@ def test_backing_off_tells_why_and_how_long(snapshot, now):
     )
     assert verdict.at == now + 90
     assert only(snapshot(backoff_until=now + 90), now).code == "backing_off"
-    assert vetoes(snapshot(backoff_until=now), now) == []
+    assert denials(snapshot(backoff_until=now), now) == []
 
 
 def test_young_session_is_a_veto(snapshot, now):
@@ -79,21 +79,21 @@ def test_young_session_is_a_veto(snapshot, now):
     assert verdict.code == "too_young"
     assert verdict.message == "Started 1 min ago; sessions are left alone for 5 min."
     assert verdict.at == now + 240
-    assert vetoes(snapshot(started_at=now - 60), now, min_age=0) == []
-    assert vetoes(snapshot(started_at=now - 300), now) == []
+    assert denials(snapshot(started_at=now - 60), now, min_age=0) == []
+    assert denials(snapshot(started_at=now - 300), now) == []
 
 
 def test_resumed_session_cools_down(snapshot, now):
     verdict = only(snapshot(resumed_at=now - 60), now)
     assert verdict.code == "cooling_down"
     assert verdict.at == now + 540
-    assert vetoes(snapshot(resumed_at=now - 60), now, cool_down=0) == []
+    assert denials(snapshot(resumed_at=now - 60), now, cool_down=0) == []
 
 
 def test_all_vetoes_are_told(snapshot, now):
     codes = [
         verdict.code
-        for verdict in vetoes(
+        for verdict in denials(
             snapshot(started_at=now, resumed_at=now, opted_out_by="x"),
             now,
             quiet_hours=["22:00-23:00"],
@@ -117,7 +117,7 @@ def test_all_vetoes_are_told(snapshot, now):
 )
 def test_quiet_hours_reach_from_to(snapshot, now, period, at, end):
     moment = datetime(*at, tzinfo=UTC).timestamp()
-    found = vetoes(snapshot(), moment, quiet_hours=[period])
+    found = denials(snapshot(), moment, quiet_hours=[period])
     ends = [verdict.at for verdict in found if verdict.code == "quiet_hours"]
     assert ends == ([] if end is None else [datetime(*end, tzinfo=UTC).timestamp()])
 
@@ -126,8 +126,8 @@ def test_quiet_hours_reach_from_to(snapshot, now, period, at, end):
 def test_quiet_hours_mean_the_zone_that_is_told(snapshot, now):
     noon_in_berlin = datetime(2023, 11, 14, 11, 0, tzinfo=UTC).timestamp()
     period = ["11:59-12:01"]
-    berlin = vetoes(snapshot(), noon_in_berlin, quiet_hours=period, time_zone=BERLIN)
-    utc = vetoes(snapshot(), noon_in_berlin, quiet_hours=period)
+    berlin = denials(snapshot(), noon_in_berlin, quiet_hours=period, time_zone=BERLIN)
+    utc = denials(snapshot(), noon_in_berlin, quiet_hours=period)
     assert "quiet_hours" in [verdict.code for verdict in berlin]
     assert "quiet_hours" not in [verdict.code for verdict in utc]
 
@@ -135,7 +135,7 @@ def test_quiet_hours_mean_the_zone_that_is_told(snapshot, now):
 @needs_zones
 def test_quiet_hours_over_a_change_of_the_clock_end_on_the_clock(snapshot):
     before = datetime(2023, 10, 28, 22, 30, tzinfo=UTC).timestamp()
-    found = vetoes(snapshot(), before, quiet_hours=["23:00-06:00"], time_zone=BERLIN)
+    found = denials(snapshot(), before, quiet_hours=["23:00-06:00"], time_zone=BERLIN)
     ends = [verdict.at for verdict in found if verdict.code == "quiet_hours"]
     assert ends == [datetime(2023, 10, 29, 5, 0, tzinfo=UTC).timestamp()]
 
@@ -153,4 +153,4 @@ def test_time_zone_that_is_not_known_is_an_error(name):
 
 
 def test_time_zone_of_the_machine_is_the_default(snapshot, now):
-    assert Guards().vetoes(snapshot(kept_until=now + 60), now)[0].code == "kept"
+    assert Guards().denials(snapshot(kept_until=now + 60), now)[0].code == "kept"

@@ -4,7 +4,7 @@ from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.policy.base import SessionSnapshot
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
 

@@ -8,14 +8,16 @@ from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     Phase,
     SessionKey,
-    SessionView,
     Usage,
 )
-from jupyterhub_gpu_reclaim.policy.base import snapshot_of
-from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.decide import Decider, SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.pressure import Chooser, PressurePolicy, Want
+from jupyterhub_gpu_reclaim.policy.pressure import (
+    PreemptionPolicy,
+    PressurePolicy,
+    Want,
+)
 
 NOW = 1_700_000_000.0
 GB = 10**9
@@ -28,8 +30,9 @@ def decider(after=300.0, idle_after=900.0, **guards):
     return Decider(Guards(**guards), [idle, pressure])
 
 
-def view(user, *, idle=600.0, vram=10 * GB, gpu="A100", cards=1, usage=None, **changes):
-    facts = {"started_at": NOW - 7200, **changes.pop("facts", {})}
+def session(
+    user, *, idle=600.0, vram=10 * GB, gpu="A100", cards=1, usage=None, **changes
+):
     values = {
         "at": NOW,
         "watched": 3600.0,
@@ -44,19 +47,18 @@ def view(user, *, idle=600.0, vram=10 * GB, gpu="A100", cards=1, usage=None, **c
         "complete": True,
     } | (usage or {})
     held = [GpuSample(uuid=f"{user}-{i}", name=gpu) for i in range(cards)]
-    made = SessionView(
+    made = SessionSnapshot(
         key=SessionKey(user),
         phase=Phase.RUNNING,
-        since=NOW - 7200,
+        started_at=NOW - 7200,
         usage=Usage(**values),
         gpus=held,
-        facts=facts,
     )
     return msgspec.structs.replace(made, **changes)
 
 
 def choose(views, *wants, **settings):
-    return Chooser(decider(**settings))(views, wants, NOW)
+    return PreemptionPolicy(decider(**settings))(views, wants, NOW)
 
 
 def names(chosen):
@@ -64,50 +66,50 @@ def names(chosen):
 
 
 def test_nobody_waits_nobody_is_chosen():
-    assert choose([view("ada")]) == {}
+    assert choose([session("ada")]) == {}
 
 
 def test_only_as_many_as_are_needed_go_and_for_whom_is_told():
-    chosen = choose([view("ada"), view("bob"), view("eve")], ZOE)
+    chosen = choose([session("ada"), session("bob"), session("eve")], ZOE)
     assert chosen == {SessionKey("ada"): ZOE.key}
 
 
 def test_longest_idle_times_most_vram_goes_first():
-    idle_long = view("ada", idle=800, vram=2 * GB)
-    holds_much = view("bob", idle=400, vram=30 * GB)
+    idle_long = session("ada", idle=800, vram=2 * GB)
+    holds_much = session("bob", idle=400, vram=30 * GB)
     wants = [Want(key=SessionKey(f"w{n}")) for n in range(2)]
     assert names(choose([idle_long, holds_much], *wants)) == ["bob", "ada"]
 
 
 def test_cheapest_restore_breaks_ties():
-    dear = view("ada", usage={"memory": 9 * GB})
-    cheap = view("bob", usage={"memory": 2 * GB})
+    dear = session("ada", usage={"memory": 9 * GB})
+    cheap = session("bob", usage={"memory": 2 * GB})
     assert names(choose([dear, cheap], ZOE)) == ["bob"]
 
 
 def test_several_cards_are_covered_by_several_sessions():
     want = Want(key=SessionKey("zoe"), gpus=3)
-    views = [view("ada", cards=2), view("bob"), view("eve")]
+    views = [session("ada", cards=2), session("bob"), session("eve")]
     assert len(choose(views, want)) == 2
 
 
 @pytest.mark.parametrize(
     "spared",
     [
-        view("ada", idle=200),
-        view("ada", usage={"busy_kernel": "train.ipynb"}),
-        view("ada", usage={"gpu_percent": 40.0}),
-        view("ada", usage={"cpu_percent": 99.0}),
-        view("ada", usage={"complete": False}),
-        view("ada", usage={"sample_age": 500.0}),
-        view("ada", usage={"watched": 100.0}),
-        view("ada", kept_until=NOW + 60),
-        view("ada", facts={"opted_out_by": "root"}),
-        view("ada", facts={"resumed_at": NOW - 60}),
-        view("ada", phase=Phase.SUSPENDING),
-        view("ada", gpus=[]),
-        view("ada", gpu="T4"),
-        view("zoe"),
+        session("ada", idle=200),
+        session("ada", usage={"busy_kernel": "train.ipynb"}),
+        session("ada", usage={"gpu_percent": 40.0}),
+        session("ada", usage={"cpu_percent": 99.0}),
+        session("ada", usage={"complete": False}),
+        session("ada", usage={"sample_age": 500.0}),
+        session("ada", usage={"watched": 100.0}),
+        session("ada", kept_until=NOW + 60),
+        session("ada", opted_out_by="root"),
+        session("ada", resumed_at=NOW - 60),
+        session("ada", phase=Phase.SUSPENDING),
+        session("ada", gpus=[]),
+        session("ada", gpu="T4"),
+        session("zoe"),
     ],
     ids=lambda each: "",
 )
@@ -117,31 +119,31 @@ def test_session_that_is_used_guarded_or_of_no_help_is_never_chosen(spared):
 
 
 def test_chosen_before_stays_chosen_though_another_is_idle_for_longer():
-    warned = view("ada", idle=400, facts={"wanted": 1}, phase=Phase.WARNED)
-    assert names(choose([view("bob", idle=800), warned], ZOE)) == ["ada"]
+    warned = session("ada", idle=400, wanted=1, phase=Phase.WARNED)
+    assert names(choose([session("bob", idle=800), warned], ZOE)) == ["ada"]
 
 
 def test_chosen_session_goes_with_the_reason_and_another_does_not():
     decide = decider()
-    chosen = decide(view("ada", facts={"wanted": 2}), NOW)[0]
+    chosen = decide(session("ada", wanted=2), NOW)[0]
     assert (chosen.reclaim, chosen.code) == (True, "pressure")
     assert chosen.message == (
         "Idle for 10 min, and somebody waits for a GPU (2 in the queue)."
     )
-    other = decide(view("ada"), NOW)[0]
+    other = decide(session("ada"), NOW)[0]
     assert (other.reclaim, other.code) == (False, "recently_active")
 
 
 def test_off_by_default_nobody_goes_earlier():
     default = PressurePolicy(IdlePolicy()).pressure_idle_after
     assert default == 0.0
-    assert choose([view("ada")], ZOE, after=default) == {}
+    assert choose([session("ada")], ZOE, after=default) == {}
 
 
 def test_under_pressure_only_idle_sessions_go_while_somebody_waits():
     decide = decider(idle_after=0.0)
-    assert decide(view("ada"), NOW)[0].code == "idle_off"
-    assert decide(view("ada", facts={"wanted": 1}), NOW)[0].reclaim
+    assert decide(session("ada"), NOW)[0].code == "idle_off"
+    assert decide(session("ada", wanted=1), NOW)[0].reclaim
 
 
 def test_negative_time_is_refused():
@@ -158,7 +160,7 @@ idles = st.floats(0, 5000)
 )
 def test_whoever_is_chosen_may_go_and_no_more_than_wanted(sessions, wants):
     views = [
-        view(
+        session(
             f"u{n}", idle=idle, vram=vram * GB, usage={"busy_kernel": "k"} if b else {}
         )
         for n, (idle, vram, b) in enumerate(sessions)
@@ -169,7 +171,7 @@ def test_whoever_is_chosen_may_go_and_no_more_than_wanted(sessions, wants):
     decide = decider()
     for each in views:
         if each.key in chosen:
-            wanted = msgspec.structs.replace(snapshot_of(each), wanted=1)
-            assert decide.decide(wanted, NOW)[0].reclaim
+            wanted = msgspec.structs.replace(each, wanted=1)
+            assert decide(wanted, NOW)[0].reclaim
             assert NOW - each.usage.last_active >= 300
             assert each.usage.busy_kernel is None

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Application
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.rules import SETTINGS, Rules
-from jupyterhub_gpu_reclaim.policy.terms import About, Terms
+from jupyterhub_gpu_reclaim.policy.rules import SETTINGS, Rules, Subject
 
-ADA = About(
+ADA = Subject(
     key=SessionKey("ada", "train"),
     groups=["course-101", "staff"],
     options={"profile": ["h100-big"], "gpu_reclaim": ["off"], "empty": [""]},
@@ -25,7 +24,7 @@ ADA = About(
 
 
 def terms(*rules, about=ADA):
-    return Rules(rules=list(rules)).terms(about)
+    return Rules(rules=list(rules)).policy_for(about)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ RULES = st.fixed_dictionaries(
 )
 MAYBE = st.one_of(st.none(), st.just(["ada", "h100"]), st.just([]))
 ABOUT = st.builds(
-    lambda groups, options: About(
+    lambda groups, options: Subject(
         key=SessionKey("ada"),
         groups=groups,
         options=None if options is None else {name: [name] for name in options},
@@ -137,11 +136,11 @@ ABOUT = st.builds(
 @settings(max_examples=50)
 @given(st.lists(RULES, max_size=5), ABOUT)
 def test_knowing_more_never_changes_what_was_certain(rules, about):
-    before = Rules(rules=rules).terms(about)
+    before = Rules(rules=rules).policy_for(about)
     known = msgspec.structs.replace(
         about, groups=about.groups or [], options=about.options or {}
     )
-    after = Rules(rules=rules).terms(known)
+    after = Rules(rules=rules).policy_for(known)
     assert not after.unknown
     assert before.by.keys() == {s for s in SETTINGS if getattr(before, s) is not None}
     if not before.unknown:
@@ -153,7 +152,7 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
 
     def first(**changes):
         by = dict.fromkeys(changes, "group staff")
-        found = decide.decide(snapshot(terms=Terms(**changes, by=by)), now)
+        found = decide(snapshot(terms=SessionPolicy(**changes, by=by)), now)
         return found[0].reclaim, found[0].message
 
     rule = "by the rule for group staff"
@@ -177,7 +176,7 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
     assert first(min_age=9000.0)[1] == (
         f"Started 2 h ago; sessions are left alone for 2 h 30 min {rule}."
     )
-    busy = decide.decide(snapshot(terms=Terms(unknown="its user's groups")), now)
+    busy = decide(snapshot(terms=SessionPolicy(unknown="its user's groups")), now)
     assert (busy[0].reclaim, busy[0].code) == (False, "rules_unknown")
 
 

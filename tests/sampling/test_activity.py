@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
-from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, Watched
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 from tests.support.agent import Jupyter, Place, wait_for
 
 
@@ -46,7 +46,7 @@ def server_fixture():
             place.kill()
 
 
-def watched(server, port: int | None = None, **changes) -> Watched:
+def watched(server, port: int | None = None, **changes) -> SampleTarget:
     tree = server.place.tree
     values = {
         "incarnation": server.place.incarnation,
@@ -56,10 +56,10 @@ def watched(server, port: int | None = None, **changes) -> Watched:
         "pids": [process.pid for process in tree.processes],
         "address": Address(port or server.port, server.PREFIX, server.TOKEN),
     }
-    return Watched(**values | changes)
+    return SampleTarget(**values | changes)
 
 
-def sample(*sessions: Watched, seconds: float = 5.0) -> list[Sample]:
+def sample(*sessions: SampleTarget, seconds: float = 5.0) -> list[Sample]:
     async def take() -> list[Sample]:
         sampler = Sampler(SystemClock(), answer_seconds=seconds)
         try:
@@ -99,7 +99,7 @@ async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
     server.add_sockets(sockets)
     address = Address(sockets[0].getsockname()[1], "/", "secret")
     me = os.getpid()
-    one = Watched("i", SessionKey("ann"), me, me, [me], address)
+    one = SampleTarget("i", SessionKey("ann"), me, me, [me], address)
     sampler = Sampler(SystemClock())
     states = []
     for state in ("idle", "idle", "busy"):
@@ -287,7 +287,7 @@ async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
     monkeypatch.setattr("jupyterhub_gpu_reclaim.sampling.process_tree.measure", hang)
     sampler = Sampler(SystemClock(), answer_seconds=0.1)
     me = os.getpid()
-    one = Watched("i", SessionKey("ann"), me, me, [me], None)
+    one = SampleTarget("i", SessionKey("ann"), me, me, [me], None)
     problems = [(await sampler.sample(one)).problem for _ in range(3)]
     assert len(begun) == 1
     assert "TimeoutError" in problems[0]

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.sampling.dcgm import Owner, Told, query
 from jupyterhub_gpu_reclaim.sampling.gpu import samples_of
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
-from jupyterhub_gpu_reclaim.service.clients.prometheus import Prometheus
+from jupyterhub_gpu_reclaim.service.dcgm.series import ExporterAnswer, Owner, query
+from jupyterhub_gpu_reclaim.service.dcgm.source import Prometheus
 from tests.support import dcgm, nvml
 from tests.support.agent import wait_for
 
@@ -67,7 +67,7 @@ class FromOutside:
         self.series = dcgm.series(dcgm.PAGE.read_text(), self.now, honored=honored)
 
     def see(self, scene: str):
-        told = Told(self.series, dcgm.NAMES, self.now, 90)
+        told = ExporterAnswer(self.series, dcgm.NAMES, self.now, 90)
         owner = Owner("jhub", f"jupyter-{scene}")
         return told.of(owner, GIVEN.get(scene, 1), self.now - 90)
 

@@ -6,7 +6,7 @@ import threading
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
-from jupyterhub_gpu_reclaim.sampling.sampler import CARD_SECONDS, Sampler, Watched
+from jupyterhub_gpu_reclaim.sampling.sampler import CARD_SECONDS, Sampler, SampleTarget
 
 
 class Cards:
@@ -32,12 +32,12 @@ class Hanging:
         return []
 
 
-def watched(name: str, *pids: int) -> Watched:
+def watched(name: str, *pids: int) -> SampleTarget:
     me = os.getpid()
-    return Watched(name, SessionKey(name), me, me, list(pids), None)
+    return SampleTarget(name, SessionKey(name), me, me, list(pids), None)
 
 
-async def take(cards, *sessions: Watched, seconds: float = 5.0):
+async def take(cards, *sessions: SampleTarget, seconds: float = 5.0):
     sampler = Sampler(SystemClock(), cards, answer_seconds=seconds)
     try:
         return await sampler.sample_all(list(sessions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -20,24 +20,25 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
     CheckpointInfo,
     Compared,
+    Decision,
     Event,
     Failure,
     Phase,
     Placement,
+    SessionFacts,
     SessionKey,
     SessionView,
     StartPlan,
     Step,
     StopPlan,
-    Verdict,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryLine, StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
@@ -83,6 +84,7 @@ class SessionsInMemory:
     """Sessions without anything behind them: only the phases change."""
 
     def __init__(self) -> None:
+        self.users = self  # all calls in one double
         self.views: dict[SessionKey, SessionView] = {}
         self.calls: list[tuple[object, ...]] = []
         self.readers: list[asyncio.Queue[SessionView | None]] = []
@@ -96,11 +98,13 @@ class SessionsInMemory:
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
         self.store_known: list[StoreUse] = []
 
-    def put(self, user: str, server: str = "", **changes: object) -> SessionView:
+    def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)
         old = self.views.get(key) or SessionView(
             key=key, phase=Phase.RUNNING, since=1_700_000_000.0
         )
+        if "facts" in changes:
+            changes["facts"] = SessionFacts(**changes["facts"])
         view = msgspec.structs.replace(old, **changes)
         self.views[key] = view
         for reader in self.readers:
@@ -122,9 +126,11 @@ class SessionsInMemory:
         """When the Hub has made that user; 0 where a test says nothing."""
         return self.users_since.get(user, 0.0)
 
-    def why(self, key: SessionKey) -> list[Verdict]:
+    def why(self, key: SessionKey) -> list[Decision]:
         self.session(key)
-        return [Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")]
+        return [
+            Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
+        ]
 
     async def changes(self) -> AsyncIterator[SessionView]:
         queue: asyncio.Queue[SessionView | None] = asyncio.Queue(100)
@@ -173,17 +179,17 @@ class SessionsInMemory:
         self.calls.append(("opt_out", key, out, by))
         return self.session(key)
 
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
-        row = AuditRow(at=1_700_000_000.0, key=key, who="ada", what="suspend")
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
+        row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")
         return [row] * min(limit, 2000)
 
-    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+    def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
         self.calls.append(("story", user, before, limit))
         key = SessionKey(user, "gone")
-        line = StoryLine(
+        line = AuditSentence(
             id=7, at=1.0, key=key, who="ada", what="forget", sentence="It was deleted."
         )
-        return StoryPage(lines=[line], next=7)
+        return AuditPage(lines=[line], next=7)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("start_fresh", key, by))

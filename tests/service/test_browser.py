@@ -14,12 +14,12 @@ from tornado.web import create_signed_value
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Failure,
     GpuSample,
     Phase,
     SessionKey,
     Step,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
@@ -92,10 +92,10 @@ def fill(service) -> int:
     put, now = service.control.put, time.time()
     step = Step(step="dump", title="Saving the memory", state="done", seconds=3.4)
     under_way = Step(step="write", title="Writing it to the store", bytes=7 * 10**8)
-    busy = Verdict(
+    busy = Decision(
         reclaim=False, code="kernel_busy", message="Kernel train.ipynb is busy."
     )
-    used = Verdict(
+    used = Decision(
         reclaim=False,
         code="recently_active",
         message="It was used 9 min ago; it is idle after 15 min without use.",

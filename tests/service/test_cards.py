@@ -6,12 +6,12 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
+    Decision,
     Failure,
     Phase,
     SessionKey,
     SessionView,
     Step,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
 
@@ -42,7 +42,7 @@ def actions(one) -> list[str]:
 
 
 def test_running_card_says_why_not_and_when():
-    verdict = Verdict(
+    verdict = Decision(
         reclaim=False, code="kernel_busy", message="Kernel a is busy.", at=NOW + 480
     )
     one = made(Phase.RUNNING, verdict=verdict)

@@ -11,12 +11,12 @@ import pytest
 from jupyterhub_gpu_reclaim.cli import sessions
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Failure,
     GpuSample,
     Phase,
     SessionKey,
     Step,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.service.conftest import checkpoint
@@ -46,7 +46,7 @@ def goes_on(control, name: str, *after: dict) -> None:
 
 # --- sessions and why ----------------------------------------------------------------
 async def test_sessions_are_listed_with_state_and_reason(command, control):
-    verdict = Verdict(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
+    verdict = Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
     usage = unused(7200, gpu_percent=3.2, gpu_memory=4_000_000_000)
     control.put("ada", verdict=verdict, usage=usage)
     control.put("bob", "train", phase=Phase.SUSPENDED)
@@ -95,7 +95,7 @@ async def test_why_gives_every_reason_with_its_code(command, control):
 
 
 async def test_names_of_people_do_not_reach_the_terminal_as_commands(command, control):
-    control.put("\x1b[2Jeve", verdict=Verdict(reclaim=False, code="x", message="\x07"))
+    control.put("\x1b[2Jeve", verdict=Decision(reclaim=False, code="x", message="\x07"))
     _, out, _ = await command("sessions")
     assert "\x1b" not in out
     assert "\x07" not in out
@@ -184,7 +184,7 @@ class BrokenOnce:
 
 
 async def test_all_idle_leaves_those_that_work_are_kept_or_unknown(command, control):
-    busy = Verdict(reclaim=False, code="gpu_busy", message="Busy.")
+    busy = Decision(reclaim=False, code="gpu_busy", message="Busy.")
     control.put("a", usage=unused(3600))
     control.put("b", usage=unused(3600), verdict=busy)
     control.put("c", usage=unused(3600), kept_until=time.time() + 60)

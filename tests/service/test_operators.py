@@ -10,8 +10,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jupyterhub_gpu_reclaim.common.models import Phase, Step
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters, MetricsSnapshot
-from jupyterhub_gpu_reclaim.service import prometheus
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    Counters,
+    MetricsSnapshot,
+)
+from jupyterhub_gpu_reclaim.service import metrics
 
 EMPTY = MetricsSnapshot(
     phases={},
@@ -24,10 +27,10 @@ EMPTY = MetricsSnapshot(
 
 
 def samples(snapshot: MetricsSnapshot) -> dict[tuple[str, ...], float]:
-    text = generate_latest(prometheus.registry(lambda: snapshot)).decode()
+    text = generate_latest(metrics.registry(lambda: snapshot)).decode()
     return {
         (
-            one.name.removeprefix(prometheus.PREFIX),
+            one.name.removeprefix(metrics.PREFIX),
             *(one.labels[name] for name in sorted(one.labels)),
         ): one.value
         for family in text_string_to_metric_families(text)

@@ -114,7 +114,7 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
         "bob",
         "train",
         gpus=[GpuSample(uuid="x", name="NVIDIA A100", memory=12 * 10**9)],
-        facts={"node": "gpu-7", "place": None},
+        facts={"node": "gpu-7"},
     )
     service.control.put("cy", phase=Phase.RESUMING, facts={"place": 2})
     page = (await root.get("all")).body.decode()

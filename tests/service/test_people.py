@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     KeptState,
     Phase,
     SessionKey,
     SessionView,
-    Verdict,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY
@@ -272,7 +272,7 @@ async def test_saved_states_are_deleted_one_or_all(service):
 async def test_why_tells_the_reasons(service):
     service.control.put("ada")
     response = await service.call("api/sessions/ada/-/why")
-    found = msgspec.json.decode(response.body, type=list[Verdict])
+    found = msgspec.json.decode(response.body, type=list[Decision])
     assert [verdict.code for verdict in found] == ["kernel_busy"]
 
 

@@ -1,4 +1,4 @@
-"""Settings, surroundings and scopes: documented, checked, and the least."""
+"""Settings, environment and scopes: documented, checked, and the least."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     SPAWNER_TOKEN,
-    Surroundings,
+    HubEnvironment,
 )
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 
@@ -24,21 +24,21 @@ FROM_HUB = {
 
 
 def test_surroundings_are_taken_from_the_hub():
-    found = Surroundings.read(FROM_HUB)
+    found = HubEnvironment.read(FROM_HUB)
     assert (found.host, found.port) == ("127.0.0.1", 10202)
     assert found.prefix == "/lab/services/gpu-reclaim/"
     assert found.hub_prefix == "/lab/hub/"
 
 
 def test_surroundings_never_show_their_secrets():
-    text = repr(Surroundings.read(FROM_HUB))
+    text = repr(HubEnvironment.read(FROM_HUB))
     assert "token-of-the-service" not in text
     assert "sss" not in text
 
 
 def test_surroundings_without_a_hub_name_all_that_is_missing():
     with pytest.raises(Refused) as caught:
-        Surroundings.read({"JUPYTERHUB_API_TOKEN": "x"})
+        HubEnvironment.read({"JUPYTERHUB_API_TOKEN": "x"})
     message = caught.value.message
     assert "JUPYTERHUB_SERVICE_URL" in message
     assert SPAWNER_TOKEN in message
@@ -50,13 +50,13 @@ def test_surroundings_without_a_hub_name_all_that_is_missing():
 )
 def test_surroundings_with_an_address_we_cannot_serve_are_refused(url):
     with pytest.raises(Refused) as caught:
-        Surroundings.read(FROM_HUB | {"JUPYTERHUB_SERVICE_URL": url})
+        HubEnvironment.read(FROM_HUB | {"JUPYTERHUB_SERVICE_URL": url})
     assert repr(url) in caught.value.message
 
 
 def test_surroundings_with_a_guessable_spawner_token_are_refused():
     with pytest.raises(Refused) as caught:
-        Surroundings.read(FROM_HUB | {SPAWNER_TOKEN: "guess"})
+        HubEnvironment.read(FROM_HUB | {SPAWNER_TOKEN: "guess"})
     assert "guess" not in caught.value.message
 
 

@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     GpuSample,
     Phase,
+    SessionFacts,
     SessionKey,
     SessionView,
     Usage,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import STEP, Point, Totals
@@ -24,7 +25,8 @@ NOW = 1_700_000_000.0
 
 def session(user: str, server: str = "", phase: Phase = Phase.RUNNING, **more):
     key = SessionKey(user, server)
-    return SessionView(key=key, phase=phase, since=NOW, **more)
+    facts = SessionFacts(**more.pop("facts", {}))
+    return SessionView(key=key, phase=phase, since=NOW, facts=facts, **more)
 
 
 def found(views, query: str) -> list[str]:
@@ -32,7 +34,7 @@ def found(views, query: str) -> list[str]:
 
 
 def busy(user: str, **more):
-    verdict = Verdict(reclaim=False, code="kernel_busy", message="Kernel x is busy.")
+    verdict = Decision(reclaim=False, code="kernel_busy", message="Kernel x is busy.")
     return session(user, verdict=verdict, **more)
 
 

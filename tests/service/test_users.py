@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 
 
 async def test_history_of_ones_own_sessions_comes_in_pages(service):
     response = await service.call("api/users/ada/history?limit=1&before=9")
-    page = msgspec.json.decode(response.body, type=StoryPage)
+    page = msgspec.json.decode(response.body, type=AuditPage)
     assert (response.code, page.lines[0].sentence) == (200, "It was deleted.")
     assert page.next == 7
     assert service.control.calls == [("story", "ada", 9, 1)]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyterhub_gpu_reclaim.sampling.dcgm import Names, Series
+from jupyterhub_gpu_reclaim.service.dcgm.series import Names, Series
 
 #: In the format of the exporter's 4.x; cards and pods as the tests' scenes need them.
-PAGE = Path(__file__).parents[1] / "sampling" / "dcgm-exporter.txt"
+PAGE = Path(__file__).parents[1] / "service" / "dcgm-exporter.txt"
 NAMES = (Names("exported_namespace", "exported_pod"), Names("namespace", "pod"))
 #: What the exporter's own pod is called, where it is scraped.
 EXPORTER = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}

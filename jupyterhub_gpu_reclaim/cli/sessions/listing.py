@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.cli.sessions import DONE
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.selection import chosen, key_of
 from jupyterhub_gpu_reclaim.common import text as words
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, Phase, SessionKey
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +51,9 @@ def why(args: argparse.Namespace) -> int:
     """Print every reason of each, the deciding one first."""
     keys = [key_of(text) for text in args.targets]
 
-    async def reasons(client: SessionsClient) -> list[tuple[SessionKey, list[Verdict]]]:
+    async def reasons(
+        client: SessionsClient,
+    ) -> list[tuple[SessionKey, list[Decision]]]:
         return [(key, await client.why(key)) for key in dict.fromkeys(keys)]
 
     found = ask(args, reasons)
@@ -79,7 +81,7 @@ def _cells(view: SessionView, now: float) -> tuple[object, ...]:
             memory = words.size(usage.gpu_memory)
     gpu = f"{_cards(view)} {busy}".strip()
     since = words.duration(now - view.since) if view.since else ""
-    node = view.facts.get("node", "")
+    node = view.facts.node
     return (view.key, view.phase.value, since, idle, gpu, memory, node, _why(view))
 
 
@@ -94,8 +96,8 @@ def _cards(view: SessionView) -> str:
 
 def _why(view: SessionView) -> str:
     """The most important: its place, the last failure, or the policy's reason."""
-    if view.facts.get("place"):
-        return f"Waits for a GPU: place {view.facts['place']} in the queue."
+    if view.facts.place:
+        return f"Waits for a GPU: place {view.facts.place} in the queue."
     if view.failure is not None:
         return view.failure.message
     return view.verdict.message if view.verdict is not None else ""

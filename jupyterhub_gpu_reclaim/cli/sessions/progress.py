@@ -56,7 +56,7 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
     that
     is where it began, without that intent, has been tried and has failed.
     """
-    pending = view.facts.get("intent") == action
+    pending = view.facts.intent == action
     # one that is on its way back already has been suspended
     goal = {Phase.SUSPENDED, Phase.RESUMING} if action == "suspend" else _LIVE
     start = _LIVE if action == "suspend" else {Phase.SUSPENDED}

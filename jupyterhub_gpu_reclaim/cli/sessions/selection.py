@@ -100,7 +100,7 @@ def _kept(view: SessionView, now: float) -> bool:
     """Whether it is kept, or excluded from policies."""
     if view.kept_until is not None and view.kept_until > now:
         return True
-    if view.facts.get("opted_out_by"):
+    if view.facts.opted_out_by:
         return True
     return view.verdict is not None and view.verdict.code in _OFF_LIMITS
 

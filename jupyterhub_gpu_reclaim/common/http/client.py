@@ -1,7 +1,7 @@
 """Shared HTTP client for unix sockets and TCP, with limits and errors of our own.
 
-Raises :class:`Silent` for a call without an answer in time; each caller maps it to its
-own error. It knows no particular API.
+Raises :class:`NoResponse` for a call without an answer in time; each caller maps it to
+its own error. It knows no particular API.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_CLIENTS = 1000
 MAX_LINE = 1 << 20
 
 
-class Silent(Exception):
+class NoResponse(Exception):
     """No answer, or none that is HTTP; the text is for the log."""
 
 
@@ -186,7 +186,7 @@ class Connection:
             **more: of tornado's ``HTTPRequest``.
 
         Raises:
-            Silent: no answer in time.
+            NoResponse: no answer in time.
         """
         request = self._request(method, path, limit, **more)
         fetched = asyncio.ensure_future(self._client.fetch(request, raise_error=False))
@@ -195,9 +195,9 @@ class Connection:
             # Not cancelled with us: tornado logs what becomes of it as an error.
             response = await asyncio.shield(fetched)
         except (HTTPError, OSError, StreamClosedError) as error:
-            raise Silent(f"{method} {path}: {error}") from None
+            raise NoResponse(f"{method} {path}: {error}") from None
         if response.code == 599:
-            raise Silent(f"{method} {path}: {response.error}")
+            raise NoResponse(f"{method} {path}: {response.error}")
         return Answer(response.code, bytes(response.body or b""), response.headers)
 
     async def lines(
@@ -222,7 +222,7 @@ class Connection:
             Each line, or one :class:`Answer` if it is an error.
 
         Raises:
-            Silent: the stream broke or fell silent.
+            NoResponse: the stream broke or fell silent.
         """
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         status: list[int] = []
@@ -253,7 +253,7 @@ class Connection:
             while (data := await _within(silence, pieces.get(), path)) is not None:
                 rest += data
                 if len(rest) > MAX_LINE:
-                    raise Silent(f"{path}: a line is too long")
+                    raise NoResponse(f"{path}: a line is too long")
                 if status and status[0] < 400:
                     *lines, rest = rest.split(b"\n")
                     for line in lines:
@@ -277,13 +277,13 @@ async def _within(seconds: float, work: Any, path: str) -> Any:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        raise Silent(f"{path}: silent for {seconds:.0f} s") from None
+        raise NoResponse(f"{path}: silent for {seconds:.0f} s") from None
 
 
 def _check(fetched: asyncio.Future[Any], path: str) -> None:
     """Raise unless the stream ended properly."""
     error = fetched.exception()
     if error is not None:
-        raise Silent(f"{path}: {error}") from None
+        raise NoResponse(f"{path}: {error}") from None
     if fetched.result().code == 599:
-        raise Silent(f"{path}: {fetched.result().error}")
+        raise NoResponse(f"{path}: {fetched.result().error}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, VERSION, Hello
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Silent
+from jupyterhub_gpu_reclaim.common.http.client import Answer, NoResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -62,7 +62,7 @@ class Vouched:
             **more: of tornado's ``HTTPRequest``.
 
         Raises:
-            Silent: no answer in time, or one without a proof.
+            NoResponse: no answer in time, or one without a proof.
         """
         answer = await self._greeted_and_asked(method, path, limit, more)
         if answer.status == 401 and self._run:  # it has been started again
@@ -76,7 +76,7 @@ class Vouched:
         """A request whose answer comes line by line; see ``Connection.lines``.
 
         Raises:
-            Silent: the stream broke or fell silent, or a line has no proof.
+            NoResponse: the stream broke or fell silent, or a line has no proof.
         """
         for last in (False, True):
             known = bool(self._run)
@@ -113,9 +113,9 @@ class Vouched:
         try:
             hello = codec.decode(answer.body, Hello)
         except BadRequest as error:
-            raise Silent(f"{self._hello}: {error}") from None
+            raise NoResponse(f"{self._hello}: {error}") from None
         if hello.version != VERSION:
-            raise Silent(f"it proves itself by version {hello.version}")
+            raise NoResponse(f"it proves itself by version {hello.version}")
         self._run = hello.run
         return None
 
@@ -145,7 +145,7 @@ class Vouched:
                 elif line.strip():
                     opened = self._vouching().opened(nonce, number, line)
                     if opened is None:
-                        raise Silent(f"{path}: a line without its proof")
+                        raise NoResponse(f"{path}: a line without its proof")
                     number += 1
                     yield opened
 
@@ -153,9 +153,9 @@ class Vouched:
         """Reject an answer from any other program on that address.
 
         Raises:
-            Silent: it is not the far part's.
+            NoResponse: it is not the far part's.
         """
         given = answer.headers.get(PROOF, "")
         if not self._vouching().is_proved(given, nonce, answer.status, answer.body):
             what = f"status {answer.status}, and no proof that it has our token"
-            raise Silent(f"{path}: {what}")
+            raise NoResponse(f"{path}: {what}")

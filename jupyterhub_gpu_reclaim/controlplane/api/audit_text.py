@@ -12,11 +12,12 @@ from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Numbered
+    from jupyterhub_gpu_reclaim.common.models import AuditLine
+    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import NumberedLine
     from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 
 
-class StoryLine(Value, frozen=True, kw_only=True):
+class AuditSentence(Value, frozen=True, kw_only=True):
     """One audit line as a sentence."""
 
     id: int
@@ -28,10 +29,10 @@ class StoryLine(Value, frozen=True, kw_only=True):
     sentence: str
 
 
-class StoryPage(Value, frozen=True, kw_only=True):
+class AuditPage(Value, frozen=True, kw_only=True):
     """Some lines, the newest first."""
 
-    lines: list[StoryLine]
+    lines: list[AuditSentence]
     next: int | None = None  #: ``before`` of the page with older ones, if there are any
 
 
@@ -71,10 +72,10 @@ _SENTENCES = {
 }
 
 
-def line_of(numbered: Numbered) -> StoryLine:
+def line_of(numbered: NumberedLine) -> AuditSentence:
     """Returns an audit line as a sentence, with its time and reason."""
     number, line = numbered
-    return StoryLine(
+    return AuditSentence(
         id=number,
         at=line.at,
         key=line.key,
@@ -85,7 +86,7 @@ def line_of(numbered: Numbered) -> StoryLine:
     )
 
 
-def sentence(line: AuditRow) -> str:
+def sentence(line: AuditRow | AuditLine) -> str:
     """Says what happened and why, with the numbers."""
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":

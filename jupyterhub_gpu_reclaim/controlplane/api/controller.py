@@ -10,27 +10,28 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.controlplane.api.placement import Placing
 from jupyterhub_gpu_reclaim.controlplane.api.rebuild import Rebuild
-from jupyterhub_gpu_reclaim.controlplane.api.spawning import Parts
-from jupyterhub_gpu_reclaim.controlplane.api.starts import Starts
-from jupyterhub_gpu_reclaim.controlplane.api.stops import Stops
-from jupyterhub_gpu_reclaim.controlplane.api.users import People
+from jupyterhub_gpu_reclaim.controlplane.api.starts import (
+    StartPlanner,
+)
+from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
+from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
-from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Pressing
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Watch
-from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
-from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
+from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
-from jupyterhub_gpu_reclaim.controlplane.loop.fenced_orders import Agents, Hubs
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
-from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import Loops
+from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Tally
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -42,23 +43,20 @@ if TYPE_CHECKING:
         Event,
         Placement,
         SessionKey,
+        SessionPolicy,
         StartPlan,
         StopPlan,
         Waiting,
     )
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
+    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import (
-        Agent,
-        Choose,
-        Decide,
-        Hub,
-        Window,
-    )
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
     from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse, Totals
-    from jupyterhub_gpu_reclaim.policy.terms import Terms
+    from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
 def new_checkpoint_id() -> str:
@@ -66,7 +64,7 @@ def new_checkpoint_id() -> str:
     return f"ckpt-{uuid.uuid4().hex}"
 
 
-class Controller(People):
+class Controller:
     """The control plane's front.
 
     All calls but ``start`` and ``stop`` are quick, except ``plan_start``, ``plan_stop``
@@ -82,7 +80,7 @@ class Controller(People):
         settings: the limits.
         new_id: makes ids for checkpoints.
         choose: selects sessions to preempt for the GPU queue; None: no preemption.
-        terms: the per-session policy; None: there are no rules.
+        policies: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
     """
 
@@ -98,32 +96,37 @@ class Controller(People):
         settings: Settings,
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
-        terms: Callable[[SessionKey], Terms] | None = None,
+        policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
-        agent, hub = Agents(agent, journal.check), Hubs(hub, journal.check)
+        agent = fenced_agent(agent, journal.check)
+        hub = fenced_hub(hub, journal.check)
         sessions = Sessions(journal, clock)
-        sessions.terms = terms
+        sessions.policies = policies
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
-        line = WaitingLine(sessions, agent, settings.gpu_wait)
+        line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         observer = Observer(sessions, agent, hub)
-        watch = Watch(sessions, agent, window)
-        courtesy = Courtesy(sessions, watch, decide, settings.warn_for)
+        sampler = SessionSampler(sessions, agent, window)
+        judge = Judge(sessions, decide)
+        warnings = Warnings(sessions, sampler, judge, settings.warn_for)
         worker = Worker(
             sessions=sessions,
             agent=agent,
             observer=observer,
-            courtesy=courtesy,
+            judge=judge,
+            warnings=warnings,
             suspender=suspender,
             resumer=resumer,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
-        super().__init__(sessions, agent, courtesy, queue, settings)
-        parts = Parts(
+        self._sessions, self._queue = sessions, queue
+        #: what people and programs may ask
+        self.users = UserApi(sessions, agent, judge, queue, settings)
+        self._starts = StartPlanner(
             sessions=sessions,
             agent=agent,
             suspender=suspender,
@@ -131,21 +134,27 @@ class Controller(People):
             look=queue.add,
             settings=settings,
         )
-        self._starts = Starts(parts)
-        self._placing = Placing(parts)
-        self._stops = Stops(parts, self._starts)
+        self._stops = StopPlanner(
+            sessions=sessions,
+            agent=agent,
+            resumer=resumer,
+            starts=self._starts,
+            look=queue.add,
+            settings=settings,
+        )
         self._line = line
         self._rebuild = Rebuild(sessions, observer, settings)
-        self._tally = Tally(sessions, lambda: len(sessions.waiting))
-        self._loops = Loops(
+        self._tally = TotalsLog(sessions)
+        self._loops = ControlLoops(
             sessions=sessions,
             agent=agent,
             observer=observer,
-            watch=watch,
-            courtesy=courtesy,
+            sampler=sampler,
+            judge=judge,
+            warnings=warnings,
             queue=queue,
             tally=self._tally,
-            pressing=Pressing(sessions, choose) if choose else None,
+            preemption=Preemption(sessions, choose) if choose else None,
             line=line,
             settings=settings,
         )
@@ -171,7 +180,7 @@ class Controller(People):
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         """GPU use of these sessions in the last hour."""
-        return self._sessions.history.lines(keys, self._sessions.clock.now())
+        return self._sessions.gpu_lines(keys)
 
     def totals(self, hours: int) -> Totals:
         """All sessions together, now and over the last hours (at least 1)."""
@@ -211,15 +220,15 @@ class Controller(People):
         Raises:
             Refused: ``wrong_phase``: that restore is not, or no longer, under way.
         """
-        self._placing.placed(placement)
+        self._starts.placed(placement)
 
     def progress(self, key: SessionKey, after: int = 0) -> AsyncIterator[Event]:
         """Events of the restore under way from number ``after`` on, until its end."""
-        return self._placing.progress(key, after)
+        return self._starts.progress(key, after)
 
     async def cancelled(self, placement: Placement) -> None:
         """A start was cancelled: end what was placed, keep the checkpoint."""
-        await self._placing.cancelled(placement)
+        await self._starts.cancelled(placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
         """``release`` if that incarnation is (now) suspended, else ``stop``.

@@ -14,13 +14,12 @@ from jupyterhub_gpu_reclaim.common.models import Compared, HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Do
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import ActionKind, settle
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -43,9 +42,9 @@ class Rebuild:
             Unreachable: agent, store or Hub do not answer, so nothing is known.
         """
         return [
-            compared(self._sessions.row(key), facts)
-            for key, facts in await self._facts()
-            if facts.saved or self._sessions.row(key).checkpoint
+            compared(self._sessions.row(key), observed)
+            for key, observed in await self._facts()
+            if observed.saved or self._sessions.row(key).checkpoint
         ]
 
     async def run(self, by: str) -> list[Compared]:
@@ -63,32 +62,34 @@ class Rebuild:
             Unreachable: agent, store or Hub do not answer; nothing is changed.
         """
         found = []
-        for key, facts in await self._facts():
+        for key, observed in await self._facts():
             row = self._sessions.row(key)
-            before = compared(row, facts)
-            done = self._follow(row, facts)
+            before = compared(row, observed)
+            done = self._follow(row, observed)
             done = self._answer(key, by) or done
-            if facts.saved or row.checkpoint:
-                after = compared(self._sessions.row(key), self._known_now(key, facts))
+            if observed.saved or row.checkpoint:
+                after = compared(
+                    self._sessions.row(key), self._known_now(key, observed)
+                )
                 found.append(_with(before, after, done))
         return found
 
-    async def _facts(self) -> list[tuple[SessionKey, Facts]]:
-        picture = await self._observer.all(0.0)
-        self._observer.refuse_silence(picture)
-        keys = {row.key for row in self._sessions.journal.sessions()} | picture.keys()
+    async def _facts(self) -> list[tuple[SessionKey, Observed]]:
+        state = await self._observer.all(0.0)
+        self._observer.refuse_silence(state)
+        keys = {row.key for row in self._sessions.journal.sessions()} | state.keys()
         return [
-            (key, picture.facts(key, self._observer.known(key))) for key in sorted(keys)
+            (key, state.session(key, self._observer.known(key))) for key in sorted(keys)
         ]
 
-    def _known_now(self, key: SessionKey, facts: Facts) -> Facts:
-        return facts._replace(known=self._observer.known(key))
+    def _known_now(self, key: SessionKey, observed: Observed) -> Observed:
+        return observed._replace(known=self._observer.known(key))
 
-    def _follow(self, row: SessionRow, facts: Facts) -> str:
-        act = settle(row, facts, self._sessions.clock.now(), self._settings)
-        if act.do not in {Do.FOUND_SAVED, Do.SET_ASIDE}:
+    def _follow(self, row: SessionRow, observed: Observed) -> str:
+        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+        if action.kind not in {ActionKind.FOUND_SAVED, ActionKind.SET_ASIDE}:
             return ""
-        adoption.saved(self._sessions, row, facts, self._settings)
+        adoption.saved(self._sessions, row, observed, self._settings)
         return "taken over"
 
     def _answer(self, key: SessionKey, by: str) -> str:
@@ -103,30 +104,30 @@ class Rebuild:
         return "comes back at the next visit"
 
 
-def compared(row: SessionRow, facts: Facts) -> Compared:
+def compared(row: SessionRow, observed: Observed) -> Compared:
     """Compare one session; pure."""
-    saved = facts.saved or ()
+    saved = observed.saved or ()
     newest = lineage.newest(saved)
-    unknown = [info.id for info in facts.unknown()]
+    unknown = [info.id for info in observed.unknown()]
     return Compared(
         key=row.key,
         phase=row.phase,
         checkpoint=row.checkpoint,
         newest=newest[0].id if newest else "",
         unknown=unknown,
-        state=_state(row, facts),
+        state=_state(row, observed),
     )
 
 
-def _state(row: SessionRow, facts: Facts) -> str:
-    stopped = facts.hub is HubState.STOPPED and not facts.left()
-    if stopped and lineage.found(row, facts):
+def _state(row: SessionRow, observed: Observed) -> str:
+    stopped = observed.hub is HubState.STOPPED and not observed.left()
+    if stopped and lineage.found(row, observed):
         return "newer"
-    if row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint):
+    if row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint):
         return "missing"
     if _asks(row):
         return "asks"
-    return "unknown" if facts.unknown() else "same"
+    return "unknown" if observed.unknown() else "same"
 
 
 def _asks(row: SessionRow) -> bool:

@@ -1,8 +1,14 @@
-"""Start planner: cold, restore, adopt or refuse.
+"""Start planner: cold, restore, adopt or refuse; then placed, followed or cancelled.
 
 A worker may be at the same session, so every answer is computed from the journal as it
 is after the last ``await``, and written at once. A session with a checkpoint is never
-started cold here. For what follows the plan, see ``placement.py``.
+started cold here. The restore itself
+is ordered by the worker (``flows/resume.py``).
+
+An administrator may order that a session's login be made valid again: its token is in
+its memory, and the Hub does not know it any more, because it was revoked or because the
+Hub's database is another one. An order is for one session and one return, and holds for
+a day.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
+    Event,
     HubState,
     Phase,
     Placement,
@@ -32,16 +39,24 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
-from jupyterhub_gpu_reclaim.controlplane.api.spawning import Spawning
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, login_renewal
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
+    from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+    from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +64,34 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 
 
-class Starts(Spawning):
-    """The start planner."""
+class StartPlanner:
+    """Answers the spawner before and during a start.
+
+    Args:
+        sessions: the rows.
+        agent: the agents.
+        suspender: ends a release that a start overtakes.
+        resumer: ends restores that are no longer wanted.
+        look: adds a session's key to the work queue.
+        settings: the limits.
+    """
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        suspender: Suspender,
+        resumer: Resumer,
+        look: Callable[[SessionKey], None],
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._suspender = suspender
+        self._resumer = resumer
+        self._look = look
+        self._settings = settings
 
     async def plan(self, placement: Placement) -> StartPlan:
         """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
@@ -78,10 +119,10 @@ class Starts(Spawning):
         """The plan, and whether an old login may be made valid again."""
         if plan.action not in {"restore", "adopt"}:
             return plan
-        if not login_renewal.ordered(self._sessions, key):
+        if not renewal_ordered(self._sessions, key):
             return plan
         if plan.action == "adopt":  # for a restore, the place is reported
-            login_renewal.done(self._sessions, key)
+            end_renewal(self._sessions, key)
         return msgspec.structs.replace(plan, renew_login=True)
 
     async def call_off(self, key: SessionKey) -> None:
@@ -119,13 +160,13 @@ class Starts(Spawning):
         if row.bring_back:
             bring_back.take(self._sessions, row, self._settings)
             return None
-        facts = await self._facts_of_saved(row, placement)
+        observed = await self._facts_of_saved(row, placement)
         if self._sessions.row(key) != row:
             return None
-        for tree in facts.left():
+        for tree in observed.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
-        if await self._took_over(row, placement, facts):
+        if await self._took_over(row, placement, observed):
             return None
         doubt = self._doubt(row, placement)
         if doubt is not None:
@@ -134,16 +175,16 @@ class Starts(Spawning):
         return await self._begin_restore(row, placement)
 
     async def _took_over(
-        self, row: SessionRow, placement: Placement, facts: Facts
+        self, row: SessionRow, placement: Placement, observed: Observed
     ) -> bool:
         """Whether something newer was adopted than what the journal would restore."""
-        for tree in facts.left():
-            if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
-                await self._captured(row, tree, facts)
+        for tree in observed.left():
+            if tree.state is TreeState.CAPTURED and observed.missed(tree.checkpoint):
+                await self._captured(row, tree, observed)
                 return True
-        if facts.unknown():
+        if observed.unknown():
             pointer = placement.checkpoint
-            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+            adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return True
         return False
 
@@ -167,7 +208,7 @@ class Starts(Spawning):
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
-            Happened.RESTORE,
+            SessionEvent.RESTORE,
             incarnation=placement.incarnation,
             placed=False,
             intent=Intent.NONE,
@@ -180,7 +221,7 @@ class Starts(Spawning):
             identity=identity,
         )
 
-    async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Facts:
+    async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Observed:
         """What agent and store say of a session that is suspended in the journal.
 
         Raises:
@@ -207,14 +248,14 @@ class Starts(Spawning):
 
     def _facts(
         self, key: SessionKey, trees: list[Tree], saved: list[CheckpointInfo]
-    ) -> Facts:
+    ) -> Observed:
         infos = sorted(
             (s for s in saved if s.key == key), key=lambda info: info.generation
         )
         known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
         mine = tuple(t for t in trees if t.key == key)
-        facts = Facts(mine, tuple(infos), HubState.SPAWNING, known)
-        return self._sessions.living(key, facts)
+        observed = Observed(mine, tuple(infos), HubState.SPAWNING, known)
+        return self._sessions.living(key, observed)
 
     def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
         """Why the user must be asked before this checkpoint comes back, if so.
@@ -277,48 +318,48 @@ class Starts(Spawning):
             raise
         if self._sessions.row(key) != row:
             return None
-        facts = self._facts(key, trees, saved)
-        for tree in facts.left():
+        observed = self._facts(key, trees, saved)
+        for tree in observed.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
             if tree.state is TreeState.CAPTURED:
-                await self._captured(row, tree, facts)
+                await self._captured(row, tree, observed)
                 return None
             if tree.state is TreeState.CAPTURING:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
-        return self._nothing_runs(row, placement, facts)
+        return self._nothing_runs(row, placement, observed)
 
     def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan:
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
         return StartPlan(action="adopt", incarnation=tree.incarnation)
 
-    async def _captured(self, row: SessionRow, tree: Tree, facts: Facts) -> None:
+    async def _captured(self, row: SessionRow, tree: Tree, observed: Observed) -> None:
         """A captured tree that the journal did not know."""
-        info = facts.checkpoint(tree.checkpoint)
+        info = observed.checkpoint(tree.checkpoint)
         if info is None:
             await self._agent.thaw(tree.incarnation)
         else:
             adoption.captured(self._sessions, row, info, self._settings)
 
     def _nothing_runs(
-        self, row: SessionRow, placement: Placement, facts: Facts
+        self, row: SessionRow, placement: Placement, observed: Observed
     ) -> StartPlan | None:
         pointer = placement.checkpoint
-        if lineage.found(row, facts, pointer):
-            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+        if lineage.found(row, observed, pointer):
+            adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return None
-        kept = facts.checkpoint(row.checkpoint)
+        kept = observed.checkpoint(row.checkpoint)
         if row.phase in LIVE:
             if kept is not None:
                 adoption.lost(self._sessions, row, kept)
             else:
                 self._sessions.apply(
-                    row.key, Happened.VANISHED, checkpoint="", attempt=""
+                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
                 )
             return None
-        if facts.unknown():
-            adoption.saved(self._sessions, row, facts, self._settings, pointer)
+        if observed.unknown():
+            adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return None
         if row.bring_back:
             bring_back.take(self._sessions, row, self._settings)
@@ -357,12 +398,92 @@ class Starts(Spawning):
             raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
         self._sessions.apply(
             placement.key,
-            Happened.FOUND_SAVED,
+            SessionEvent.FOUND_SAVED,
             failure=failure_of(
                 Reason.CHECKPOINT_MISSING, checkpoint=placement.checkpoint
             ),
             checkpoint=placement.checkpoint,
         )
+
+    # --- after the plan
+    def placed(self, placement: Placement) -> None:
+        """See ``Controller.placed``."""
+        key, sessions = placement.key, self._sessions
+        row = sessions.row(key)
+        if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
+            sessions.update(key, placed=True)
+            end_renewal(sessions, key)  # the spawner has seen to it by now
+        elif placement.checkpoint:
+            raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
+        else:
+            self._started(row, placement)
+        self._look(key)
+
+    def _started(self, row: SessionRow, placement: Placement) -> None:
+        """A cold start; a checkpoint, if there is one, is set aside."""
+        if row.phase in LIVE and row.incarnation == placement.incarnation:
+            return
+        kept = expiry.kept(
+            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
+        )
+        stopped = row.phase in {*LIVE, Phase.STOPPED}
+        self._sessions.apply(
+            row.key,
+            SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
+            checkpoints=kept,
+            incarnation=placement.incarnation,
+            checkpoint="",
+            dismissed=row.checkpoint or row.dismissed,
+            attempt="",
+            placed=False,
+            failures=0,
+            backoff_until=None,
+            stop_asked=None,
+            started_at=self._sessions.clock.now(),
+            resumed_at=None,
+        )
+
+    async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
+        """See ``Controller.progress``."""
+        operation = self._sessions.operation(key)
+        row = self._sessions.row(key)
+        if operation is not None and operation.kind != "resume":
+            operation = None
+        if row.phase is Phase.RESUMING and operation is None:
+            operation = self._sessions.begin(key, "resume")
+        if operation is not None and (row.phase is Phase.RESUMING or operation.ended):
+            async for event in operation.read(after):
+                yield event
+            return
+        if row.phase in LIVE:
+            yield Event(tree=await self._agent.tree(row.incarnation))
+            return
+        yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
+
+    async def cancelled(self, placement: Placement) -> None:
+        """See ``Controller.cancelled``."""
+        row = self._sessions.row(placement.key)
+        if row.incarnation == placement.incarnation:
+            self._cancel(row, placement)
+        with suppress(Unreachable, Refused):
+            await self._resumer.kill(placement.incarnation)
+        self._look(placement.key)
+
+    def _cancel(self, row: SessionRow, placement: Placement) -> None:
+        sessions = self._sessions
+        if row.phase is Phase.RESUMING:
+            operation = sessions.operation(row.key)
+            failed = operation is not None and operation.ended
+            self._resumer.failed(row, row.failure if failed else placement.failure)
+        elif row.phase in LIVE and row.checkpoint == placement.checkpoint != "":
+            # It ran for a moment and never answered the Hub.
+            sessions.apply(
+                row.key,
+                SessionEvent.LOST,
+                checkpoints=expiry.kept(sessions, row.checkpoint, Keeping.CURRENT),
+            )
+        elif row.phase in LIVE:
+            sessions.apply(row.key, SessionEvent.STOPPED, checkpoint="")
 
 
 def _asks(row: SessionRow) -> bool:
@@ -380,3 +501,27 @@ def _of(trees: list[Tree], incarnation: str) -> Tree | None:
         ),
         None,
     )
+
+
+#: Seconds for which an order holds.
+RENEWAL_SECONDS = 86400.0
+_MARK = "renew login:"
+
+
+def order_renewal(sessions: Sessions, key: SessionKey, by: str) -> None:
+    """Write the order down, with who gave it."""
+    until = sessions.clock.now() + RENEWAL_SECONDS
+    sessions.journal.write(*audit_log.set_mark(_MARK + key.path, until))
+    sessions.update(key, sessions.audit_line(key, by, "renew login"))
+
+
+def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
+    """Whether there is an order that still holds."""
+    until = audit_log.mark(sessions.journal, _MARK + key.path)
+    return until is not None and sessions.clock.now() < until
+
+
+def end_renewal(sessions: Sessions, key: SessionKey) -> None:
+    """The login is valid again: the order is used up."""
+    if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
+        sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))

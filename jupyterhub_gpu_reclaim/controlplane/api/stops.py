@@ -25,17 +25,21 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.spawning import Spawning
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, Happened
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.api.spawning import Parts
-    from jupyterhub_gpu_reclaim.controlplane.api.starts import Starts
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
+    from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
 
@@ -43,17 +47,41 @@ _log = logging.getLogger(__name__)
 CHECK_SECONDS = 300.0
 
 
-class Stops(Spawning):
-    """The stop planner."""
+class StopPlanner:
+    """Answers the spawner before and after a stop.
 
-    def __init__(self, parts: Parts, starts: Starts) -> None:
-        super().__init__(parts)
+    Args:
+        sessions: the rows.
+        agent: the agents.
+        resumer: notes that a restore has ended well.
+        starts: cancels a capture that is under way.
+        look: adds a session's key to the work queue.
+        settings: the limits.
+    """
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        resumer: Resumer,
+        starts: StartPlanner,
+        look: Callable[[SessionKey], None],
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._resumer = resumer
         self._starts = starts
+        self._look = look
+        self._settings = settings
 
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
         key = placement.key
-        if self._sessions.was_checked(key, CHECK_SECONDS):
+        checked = self._sessions.runtime(key).hub_checked
+        now = self._sessions.clock.monotonic()
+        if checked is not None and now - checked <= CHECK_SECONDS:
             await self._let_it_finish(key)
         with suppress(Unreachable):
             await self._starts.call_off(key)
@@ -96,8 +124,8 @@ class Stops(Spawning):
             itself.
         """
         trees = tuple(await self._agent.trees(placement.key))
-        facts = self._sessions.living(row.key, Facts(trees, (), None))
-        for tree in facts.trees or ():
+        observed = self._sessions.living(row.key, Observed(trees, (), None))
+        for tree in observed.trees or ():
             if tree.incarnation != placement.incarnation:
                 continue
             if tree.state is TreeState.CAPTURED:
@@ -162,7 +190,7 @@ class Stops(Spawning):
             if row.phase in {*LIVE, Phase.SUSPENDING}:
                 self._stop(row)
             elif row.phase is Phase.RESUMING:
-                self._sessions.apply(row.key, Happened.STOPPED, placed=False)
+                self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
         self._look(placement.key)
 
     def _came_back(self, row: SessionRow) -> bool:
@@ -179,7 +207,7 @@ class Stops(Spawning):
             aside += bring_back.off(self._sessions, row, self._settings)
         self._sessions.apply(
             row.key,
-            Happened.STOPPED,
+            SessionEvent.STOPPED,
             by=of_user(row.key.user),
             checkpoints=aside,
             bring_back="",

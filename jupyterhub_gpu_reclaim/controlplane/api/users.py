@@ -9,34 +9,45 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Value, Verdict
+from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
+    Decision,
+    Phase,
+    SessionKey,
+    Value,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text as story
-from jupyterhub_gpu_reclaim.controlplane.api.audit_text import StoryPage
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
+from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.flows import login_renewal
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,
     Intent,
     Keeping,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP, Keeps
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
+    LONGEST_KEEP,
+    KeepQuota,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionView
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, CheckpointRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -71,23 +82,23 @@ def _left(row: CheckpointRow) -> Left:
     return Left(checkpoint=row.id, until=until, why=_WHY[row.keeping])
 
 
-class People:
-    """The user API; see ``Controller``."""
+class UserApi:
+    """What people and programs may ask; see ``Controller.users``."""
 
     def __init__(
         self,
         sessions: Sessions,
         agent: Agent,
-        courtesy: Courtesy,
+        judge: Judge,
         queue: WorkQueue,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
-        self._courtesy = courtesy
+        self._judge = judge
         self._queue = queue
         self._settings = settings
-        self._keeps = Keeps(sessions.journal, settings.keep_per_day)
+        self._keeps = KeepQuota(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
         """All sessions that run, are suspended, or have a checkpoint set aside."""
@@ -101,7 +112,7 @@ class People:
         """
         return self._sessions.view(key)
 
-    def why(self, key: SessionKey) -> list[Verdict]:
+    def why(self, key: SessionKey) -> list[Decision]:
         """Every reason for or against a suspend, the deciding one first.
 
         Raises:
@@ -109,8 +120,8 @@ class People:
         """
         row = self._known(key)
         if row.phase in LIVE:
-            self._courtesy.judge(row)
-        return self._sessions.verdicts(key)
+            self._judge.reclaims(row)
+        return self._sessions.runtime(key).decisions
 
     def changes(self) -> AsyncIterator[SessionView]:
         """Every change from now on; it ends for a reader that is too slow."""
@@ -129,7 +140,7 @@ class People:
         if row.phase in LIVE:
             self._wish(row, Intent.SUSPEND, by)
         elif row.phase not in {Phase.SUSPENDING, Phase.RELEASING}:
-            raise _wrong(row, Happened.SUSPEND)
+            raise _wrong(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
 
     async def resume(
@@ -155,7 +166,7 @@ class People:
             if row.phase is Phase.SUSPENDING:
                 await self._agent.cancel(row.incarnation)
         elif row.phase is Phase.STOPPED:
-            raise _wrong(row, Happened.RESTORE)
+            raise _wrong(row, SessionEvent.RESTORE)
         return self._sessions.view(key)
 
     async def keep(
@@ -192,9 +203,9 @@ class People:
             await self._agent.cancel(row.incarnation)
         if row.phase is Phase.WARNED and seconds:
             message = f"Kept for {duration(seconds)} at the request of {by}."
-            why = Verdict(reclaim=False, code=Reason.KEPT.value, message=message)
+            why = Decision(reclaim=False, code=Reason.KEPT.value, message=message)
             self._sessions.apply(
-                key, Happened.STAYS, by=by, why=why, failure=row.failure
+                key, SessionEvent.STAYS, by=by, why=why, failure=row.failure
             )
         self._queue.add(key)
         return self._sessions.view(key)
@@ -224,7 +235,7 @@ class People:
         self._known(key)
         # A Hub that has lost its database has other accounts for the same people.
         self._settle_account(key, by, manages=True)
-        login_renewal.order(self._sessions, key, by)
+        order_renewal(self._sessions, key, by)
         return self._sessions.view(key)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
@@ -245,7 +256,7 @@ class People:
             return self._sessions.view_of(SessionRow(key=key), [])
         self._sessions.apply(
             key,
-            Happened.PUT_ASIDE,
+            SessionEvent.PUT_ASIDE,
             by=by,
             checkpoints=[
                 *expiry.settled(self._sessions, key, seconds),
@@ -300,8 +311,10 @@ class People:
         journal = self._sessions.journal
         if journal.checkpoint(checkpoint) is None:
             infos = tuple(await self._agent.checkpoints(key))
-            facts = self._sessions.living(key, Facts((), infos, None))
-            mine = [i for i in facts.saved or () if (i.id, i.key) == (checkpoint, key)]
+            observed = self._sessions.living(key, Observed((), infos, None))
+            mine = [
+                i for i in observed.saved or () if (i.id, i.key) == (checkpoint, key)
+            ]
             now, seconds = self._sessions.clock.now(), self._settings.set_aside
             journal.keep(expiry.aside(info, now, seconds) for info in mine)
         row = journal.checkpoint(checkpoint)
@@ -330,7 +343,7 @@ class People:
         if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
             self._sessions.apply(
                 key,
-                Happened.DISCARDED,
+                SessionEvent.DISCARDED,
                 by=by,
                 checkpoints=self._doomed(row.checkpoint),
                 checkpoint="",
@@ -345,7 +358,7 @@ class People:
             if not wanted:
                 raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint or "")
             if any(c.keeping is not Keeping.ASIDE for c in wanted):
-                raise _wrong(row, Happened.DISCARDED)
+                raise _wrong(row, SessionEvent.DISCARDED)
             for each in wanted:
                 self._sessions.journal.keep(self._doomed(each.id))
             line = self._sessions.audit_line(key, by, "discard", checkpoint or "")
@@ -423,7 +436,7 @@ class People:
         if row.phase is Phase.SUSPENDED:
             self._sessions.apply(
                 row.key,
-                Happened.DISCARDED,
+                SessionEvent.DISCARDED,
                 by=by,
                 checkpoints=[*doomed, *self._doomed(row.checkpoint)],
                 checkpoint="",
@@ -440,11 +453,12 @@ class People:
         rows = self._sessions.journal.checkpoints(key)
         return [row for row in rows if row.keeping not in HIDDEN]
 
-    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditRow]:
+    def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
         """Who did what to a session, the newest first."""
-        return self._sessions.journal.audit(key, limit)
+        rows = self._sessions.journal.audit(key, limit)
+        return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
 
-    def story(self, user: str, before: int = 0, limit: int = 100) -> StoryPage:
+    def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
         """Audit lines about a user's sessions, also deleted ones, the newest first.
 
         Args:
@@ -454,7 +468,7 @@ class People:
         """
         found = audit_log.of_user(self._sessions.journal, user, before, limit + 1)
         lines = [story.line_of(each) for each in found[:limit]]
-        return StoryPage(lines=lines, next=lines[-1].id if found[limit:] else None)
+        return AuditPage(lines=lines, next=lines[-1].id if found[limit:] else None)
 
     def _check_keep(self, seconds: float, *, manages: bool) -> None:
         if not 0 <= seconds <= LONGEST_KEEP:
@@ -491,5 +505,5 @@ class People:
         return expiry.kept(self._sessions, checkpoint, Keeping.DOOMED, seconds=0)
 
 
-def _wrong(row: SessionRow, happened: Happened) -> Refused:
+def _wrong(row: SessionRow, happened: SessionEvent) -> Refused:
     return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=happened.value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
@@ -49,7 +49,7 @@ def take(
     info = wanted[0].info if wanted else None
     return sessions.apply(
         row.key,
-        Happened.BROUGHT_BACK,
+        SessionEvent.BROUGHT_BACK,
         by=by or SERVICE,
         checkpoints=[*rows, *wanted],
         incarnation=info.incarnation if info else row.incarnation,

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common import codec, deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _DELETED = "The server was deleted."
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One order that is not done yet."""
 
     key: SessionKey
@@ -50,7 +50,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deletions:
-    """Keeps the orders and carries them out.
+    """KeepQuota the orders and carries them out.
 
     Args:
         sessions: the rows.
@@ -64,7 +64,7 @@ class Deletions:
         self._sessions = sessions
         self._agent = agent
         self._folder = folder
-        self._orders: dict[SessionKey, Order] | None = None
+        self._orders: dict[SessionKey, DeletionOrder] | None = None
 
     # --- orders
     def take_up(self) -> list[SessionKey]:
@@ -102,7 +102,7 @@ class Deletions:
     def order(
         self, key: SessionKey, what: str = "forget", message: str = _DELETED
     ) -> None:
-        """Order that nothing of a session is left; idempotent.
+        """DeletionOrder that nothing of a session is left; idempotent.
 
         Checkpoints that are kept for a former account of that name keep their own time.
 
@@ -125,7 +125,7 @@ class Deletions:
         old = {row.incarnation, *(r.info.incarnation for r in rows if r.info)} - {""}
         if former is not None:
             old |= former.incarnations
-        order = Order(
+        order = DeletionOrder(
             key=key, asked=now, incarnations=frozenset(old), spared=frozenset()
         )
         sessions.journal.forget(
@@ -143,7 +143,7 @@ class Deletions:
         self._all()[key] = order
         sessions.forget(key)
 
-    def pending(self, key: SessionKey) -> Order | None:
+    def pending(self, key: SessionKey) -> DeletionOrder | None:
         """The pending order for a session."""
         return self._all().get(key)
 
@@ -164,7 +164,7 @@ class Deletions:
         self._sessions.journal.write(*_written(order))
         self._all()[key] = order
 
-    def _all(self) -> dict[SessionKey, Order]:
+    def _all(self) -> dict[SessionKey, DeletionOrder]:
         if self._orders is None:
             found = self._sessions.journal.read(schema.deletions.select())
             orders = [_read(row) for row in found]
@@ -172,22 +172,22 @@ class Deletions:
         return self._orders
 
     # --- old or new
-    def living(self, key: SessionKey, facts: Facts) -> Facts:
+    def living(self, key: SessionKey, observed: Observed) -> Observed:
         """The observed state without what is to be deleted."""
         order = self.pending(key)
         if order is None:
-            return facts
-        trees, saved = facts.trees, facts.saved
+            return observed
+        trees, saved = observed.trees, observed.saved
         if trees is not None:
             trees = tuple(tree for tree in trees if not self._is_old(order, tree))
         if saved is not None:
             saved = tuple(info for info in saved if not self._is_saved(order, info))
-        return facts._replace(trees=trees, saved=saved)
+        return observed._replace(trees=trees, saved=saved)
 
-    def _new(self, order: Order) -> frozenset[str]:
+    def _new(self, order: DeletionOrder) -> frozenset[str]:
         return order.spared | {self._sessions.row(order.key).incarnation}
 
-    def _is_old(self, order: Order, tree: Tree) -> bool:
+    def _is_old(self, order: DeletionOrder, tree: Tree) -> bool:
         """Whether a tree belongs to the deleted session.
 
         An unknown tree that runs, or is about to, may have been started while no
@@ -199,7 +199,7 @@ class Deletions:
         new = {TreeState.RUNNING, TreeState.HOLDING, TreeState.UNKNOWN}
         return tree.incarnation in order.incarnations or tree.state not in new
 
-    def _is_saved(self, order: Order, info: CheckpointInfo) -> bool:
+    def _is_saved(self, order: DeletionOrder, info: CheckpointInfo) -> bool:
         """Whether a checkpoint belongs to the deleted session."""
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
@@ -250,11 +250,11 @@ class Deletions:
             return
         _log.info("%s: what is left of a deleted session is ended", tree.key)
 
-    def _done(self, order: Order) -> None:
+    def _done(self, order: DeletionOrder) -> None:
         sessions = self._sessions
         message = "Nothing of the deleted server is left."
         line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
-        sessions.journal.write(columns.insert_audit(line), _removed(order.key))
+        sessions.journal.write(schema.insert_audit(line), _removed(order.key))
         self._all().pop(order.key, None)
 
 
@@ -267,7 +267,7 @@ def _removed(key: SessionKey) -> Any:
     return schema.deletions.delete().where(_mine(key))
 
 
-def _written(order: Order) -> list[Any]:
+def _written(order: DeletionOrder) -> list[Any]:
     """Statements that write an order in place of an earlier one."""
     values = {
         "user": order.key.user,
@@ -279,8 +279,8 @@ def _written(order: Order) -> list[Any]:
     return [_removed(order.key), schema.deletions.insert().values(**values)]
 
 
-def _read(row: dict[Any, Any]) -> Order:
-    return Order(
+def _read(row: dict[Any, Any]) -> DeletionOrder:
+    return DeletionOrder(
         key=SessionKey(row["user"], row["server"]),
         asked=row["asked"],
         incarnations=frozenset(codec.decode(row["incarnations"].encode(), list[str])),

@@ -11,14 +11,28 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, Keeping
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    CheckpointRow,
+    Intent,
+    Keeping,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+from jupyterhub_gpu_reclaim.policy.retention import Kept, Use, drop
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.policy.retention import Retention
+
 
 _log = logging.getLogger(__name__)
 _LIVE = {Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING}
@@ -88,7 +102,8 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
     is.
     """
     for due in sessions.journal.due(sessions.clock.now()):
-        if due.keeping is not Keeping.DOOMED and due.key not in sessions.compared:
+        runtime = sessions.runtime(due.key)
+        if due.keeping is not Keeping.DOOMED and not runtime.compared:
             continue
         row = sessions.journal.session(due.key)
         stands_on = row is not None and row.checkpoint == due.id
@@ -103,9 +118,121 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             continue
         _log.info("%s: checkpoint %s deleted (%s)", due.key, due.id, due.keeping.value)
         sessions.journal.drop(due.id)
-        sessions.deleted.setdefault(due.key, set()).add(due.id)
+        sessions.runtime(due.key).deleted |= {due.id}
         after = sessions.journal.session(due.key)
         if after is not None and after.checkpoint == due.id and after.phase in _LIVE:
             sessions.update(due.key, checkpoint="")
         else:
             sessions.touch(due.key)
+
+
+def retain(sessions: Sessions, retention: Retention) -> None:
+    """Mark what is beyond the administrator's limits.
+
+    Raises:
+        StoreError: the journal could not be written; what was marked is marked.
+    """
+    rows = {row.id: row for row in sessions.journal.checkpoints()}
+    for each in drop(kept_of(sessions), retention, sessions.clock.now()):
+        row = rows[each.id]
+        if not sessions.runtime(row.key).compared:
+            continue  # what looks superseded may be all there is
+        doomed = kept(sessions, each.id, Keeping.DOOMED, seconds=0)
+        if row.keeping is Keeping.CURRENT:
+            sessions.apply(
+                row.key,
+                SessionEvent.DISCARDED,
+                failure=codec.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why)),
+                checkpoints=doomed,
+                checkpoint="",
+                dismissed=row.id,
+                intent=Intent.NONE,
+            )
+        else:
+            line = sessions.audit_line(row.key, SERVICE, "retention", each.why)
+            sessions.journal.keep(doomed)
+            sessions.update(row.key, line)
+
+
+def kept_of(sessions: Sessions) -> list[Kept]:
+    """Every checkpoint that is kept, as the policy sees it."""
+    standing = {row.key: row for row in sessions.journal.sessions()}
+    return [
+        _as_kept(row, standing.get(row.key))
+        for row in sessions.journal.checkpoints()
+        if row.keeping is not Keeping.DOOMED
+    ]
+
+
+def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
+    """A checkpoint and its use, as the policy sees them."""
+    size, suspended = 0, row.changed
+    if row.info is not None:
+        size, suspended = row.info.stored_bytes, row.info.created
+    return Kept(row.id, row.key, size, suspended, _use(row, session))
+
+
+def _use(row: CheckpointRow, session: SessionRow | None) -> Use:
+    if row.keeping is Keeping.ASIDE:
+        return Use.SPARE
+    if row.keeping is not Keeping.CURRENT or session is None:
+        return Use.BUSY
+    rests = session.phase is Phase.SUSPENDED and session.intent is Intent.NONE
+    return Use.CURRENT if rests and session.checkpoint == row.id else Use.BUSY
+
+
+_MARK = "deletion:"
+
+
+def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
+    """Announce every checkpoint that expires within so many seconds.
+
+    Args:
+        sessions: where journal and clock are.
+        retention: the administrator's limits.
+        ahead: seconds; what was kept for less than that is not announced. 0: nothing.
+
+    Raises:
+        StoreError: the journal does not answer; what was announced stays announced.
+    """
+    if not ahead:
+        return
+    journal, now = sessions.journal, sessions.clock.now()
+    rows = {row.id: row for row in journal.checkpoints()}
+    told = audit_log.marks(journal, _MARK)
+    gone = [name for name in told if name.removeprefix(_MARK) not in rows]
+    journal.write(*[each for name in gone for each in audit_log.set_mark(name, None)])
+    for checkpoint, at in _ends(sessions, retention, now + ahead).items():
+        row = rows[checkpoint]
+        if _MARK + checkpoint in told or at - row.changed <= ahead:
+            continue
+        line = sessions.audit_line(
+            row.key, SERVICE, "deletion ahead", _message(row, at - now)
+        )
+        journal.write(
+            schema.insert_audit(line),
+            *audit_log.set_mark(_MARK + checkpoint, now),
+        )
+
+
+def _ends(sessions: Sessions, retention: Retention, until: float) -> dict[str, float]:
+    """Checkpoints that expire until then, and when."""
+    kept = kept_of(sessions)
+    aged = {each.id for each in drop(kept, retention, until)}
+    ends = {
+        each.id: each.suspended + retention.seconds
+        for each in kept
+        if each.id in aged and retention.seconds
+    }
+    for row in sessions.journal.checkpoints():
+        if row.keeping is Keeping.ASIDE and row.expires is not None:
+            ends[row.id] = min(row.expires, ends.get(row.id, row.expires))
+    now = sessions.clock.now()
+    return {name: at for name, at in ends.items() if now < at <= until}
+
+
+def _message(row: CheckpointRow, left: float) -> str:
+    what = "What was put aside"
+    if row.keeping is Keeping.CURRENT:
+        what = "The only checkpoint of this session"
+    return f"{what} is deleted in {duration(left)}."

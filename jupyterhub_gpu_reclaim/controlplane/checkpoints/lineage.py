@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
@@ -49,20 +49,22 @@ def newest(infos: Iterable[CheckpointInfo], pointer: str = "") -> list[Checkpoin
     return sorted(rivals, key=lambda info: (info.id != pointer, info.id))
 
 
-def found(row: SessionRow, facts: Facts, pointer: str = "") -> list[CheckpointInfo]:
+def found(
+    row: SessionRow, observed: Observed, pointer: str = ""
+) -> list[CheckpointInfo]:
     """The newest checkpoint that the journal missed, followed by its rivals.
 
     Empty if the journal knows one that is as new as those in the store.
 
     Args:
         row: the journal's row.
-        facts: agent's and store's answers.
+        observed: agent's and store's answers.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
-    saved = facts.saved or ()
+    saved = observed.saved or ()
     missed = [
         info
-        for info in facts.unknown()
+        for info in observed.unknown()
         if info.id == pointer
         or info.generation > row.generation
         or (row.checkpoint and row.checkpoint in ancestors(info, saved))

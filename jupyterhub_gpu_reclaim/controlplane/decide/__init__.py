@@ -1,4 +1,5 @@
-"""From samples to decisions: the sampler, warnings, preemption, per-session policy.
+"""From samples to decisions: the sampler, the judge, warnings, preemption.
 
-The policies themselves are in ``policy``, which does not import this room.
+``judge`` alone asks the policy, with a snapshot of row, usage and rules. The policies
+themselves are in ``policy``, which does not import this room.
 """

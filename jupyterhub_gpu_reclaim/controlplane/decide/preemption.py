@@ -1,7 +1,7 @@
 """Selects sessions to preempt, on every tick.
 
 Recomputed from the GPU queue and the GPUs that are already being released. A selected
-session gets the fact ``wanted``; it is then judged, warned and confirmed like any
+session is ``wanted``; it is then judged, warned and confirmed like any
 other.
 What was freed for whom is only in memory: after a restart of the service the count
 begins again.
@@ -12,14 +12,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.policy.pressure import Want
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView, Waiting
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Choose
+    from collections.abc import Callable, Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+
+    #: Which sessions go, and for whom, in the order of what is wanted; pure.
+    Choose = Callable[
+        [Iterable[SessionSnapshot], list[Want], float], Mapping[SessionKey, SessionKey]
+    ]
 
 #: Seconds for a freed GPU to reach a waiting session. If a session still waits although
 #: enough was freed for it, nothing more is freed for that long, doubled each time: it
@@ -28,51 +36,44 @@ SETTLE = 60.0
 _GOING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
-class Pressing:
+class Preemption:
     """Applies the preemption policy on every tick.
 
     Args:
-        sessions: the rows, and the note of who is selected.
+        sessions: the rows, and the runtime state with the note of who is selected.
         choose: the policy.
     """
 
     def __init__(self, sessions: Sessions, choose: Choose) -> None:
         self._sessions = sessions
         self._choose = choose
-        self._going: dict[SessionKey, SessionKey] = {}
-        self._freed: dict[SessionKey, tuple[int, float]] = {}
 
-    def look(self, waiting: list[Waiting]) -> None:
+    def select(self, waiting: list[Waiting]) -> None:
         """Select sessions for the queue, and deselect those no longer needed."""
-        now = self._sessions.clock.now()
-        self._count(now)
-        here = {each.key for each in waiting}
-        self._freed = {key: it for key, it in self._freed.items() if key in here}
+        sessions, now = self._sessions, self._sessions.clock.now()
+        self._count(now, {each.key for each in waiting})
         wants = self._wants(waiting, now)
-        chosen = dict(self._choose(self._views(), wants, now)) if wants else {}
-        left = {key: whom for key, whom in self._going.items() if self._goes(key)}
-        self._going = {**left, **chosen}
-        self._sessions.wanted = dict.fromkeys(chosen, len(waiting))
+        rows = [row for row in sessions.journal.sessions() if row.phase in LIVE]
+        snapshots = (snapshot_of(sessions, row) for row in rows)
+        chosen = self._choose(snapshots, wants, now) if wants else {}
+        for key, runtime in sessions.runtimes.items():
+            runtime.wanted = len(waiting) if key in chosen else 0
+            if key in chosen:
+                runtime.goes_for = chosen[key]
+            elif runtime.goes_for and sessions.row(key).phase not in _GOING:
+                runtime.goes_for = None
 
-    def _views(self) -> list[SessionView]:
-        sessions = self._sessions
-        return [
-            sessions.view_of(row, [])
-            for row in sessions.journal.sessions()
-            if row.phase in LIVE
-        ]
-
-    def _count(self, now: float) -> None:
-        """Count what was freed for whom."""
-        for key, whom in list(self._going.items()):
-            row = self._sessions.row(key)
-            if row.phase is Phase.SUSPENDED:
-                freed, _ = self._freed.get(whom, (0, 0.0))
-                self._freed[whom] = freed + row.gpus, now
-                del self._going[key]
-
-    def _goes(self, key: SessionKey) -> bool:
-        return self._sessions.row(key).phase in _GOING
+    def _count(self, now: float, waiting: set[SessionKey | None]) -> None:
+        """Count what was freed for whom, as long as they wait."""
+        for key, runtime in list(self._sessions.runtimes.items()):
+            whom, row = runtime.goes_for, self._sessions.row(key)
+            if whom is not None and row.phase is Phase.SUSPENDED:
+                waiter = self._sessions.runtime(whom)
+                waiter.freed = waiter.freed[0] + row.gpus, now
+                runtime.goes_for = None
+        for key, runtime in self._sessions.runtimes.items():
+            if key not in waiting:
+                runtime.freed = (0, 0.0)
 
     def _wants(self, waiting: list[Waiting], now: float) -> list[Want]:
         """What is still lacking when everything under way has come free."""
@@ -101,7 +102,7 @@ class Pressing:
 
     def _has_had(self, key: SessionKey, needed: int, now: float) -> bool:
         """Whether enough was freed for it, and the effect has to be awaited."""
-        freed, at = self._freed.get(key, (0, 0.0))
+        freed, at = self._sessions.runtime(key).freed
         rounds = min(freed // needed, 16)
         return rounds > 0 and now - at < SETTLE * 2.0 ** (rounds - 1)
 
@@ -112,6 +113,7 @@ class Pressing:
 
     def _idle_anyway(self, row: SessionRow) -> int:
         """GPUs of a session that goes because of its own idleness."""
-        if row.phase is not Phase.WARNED or row.key in self._sessions.wanted:
+        runtime = self._sessions.runtime(row.key)
+        if row.phase is not Phase.WARNED or runtime.wanted:
             return 0
-        return len(self._sessions.history.cards(row.key, row.incarnation))
+        return len(runtime.cards(row.incarnation))

@@ -11,22 +11,24 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Window
+    from jupyterhub_gpu_reclaim.common.models import Sample
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.sampling.window import Window
 
 #: Samples younger than that, in seconds, count as fresh, so that sessions which fall
 #: idle together are sampled together.
 FRESH_SECONDS = 1.0
 
 
-class Watch:
-    """The windows of all sessions."""
+class SessionSampler:
+    """Samples all sessions, each into its own window."""
 
     def __init__(
         self, sessions: Sessions, agent: Agent, window: Callable[[], Window]
@@ -34,8 +36,7 @@ class Watch:
         self._sessions = sessions
         self._agent = agent
         self._window = window
-        self._windows: dict[SessionKey, tuple[str, Window]] = {}
-        self._looking = asyncio.Lock()
+        self._asking = asyncio.Lock()
         self._asked: float | None = None  # monotonic, before the agent was asked
         self._samples: dict[str, Sample] = {}  # the last answer, by incarnation
         #: When samples came last, seconds since the epoch.
@@ -44,7 +45,7 @@ class Watch:
     @property
     def watched(self) -> int:
         """Number of sessions with a window."""
-        return len(self._windows)
+        return sum(each.window is not None for each in self._sessions.runtimes.values())
 
     async def sample(self) -> None:
         """Ask the agent for samples, and add them to the windows.
@@ -52,7 +53,7 @@ class Watch:
         Raises:
             Unreachable: nothing is known, and nothing is made up.
         """
-        async with self._looking:
+        async with self._asking:
             await self._sample()
 
     async def refresh(self, row: SessionRow) -> bool:
@@ -66,7 +67,7 @@ class Watch:
         Raises:
             Unreachable: nothing is known, and nothing is made up.
         """
-        async with self._looking:
+        async with self._asking:
             now = self._sessions.clock.monotonic()
             if self._asked is None or now - self._asked > FRESH_SECONDS:
                 await self._ask()
@@ -83,7 +84,10 @@ class Watch:
             row = rows.get(incarnation)
             if row is not None and row.phase is not Phase.STOPPED:
                 self._take(row, sample)
-        self._sessions.history.prune(self._sessions.clock.now())
+        now = self._sessions.clock.now()
+        for runtime in self._sessions.runtimes.values():
+            if runtime.history is not None and runtime.history.is_over(now):
+                runtime.history = None
         self.measure()
 
     async def _ask(self) -> None:
@@ -93,29 +97,26 @@ class Watch:
         self._samples = {sample.incarnation: sample for sample in samples}
 
     def _take(self, row: SessionRow, sample: Sample) -> None:
-        self._window_of(row).add(sample)
-        self._sessions.history.add(row.key, sample)
-
-    def _window_of(self, row: SessionRow) -> Window:
-        """The window of that incarnation; a new incarnation begins a new one."""
-        incarnation, window = self._windows.get(row.key, ("", None))
-        if window is None or incarnation != row.incarnation:
-            window = self._window()
-            self._windows[row.key] = (row.incarnation, window)
-        return window
+        """Add a sample; a new incarnation begins a new window."""
+        runtime = self._sessions.runtime(row.key)
+        if runtime.window is None or runtime.sampled != row.incarnation:
+            runtime.window, runtime.sampled = self._window(), row.incarnation
+        runtime.window.add(sample)
+        runtime.history = added(runtime.history, sample)
 
     def measure(self) -> None:
         """Sum the windows up as of now."""
-        for key, (incarnation, _) in list(self._windows.items()):
+        for key, runtime in list(self._sessions.runtimes.items()):
+            if runtime.window is None:
+                continue
             row = self._sessions.row(key)
-            if row.incarnation != incarnation or row.phase is Phase.STOPPED:
-                del self._windows[key]
-                self._sessions.measured(key, None)
+            if runtime.sampled != row.incarnation or row.phase is Phase.STOPPED:
+                runtime.window = runtime.usage = None
             else:
                 self._measure(row)
 
     def _measure(self, row: SessionRow) -> None:
-        terms = self._sessions.terms_of(row)
-        span = terms.idle_after if terms is not None else None
-        usage = self._windows[row.key][1].usage(self._sessions.clock.now(), span)
-        self._sessions.measured(row.key, usage)
+        runtime, policy = self._sessions.runtime(row.key), self._sessions.policy_of(row)
+        if runtime.window is not None:
+            span = policy.idle_after if policy is not None else None
+            runtime.usage = runtime.window.usage(self._sessions.clock.now(), span)

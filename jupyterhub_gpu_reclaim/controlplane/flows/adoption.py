@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     Intent,
@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -46,7 +46,7 @@ def running(
     now = sessions.clock.now()
     return sessions.apply(
         row.key,
-        Happened.FOUND_RUNNING,
+        SessionEvent.FOUND_RUNNING,
         checkpoints=kept,
         incarnation=tree.incarnation,
         checkpoint=row.checkpoint if came_from else "",
@@ -62,7 +62,7 @@ def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionR
     """A session ended by itself soon after its return: back to its checkpoint."""
     return sessions.apply(
         row.key,
-        Happened.LOST,
+        SessionEvent.LOST,
         failure=failure_of(Reason.ENDED_AFTER_RETURN),
         checkpoints=[expiry.current(saved, sessions.clock.now())],
         checkpoint=saved.id,
@@ -83,7 +83,7 @@ def captured(
         rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
     return sessions.apply(
         row.key,
-        Happened.FOUND_CAPTURED,
+        SessionEvent.FOUND_CAPTURED,
         checkpoints=rows,
         incarnation=saved.incarnation,
         checkpoint=saved.id,
@@ -95,7 +95,7 @@ def captured(
 def saved(
     sessions: Sessions,
     row: SessionRow,
-    facts: Facts,
+    observed: Observed,
     settings: Settings,
     pointer: str = "",
 ) -> None:
@@ -110,27 +110,27 @@ def saved(
     Args:
         sessions: where the journal is.
         row: the session; a fresh row if the journal was lost.
-        facts: agent's and store's answers.
+        observed: agent's and store's answers.
         settings: for how long things are kept.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
-    found = [] if facts.left() else lineage.found(row, facts, pointer)
+    found = [] if observed.left() else lineage.found(row, observed, pointer)
     if not found:
-        _beside(sessions, row, facts, settings)
+        _beside(sessions, row, observed, settings)
         return
     newest, *rivals = found
-    sure = not rivals and lineage.agrees(pointer, newest, facts.saved or ())
+    sure = not rivals and lineage.agrees(pointer, newest, observed.saved or ())
     seconds = settings.set_aside if sure else None
-    rows = _asides(sessions, facts, seconds, besides=newest.id)
+    rows = _asides(sessions, observed, seconds, besides=newest.id)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
     sessions.apply(
         row.key,
-        Happened.FOUND_SAVED,
+        SessionEvent.FOUND_SAVED,
         failure=None if sure else found_failure(newest),
         checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
         incarnation=newest.incarnation,
         checkpoint=newest.id,
-        generation=_above(row, facts),
+        generation=_above(row, observed),
         attempt="",
         placed=False,
         intent=Intent.NONE,
@@ -146,18 +146,22 @@ def found_failure(info: CheckpointInfo) -> Failure:
 
 
 def _beside(
-    sessions: Sessions, row: SessionRow, facts: Facts, settings: Settings
+    sessions: Sessions, row: SessionRow, observed: Observed, settings: Settings
 ) -> None:
     """Note unknown checkpoints beside the one the session is in.
 
     While the session's own checkpoint is missing in the store, an older one may be all
     there is, and is kept without limit.
     """
-    missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
-    rows = _asides(sessions, facts, None if missing else settings.set_aside)
-    changes: dict[str, Any] = {"generation": _above(row, facts)}
-    running = facts.tree(row.incarnation)
-    if running is not None and facts.missed(running.checkpoint) and not row.checkpoint:
+    missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
+    rows = _asides(sessions, observed, None if missing else settings.set_aside)
+    changes: dict[str, Any] = {"generation": _above(row, observed)}
+    running = observed.tree(row.incarnation)
+    if (
+        running is not None
+        and observed.missed(running.checkpoint)
+        and not row.checkpoint
+    ):
         came_from = next(r for r in rows if r.id == running.checkpoint)
         rows.remove(came_from)
         rows.append(
@@ -177,14 +181,14 @@ def _beside(
 
 
 def _asides(
-    sessions: Sessions, facts: Facts, seconds: float | None, besides: str = ""
+    sessions: Sessions, observed: Observed, seconds: float | None, besides: str = ""
 ) -> list[CheckpointRow]:
     """Rows of the unknown ones; None: not decided yet which of them are needed."""
     now = sessions.clock.now()
-    unknown = [info for info in facts.unknown() if info.id != besides]
+    unknown = [info for info in observed.unknown() if info.id != besides]
     return [expiry.aside(info, now, seconds) for info in unknown]
 
 
-def _above(row: SessionRow, facts: Facts) -> int:
+def _above(row: SessionRow, observed: Observed) -> int:
     """The generation that the next capture counts from: no two are ever the same."""
-    return max([row.generation, *(info.generation for info in facts.saved or ())])
+    return max([row.generation, *(info.generation for info in observed.saved or ())])

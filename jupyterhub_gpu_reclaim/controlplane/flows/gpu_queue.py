@@ -17,19 +17,21 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.policy.turn_order import fair
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
+
 #: The step of a resume that a waiting user reads.
 STEP = "queue"
 
 
-class WaitingLine:
+class GpuQueue:
     """The queue.
 
     Args:
@@ -42,7 +44,6 @@ class WaitingLine:
         self._sessions = sessions
         self._agent = agent
         self._limit = limit
-        self._told: dict[SessionKey, str] = {}
 
     def look(self) -> list[Waiting]:
         """The queue in its order; readers are told of changed places."""
@@ -55,9 +56,17 @@ class WaitingLine:
             msgspec.structs.replace(each, place=place)
             for place, each in enumerate(found, start=1)
         ]
-        self._sessions.waiting = {each.key: each for each in found if each.key}
+        self._note(found)
         self._tell(order, len(found))
         return found
+
+    def _note(self, found: list[Waiting]) -> None:
+        """Note the places for views."""
+        places = {each.key: each for each in found if each.key is not None}
+        for key, runtime in self._sessions.runtimes.items():
+            runtime.waiting = places.get(key)
+        for key, each in places.items():
+            self._sessions.runtime(key).waiting = each
 
     def may_try(self, row: SessionRow) -> bool:
         """Whether a placed resume may look for memory now.
@@ -117,22 +126,25 @@ class WaitingLine:
 
     def _held(self) -> Counter[str]:
         """Number of sessions of each user that have a GPU, as far as known."""
-        cards = self._sessions.history.cards
+        runtime = self._sessions.runtime
         return Counter(
             row.key.user
             for row in self._sessions.journal.sessions()
-            if row.phase in LIVE and (row.gpus or cards(row.key, row.incarnation))
+            if row.phase in LIVE
+            and (row.gpus or runtime(row.key).cards(row.incarnation))
         )
 
     def _tell(self, order: list[SessionKey], total: int) -> None:
-        told: dict[SessionKey, str] = {}
-        for place, key in enumerate(order, start=1):
-            words = f"Waiting for a free GPU: place {place} of {total} in the queue"
-            told[key] = words
-            if self._told.get(key) != words:
-                step = Step(step=STEP, title=words, state="going")
+        """Tell readers of a resume's steps its place, where that has changed."""
+        texts = {
+            key: f"Waiting for a free GPU: place {place} of {total} in the queue"
+            for place, key in enumerate(order, start=1)
+        }
+        for key, runtime in list(self._sessions.runtimes.items()):
+            before, runtime.place_told = runtime.place_told, texts.get(key, "")
+            if runtime.place_told not in {"", before}:
+                step = Step(step=STEP, title=runtime.place_told, state="going")
                 self._sessions.step(key, "resume", Event(step=step))
-        self._told = told
 
 
 def no_room(failure: Failure | None) -> bool:
@@ -147,3 +159,24 @@ def _waiting(row: SessionRow) -> Waiting:
         gpus=max(1, row.gpus),
         reason="No GPU of this machine has enough free memory.",
     )
+
+
+def fair(
+    waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
+) -> list[SessionKey]:
+    """The order in which they are served.
+
+    First come, first served, per user: each user's first session comes before any
+    user's
+    second, so that a user with many servers does not block the others.
+
+    Args:
+        waiting: each session and since when it waits, in seconds since the epoch.
+        held: how many sessions of each user have what is waited for already.
+    """
+    seen = Counter(held)
+    order: list[tuple[int, float, SessionKey]] = []
+    for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):
+        order.append((seen[key.user], since, key))
+        seen[key.user] += 1
+    return [key for _, _, key in sorted(order)]

@@ -21,13 +21,13 @@ from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
+    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -44,7 +44,7 @@ class Resumer:
         agent: Agent,
         hub: Hub,
         settings: Settings,
-        line: WaitingLine,
+        line: GpuQueue,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
@@ -166,7 +166,7 @@ class Resumer:
         now = self._sessions.clock.now()
         return self._sessions.apply(
             row.key,
-            Happened.RESTORED,
+            SessionEvent.RESTORED,
             note=f"That took {duration(now - row.since)}.",
             checkpoints=superseded,
             resumed_at=now,
@@ -184,7 +184,7 @@ class Resumer:
         self._sessions.end(row.key, Reason.CANCELLED)
         return self._sessions.apply(
             row.key,
-            Happened.RESTORE_FAILED,
+            SessionEvent.RESTORE_FAILED,
             failure=failure,
             placed=False,
             intent=Intent.NONE,

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
+        Decision,
         Event,
         Failure,
         SessionKey,
         Tree,
-        Verdict,
     )
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -66,7 +66,7 @@ class Suspender:
         self._new_id = new_id
 
     async def run(
-        self, key: SessionKey, by: str, why: Verdict | None = None
+        self, key: SessionKey, by: str, why: Decision | None = None
     ) -> AsyncIterator[SessionRow]:
         """Suspend a running session; the last row is RELEASING or RUNNING again.
 
@@ -79,11 +79,11 @@ class Suspender:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
         incarnation = self._sessions.row(key).incarnation
-        cards = self._sessions.history.cards(key, incarnation)
+        cards = self._sessions.runtime(key).cards(incarnation)
         yield (
             row := self._sessions.apply(
                 key,
-                Happened.SUSPEND,
+                SessionEvent.SUSPEND,
                 by=by,
                 why=why,
                 attempt=self._new_id(),
@@ -142,7 +142,7 @@ class Suspender:
         counters.deduplicated_bytes += info.deduplicated_bytes
         return self._sessions.apply(
             row.key,
-            Happened.COMMITTED,
+            SessionEvent.COMMITTED,
             note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
             f" written; that took {duration(now - row.since)}.",
             checkpoints=[expiry.current(info, now)],
@@ -166,7 +166,7 @@ class Suspender:
         self._sessions.end(row.key, Reason.CANCELLED)
         return self._sessions.apply(
             row.key,
-            Happened.CAPTURE_FAILED,
+            SessionEvent.CAPTURE_FAILED,
             failure=failure,
             checkpoints=bring_back.off(self._sessions, row, self._settings),
             bring_back="",
@@ -217,7 +217,7 @@ class Suspender:
             return self._sessions.row(row.key)
         self._count("ok")
         return self._sessions.apply(
-            row.key, Happened.RELEASED, stop_asked=None, placed=False
+            row.key, SessionEvent.RELEASED, stop_asked=None, placed=False
         )
 
     async def thaw(self, row: SessionRow) -> None:
@@ -234,7 +234,7 @@ class Suspender:
         doomed += bring_back.off(self._sessions, row, self._settings)
         return self._sessions.apply(
             row.key,
-            Happened.THAWED,
+            SessionEvent.THAWED,
             failure=failure,
             checkpoints=doomed,
             checkpoint=expiry.former(self._sessions, row.key),

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, select
 
-from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 
 
-class Numbered(NamedTuple):
+class NumberedLine(NamedTuple):
     """One line; the numbers grow."""
 
     id: int
     line: AuditRow
 
 
-class Trail:
+class AuditReader:
     """One forward reader.
 
     Args:
@@ -45,7 +45,7 @@ class Trail:
         else:
             self._at = int(found)
 
-    def next(self, limit: int = 100) -> list[Numbered]:
+    def next(self, limit: int = 100) -> list[NumberedLine]:
         """The lines after the mark, the oldest first."""
         table = schema.audit
         query = table.select().where(table.c.id > self._at)
@@ -57,7 +57,7 @@ class Trail:
         self._at = number
 
 
-def of_user(journal: Journal, user: str, before: int, limit: int) -> list[Numbered]:
+def of_user(journal: Journal, user: str, before: int, limit: int) -> list[NumberedLine]:
     """Lines about a user's sessions, the newest first, also of deleted ones.
 
     Args:
@@ -96,5 +96,7 @@ def set_mark(name: str, value: float | None) -> list[Any]:
     return [removal, table.insert().values(name=name, value=value)]
 
 
-def _numbered(journal: Journal, query: Any) -> list[Numbered]:
-    return [Numbered(row["id"], columns.audit_row(row)) for row in journal.read(query)]
+def _numbered(journal: Journal, query: Any) -> list[NumberedLine]:
+    return [
+        NumberedLine(row["id"], schema.audit_row(row)) for row in journal.read(query)
+    ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
 
 
-class Standing:
+class JournalCache:
     """Rows, indexed by what they are looked up by.
 
     Args:

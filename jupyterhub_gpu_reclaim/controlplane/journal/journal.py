@@ -23,8 +23,8 @@ from sqlalchemy.pool import StaticPool
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
-from jupyterhub_gpu_reclaim.controlplane.journal.cache import Standing
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.journal.cache import JournalCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -57,7 +57,7 @@ class Journal:
     """
 
     def __init__(self, url: str) -> None:
-        self._held: Standing | None = None
+        self._known_cache: JournalCache | None = None
         #: the right to write, where several services share the database
         self.lease: Lease | None = None
         self._engine = _engine(url)
@@ -77,11 +77,11 @@ class Journal:
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
         """The row of that session, if there is one."""
-        return self._standing().session(key)
+        return self._cache().session(key)
 
     def sessions(self) -> list[SessionRow]:
         """All of them, by key."""
-        return self._standing().sessions()
+        return self._cache().sessions()
 
     def save(
         self,
@@ -101,16 +101,18 @@ class Journal:
             also: statements about tables of other modules.
         """
         kept = list(checkpoints)
-        statements = columns.replace_session(row)
-        statements += [each for one in kept for each in columns.replace_checkpoint(one)]
+        statements = schema.replace_session(row)
+        statements += [each for one in kept for each in schema.replace_checkpoint(one)]
         if audit is not None:
-            statements.append(columns.insert_audit(audit))
-        counted = self._standing().counted(amounts or {})
-        statements += [e for item in counted.items() for e in columns.replace(*item)]
-        with self._changing(*statements, *also) as standing:
-            standing.put(row)
-            standing.keep(kept)
-            standing.amounts.update(counted)
+            statements.append(schema.insert_audit(audit))
+        counted = self._cache().counted(amounts or {})
+        statements += [
+            e for item in counted.items() for e in schema.replace_amount(*item)
+        ]
+        with self._changing(*statements, *also) as cache:
+            cache.put(row)
+            cache.keep(kept)
+            cache.amounts.update(counted)
 
     def forget(
         self,
@@ -122,68 +124,74 @@ class Journal:
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
         kept = list(doomed)
-        counted = self._standing().counted(amounts or {})
+        counted = self._cache().counted(amounts or {})
         with self._changing(
-            schema.sessions.delete().where(columns.of(schema.sessions, key)),
-            *[each for row in kept for each in columns.replace_checkpoint(row)],
-            *[each for item in counted.items() for each in columns.replace(*item)],
-            columns.insert_audit(audit),
+            schema.sessions.delete().where(schema.of_session(schema.sessions, key)),
+            *[each for row in kept for each in schema.replace_checkpoint(row)],
+            *[
+                each
+                for item in counted.items()
+                for each in schema.replace_amount(*item)
+            ],
+            schema.insert_audit(audit),
             *also,
-        ) as standing:
-            standing.remove(key)
-            standing.keep(kept)
-            standing.amounts.update(counted)
+        ) as cache:
+            cache.remove(key)
+            cache.keep(kept)
+            cache.amounts.update(counted)
 
     def amount(self, name: str) -> float:
         """A counter that lasts; 0 if nothing was ever added."""
-        return self._standing().amounts.get(name, 0.0)
+        return self._cache().amounts.get(name, 0.0)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
         """The row of that checkpoint, if there is one."""
-        return self._standing().checkpoint(checkpoint)
+        return self._cache().checkpoint(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
         """Of one session or of all, oldest generation first."""
-        return self._standing().checkpoints(key)
+        return self._cache().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:
         """Expired checkpoints."""
-        rows = self._standing().checkpoints()
+        rows = self._cache().checkpoints()
         return [row for row in rows if row.expires is not None and row.expires <= now]
 
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
         """Write how long checkpoints are kept."""
         kept = list(checkpoints)
-        statements = [each for row in kept for each in columns.replace_checkpoint(row)]
-        with self._changing(*statements) as standing:
-            standing.keep(kept)
+        statements = [each for row in kept for each in schema.replace_checkpoint(row)]
+        with self._changing(*statements) as cache:
+            cache.keep(kept)
 
     def drop(self, checkpoint: str) -> None:
         """Forget a checkpoint that is deleted; idempotent."""
         mine = schema.checkpoints.c.id == checkpoint
-        with self._changing(schema.checkpoints.delete().where(mine)) as standing:
-            standing.drop(checkpoint)
+        with self._changing(schema.checkpoints.delete().where(mine)) as cache:
+            cache.drop(checkpoint)
 
-    def _standing(self) -> Standing:
+    def _cache(self) -> JournalCache:
         """The cache, read from the database once."""
-        if self._held is None:
+        if self._known_cache is None:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
             found = self.read(schema.amounts.select())
             amounts = {row["name"]: row["value"] for row in found}
-            self._held = Standing(
-                map(columns.session, sessions), map(columns.checkpoint, kept), amounts
+            self._known_cache = JournalCache(
+                map(schema.session_row, sessions),
+                map(schema.checkpoint_row, kept),
+                amounts,
             )
-        return self._held
+        return self._known_cache
 
     @contextmanager
-    def _changing(self, *statements: Any) -> Iterator[Standing]:
+    def _changing(self, *statements: Any) -> Iterator[JournalCache]:
         """Write, then change the cache; if the outcome is not known, drop the cache."""
-        held, self._held = self._standing(), None
+        held, self._known_cache = self._cache(), None
         self.write(*statements)
         yield held
-        self._held = held
+        self._known_cache = held
 
     # --- audit
     def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
@@ -191,8 +199,8 @@ class Journal:
         table = schema.audit
         query = table.select().order_by(table.c.id.desc()).limit(limit)
         if key is not None:
-            query = query.where(columns.of(table, key))
-        return [columns.audit_row(row) for row in self.read(query)]
+            query = query.where(schema.of_session(table, key))
+        return [schema.audit_row(row) for row in self.read(query)]
 
     def prune_audit(self, before: float) -> bool:
         """Delete older lines, oldest first; returns whether there may be more of them.

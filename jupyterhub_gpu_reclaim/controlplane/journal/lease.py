@@ -19,7 +19,7 @@ import os
 import socket
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 from sqlalchemy import and_
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
+
+    Check = Callable[[], None]
+
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +50,7 @@ RENEWALS = 5
 LOOK_SECONDS = 0.5
 
 
-class Place(Value, frozen=True, kw_only=True):
+class LeaseHolder(Value, frozen=True, kw_only=True):
     """The program that holds the lease, for the log and to see whether it has ended."""
 
     host: str = ""
@@ -56,7 +60,7 @@ class Place(Value, frozen=True, kw_only=True):
     start: int = 0  #: clock ticks after boot
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> LeaseHolder:
         """This program."""
         return cls(
             host=socket.gethostname(),
@@ -71,7 +75,7 @@ class Place(Value, frozen=True, kw_only=True):
 
         Only a program in the same pid namespace can be seen to be gone.
         """
-        here = Place.here()
+        here = LeaseHolder.here()
         if not self.pid or (self.boot, self.pids) != (here.boot, here.pids):
             return False
         return _start(self.pid) != self.start
@@ -102,12 +106,12 @@ class Lease:
         journal: Journal,
         clock: Clock,
         seconds: float,
-        place: Place | None = None,
+        place: LeaseHolder | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._seconds = seconds
-        self._place = place or Place.here()
+        self._place = place or LeaseHolder.here()
         self._name = uuid.uuid4().hex
         self._term = 0
         self._still: tuple[_Seen, float] | None = None
@@ -174,14 +178,14 @@ class Lease:
         try:
             return self.take()
         except ReclaimError as error:
-            _log.warning("service: the journal cannot be asked: %s", error)
+            _log.warning("service: the journal does not answer: %s", error)
             return False
 
     @property
     def holder(self) -> str:
         """The last holder that was seen, for the log."""
         seen = self._still[0] if self._still is not None else None
-        place = _place(seen.place) if seen is not None else Place()
+        place = _place(seen.place) if seen is not None else LeaseHolder()
         return f"process {place.pid} on {place.host}" if place.pid else "not known"
 
     def _look(self) -> _Seen:
@@ -230,7 +234,9 @@ class Lease:
             except Unreachable:
                 return
             except ReclaimError as error:
-                _log.warning("service: the lease is not renewed: %s", error)
+                _log.warning(
+                    "service: the journal's lease could not be renewed: %s", error
+                )
 
     def give_back(self) -> None:
         """Release it at once; nothing to do if it was lost or never held."""
@@ -240,15 +246,17 @@ class Lease:
             with self._journal.transaction() as connection:
                 connection.execute(table.update().where(mine).values(holder=""))
         except ReclaimError as error:
-            _log.warning("service: the lease is not given back: %s", error)
+            _log.warning(
+                "service: the journal's lease could not be released: %s", error
+            )
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> LeaseHolder:
     """From the row; one of a newer release may say more, or nothing of use."""
     try:
-        return msgspec.json.decode(text, type=Place)
+        return msgspec.json.decode(text, type=LeaseHolder)
     except msgspec.DecodeError:
-        return Place()
+        return LeaseHolder()
 
 
 def _boot() -> str:
@@ -263,3 +271,38 @@ def _start(pid: int) -> int:
         return 0
     fields = text.rpartition(")")[2].split()
     return 0 if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+class _Fenced:
+    """Checks before each order, and passes everything on."""
+
+    def __init__(self, target: Any, orders: frozenset[str], check: Check) -> None:
+        self._target = target
+        self._orders = orders
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._target, name)
+        if name not in self._orders:
+            return call
+
+        def order(*args: Any) -> Any:
+            self._check()
+            return call(*args)
+
+        return order
+
+
+def fenced_agent(agent: Agent, check: Check) -> Agent:
+    """The agent, whose orders need the lease.
+
+    Questions pass through. Each order is first checked against the database, so that a
+    paused service, whose journal another one has taken over meanwhile, gives none.
+    """
+    orders = "capture", "restore", "thaw", "release", "kill", "cancel", "discard"
+    return cast("Agent", _Fenced(agent, frozenset(orders), check))
+
+
+def fenced_hub(hub: Hub, check: Check) -> Hub:
+    """The Hub, likewise."""
+    return cast("Hub", _Fenced(hub, frozenset({"stop", "start"}), check))

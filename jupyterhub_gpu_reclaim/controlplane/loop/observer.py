@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import HubState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ V = TypeVar("V", "Tree", "CheckpointInfo")
 _log = logging.getLogger(__name__)
 
 
-class Picture:
+class ObservedState:
     """All sessions as agent and Hub saw them at one moment."""
 
     def __init__(
@@ -50,10 +50,10 @@ class Picture:
         """Every session that the agent has heard of."""
         return (self._trees or {}).keys() | (self._saved or {}).keys()
 
-    def facts(self, key: SessionKey, known: frozenset[str]) -> Facts:
+    def session(self, key: SessionKey, known: frozenset[str]) -> Observed:
         """The part of it that is about one session."""
         servers = self._servers
-        return Facts(
+        return Observed(
             trees=None if self._trees is None else self._trees.get(key, ()),
             saved=None if self._saved is None else self._saved.get(key, ()),
             hub=None if servers is None else servers.get(key, HubState.STOPPED),
@@ -72,7 +72,7 @@ class Observer:
         self._saved: list[CheckpointInfo] | None = None
         self._listed = 0.0
 
-    async def all(self, store_every: float) -> Picture:
+    async def all(self, store_every: float) -> ObservedState:
         """Everything, with one request to the Hub and one or two to the agent.
 
         Args:
@@ -85,44 +85,45 @@ class Observer:
             self._stored(store_every),
             self._ask("Hub", self._hub.servers),
         )
-        return Picture(trees, saved, servers)
+        return ObservedState(trees, saved, servers)
 
     @staticmethod
-    def refuse_silence(picture: Picture) -> None:
-        """Raise unless everything answered, for callers that need the whole picture.
+    def refuse_silence(state: ObservedState) -> None:
+        """Raise unless everything answered, for callers that need the whole state.
 
         Raises:
             Unreachable: a part did not answer.
         """
-        if picture.silent:
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=picture.silent)
+        if state.silent:
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=state.silent)
 
     async def _stored(self, every: float) -> list[CheckpointInfo] | None:
         now = self._sessions.clock.monotonic()
         if self._saved is None or now - self._listed >= every:
-            self._sessions.deleted.clear()
+            for runtime in self._sessions.runtimes.values():
+                runtime.deleted = frozenset()
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
             if self._saved is not None:
                 self._sessions.store_seen = True
         return self._saved
 
-    async def one(self, key: SessionKey) -> Facts:
+    async def one(self, key: SessionKey) -> Observed:
         """One session, as it is now."""
         trees, saved, hub = await asyncio.gather(
             self._ask("agent", lambda: self._agent.trees(key)),
             self._ask("agent's store", lambda: self._agent.checkpoints(key)),
             self._ask("Hub", lambda: self._hub.server(key)),
         )
-        facts = Facts(_only(trees, key), _only(saved, key), hub, self.known(key))
-        return self._sessions.living(key, facts)
+        observed = Observed(_only(trees, key), _only(saved, key), hub, self.known(key))
+        return self._sessions.living(key, observed)
 
     def known(self, key: SessionKey) -> frozenset[str]:
         """The checkpoints of a session that the journal knows, or knew until now."""
         rows = self._sessions.journal.checkpoints(key)
         known = frozenset(row.id for row in rows)
-        deleted = self._sessions.deleted.get(key)
-        return known | deleted if deleted else known
+        runtime = self._sessions.runtimes.get(key)
+        return known | runtime.deleted if runtime is not None else known
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or None; logged once per silence."""

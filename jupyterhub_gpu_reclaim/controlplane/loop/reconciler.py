@@ -68,22 +68,17 @@ STOPPED      running                     running      adopt (→ RUNNING)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, Tree, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
-from jupyterhub_gpu_reclaim.controlplane.model.actions import (
-    NOTHING,
-    WAIT,
-    Act,
-    Do,
-    Facts,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
@@ -91,213 +86,257 @@ if TYPE_CHECKING:
 _ENDED = (HubState.STOPPED, HubState.SPAWNING)
 
 
-def settle(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+def settle(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
     """The one action that brings the three views of a session closer together.
 
     Args:
         row: what the journal says; a fresh row if it says nothing.
-        facts: what agent and Hub say.
+        observed: what agent and Hub say.
         now: seconds since the epoch.
         settings: the limits.
     """
-    if facts.silent:
-        if row.phase is Phase.RELEASING and facts.hub is HubState.RUNNING:
+    if observed.silent:
+        if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
             return WAIT
         return NOTHING
-    return _BY_PHASE[row.phase](row, facts, now, settings)
+    return _BY_PHASE[row.phase](row, observed, now, settings)
 
 
-def _live(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+def _live(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
     """RUNNING and WARNED."""
     del now, settings
-    tree = facts.tree(row.incarnation)
+    tree = observed.tree(row.incarnation)
     if tree is None:
-        return _without_tree(row, facts)
+        return _without_tree(row, observed)
     if tree.state is TreeState.CAPTURING:
-        return Act(Do.CANCEL, tree)
+        return Action(ActionKind.CANCEL, tree)
     if tree.state is TreeState.CAPTURED:
-        if facts.hub is HubState.STOPPED and facts.checkpoint(tree.checkpoint):
-            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
-        return Act(Do.THAW, tree) if facts.hub is HubState.RUNNING else NOTHING
+        if observed.hub is HubState.STOPPED and observed.checkpoint(tree.checkpoint):
+            return Action(
+                ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
+            )
+        return (
+            Action(ActionKind.THAW, tree)
+            if observed.hub is HubState.RUNNING
+            else NOTHING
+        )
     if tree.state is not TreeState.RUNNING:
         return NOTHING
-    if facts.unknown():
+    if observed.unknown():
         # Before it is suspended: the next generation comes after all that there are.
-        return Act(Do.SET_ASIDE)
-    return _leftover(row, facts) or Act(Do.READY, tree)
+        return Action(ActionKind.SET_ASIDE)
+    return _leftover(row, observed) or Action(ActionKind.READY, tree)
 
 
-def _without_tree(row: SessionRow, facts: Facts) -> Act:
+def _without_tree(row: SessionRow, observed: Observed) -> Action:
     """A live session whose tree is gone."""
-    other = facts.running()
-    if other is not None and facts.hub is HubState.RUNNING:
-        return Act(Do.ADOPT, other)
-    return _ended(row, facts) if facts.hub is HubState.STOPPED else NOTHING
+    other = observed.running()
+    if other is not None and observed.hub is HubState.RUNNING:
+        return Action(ActionKind.ADOPT, other)
+    return _ended(row, observed) if observed.hub is HubState.STOPPED else NOTHING
 
 
-def _ended(row: SessionRow, facts: Facts) -> Act:
+def _ended(row: SessionRow, observed: Observed) -> Action:
     """The session's programs have ended without a known reason."""
-    missed = _missed(row, facts)
+    missed = _missed(row, observed)
     if missed is not None:
         return missed
-    saved = facts.checkpoint(row.checkpoint)
-    return Act(Do.LOST, None, saved) if saved else Act(Do.VANISHED)
+    saved = observed.checkpoint(row.checkpoint)
+    return (
+        Action(ActionKind.LOST, None, saved) if saved else Action(ActionKind.VANISHED)
+    )
 
 
-def _leftover(row: SessionRow, facts: Facts) -> Act | None:
+def _leftover(row: SessionRow, observed: Observed) -> Action | None:
     """A tree beside the session's own, out of its user's reach.
 
     An init that holds a place for nothing is killed, and so is a second tree whose
     checkpoint is kept. Any other second tree may hold the only copy of its state: it is
     reported, and the session is left alone until a person ends one of them.
     """
-    if facts.hub is HubState.SPAWNING:
+    if observed.hub is HubState.SPAWNING:
         return None
-    others = [tree for tree in facts.left() if tree.incarnation != row.incarnation]
+    others = [tree for tree in observed.left() if tree.incarnation != row.incarnation]
     for tree in others:
         if tree.state is TreeState.HOLDING:
-            return Act(Do.KILL, tree, patient=True)
+            return Action(ActionKind.KILL, tree, patient=True)
     for tree in others:
-        if tree.state is TreeState.RUNNING and facts.hub is HubState.RUNNING:
-            kept = facts.checkpoint(tree.checkpoint) is not None
-            return Act(Do.KILL if kept else Do.REPORT, tree, patient=True)
+        if tree.state is TreeState.RUNNING and observed.hub is HubState.RUNNING:
+            kept = observed.checkpoint(tree.checkpoint) is not None
+            return Action(
+                ActionKind.KILL if kept else ActionKind.REPORT, tree, patient=True
+            )
     return None
 
 
-def _suspending(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+def _suspending(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
     del now, settings
-    tree = facts.tree(row.incarnation)
-    committed = facts.checkpoint(tree.checkpoint if tree else row.attempt)
+    tree = observed.tree(row.incarnation)
+    committed = observed.checkpoint(tree.checkpoint if tree else row.attempt)
     if tree is None:
         if committed is not None:
-            return Act(Do.COMMITTED, None, committed)
-        return _ended(row, facts)
+            return Action(ActionKind.COMMITTED, None, committed)
+        return _ended(row, observed)
     if tree.state is TreeState.CAPTURING:
-        return Act(Do.ATTACH, tree)
+        return Action(ActionKind.ATTACH, tree)
     if tree.state is TreeState.CAPTURED:
         if committed is None:
-            return Act(Do.THAW, tree)
-        return Act(Do.COMMITTED, tree, committed)
-    return Act(Do.ROLLED_BACK, tree)
+            return Action(ActionKind.THAW, tree)
+        return Action(ActionKind.COMMITTED, tree, committed)
+    return Action(ActionKind.ROLLED_BACK, tree)
 
 
-def _releasing(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
-    tree = facts.tree(row.incarnation)
+def _releasing(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
+    tree = observed.tree(row.incarnation)
     too_long = now - row.since > settings.release_limit
     if tree is not None and tree.state is TreeState.RUNNING:
-        return Act(Do.ROLLED_BACK, tree)
+        return Action(ActionKind.ROLLED_BACK, tree)
     if tree is not None and tree.state in {TreeState.CAPTURING, TreeState.RESTORING}:
         return WAIT
-    if tree is not None and facts.checkpoint(row.checkpoint) is None:
-        return Act(Do.THAW, tree)
-    if facts.hub in _ENDED:
-        return Act(Do.RELEASED) if tree is None else Act(Do.RELEASE, tree)
-    if facts.hub is HubState.STOPPING:
-        return Act(Do.RELEASE, tree) if tree and too_long else WAIT
+    if tree is not None and observed.checkpoint(row.checkpoint) is None:
+        return Action(ActionKind.THAW, tree)
+    if observed.hub in _ENDED:
+        return (
+            Action(ActionKind.RELEASED)
+            if tree is None
+            else Action(ActionKind.RELEASE, tree)
+        )
+    if observed.hub is HubState.STOPPING:
+        return Action(ActionKind.RELEASE, tree) if tree and too_long else WAIT
     # A Hub that has been restarted waits for the server's answer before it takes
     # any order; a frozen tree cannot give it.
-    checking = facts.hub is HubState.UNSETTLED
+    checking = observed.hub is HubState.UNSETTLED
     if tree is not None and (too_long or checking):
-        return Act(Do.THAW, tree)
-    return Act(Do.STOP_AT_HUB) if facts.hub is HubState.RUNNING else WAIT
+        return Action(ActionKind.THAW, tree)
+    return Action(ActionKind.STOP_AT_HUB) if observed.hub is HubState.RUNNING else WAIT
 
 
-def _suspended(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+def _suspended(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
     del now, settings
-    running = facts.running()
-    if facts.hub is HubState.RUNNING:
+    running = observed.running()
+    if observed.hub is HubState.RUNNING:
         if running is not None:
-            return Act(Do.ADOPT, running)
-        return NOTHING if facts.left() else Act(Do.STOP_AT_HUB, patient=True)
-    if facts.hub is not HubState.STOPPED:
+            return Action(ActionKind.ADOPT, running)
+        return (
+            NOTHING if observed.left() else Action(ActionKind.STOP_AT_HUB, patient=True)
+        )
+    if observed.hub is not HubState.STOPPED:
         return NOTHING
     return (
-        _suspended_tree(row, facts, running)
-        or _missed(row, facts)
-        or (Act(Do.SET_ASIDE) if facts.unknown() else NOTHING)
+        _suspended_tree(row, observed, running)
+        or _missed(row, observed)
+        or (Action(ActionKind.SET_ASIDE) if observed.unknown() else NOTHING)
     )
 
 
-def _missed(row: SessionRow, facts: Facts) -> Act | None:
+def _missed(row: SessionRow, observed: Observed) -> Action | None:
     """A checkpoint that is newer than all that the journal knows."""
-    found = [] if facts.left() else lineage.found(row, facts)
-    return Act(Do.FOUND_SAVED, None, found[0]) if found else None
+    found = [] if observed.left() else lineage.found(row, observed)
+    return Action(ActionKind.FOUND_SAVED, None, found[0]) if found else None
 
 
-def _suspended_tree(row: SessionRow, facts: Facts, running: Tree | None) -> Act | None:
+def _suspended_tree(
+    row: SessionRow, observed: Observed, running: Tree | None
+) -> Action | None:
     """Processes of a suspended session whose server the Hub has stopped."""
-    for tree in facts.left():
+    for tree in observed.left():
         if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
-            return Act(Do.RELEASE, tree)
-        if tree.state is TreeState.CAPTURED and facts.missed(tree.checkpoint):
-            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
-        ours = tree.checkpoint == row.checkpoint and facts.checkpoint(row.checkpoint)
+            return Action(ActionKind.RELEASE, tree)
+        if tree.state is TreeState.CAPTURED and observed.missed(tree.checkpoint):
+            return Action(
+                ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
+            )
+        ours = tree.checkpoint == row.checkpoint and observed.checkpoint(row.checkpoint)
         if tree.state is TreeState.HOLDING or (
             ours and tree.state in {TreeState.RUNNING, TreeState.RESTORING}
         ):
-            return Act(Do.KILL, tree, patient=True)
-    return Act(Do.REPORT, running, patient=True) if running is not None else None
+            return Action(ActionKind.KILL, tree, patient=True)
+    return (
+        Action(ActionKind.REPORT, running, patient=True)
+        if running is not None
+        else None
+    )
 
 
-def _resuming(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+def _resuming(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
     del now
-    tree = facts.tree(row.incarnation)
-    ended = facts.hub is HubState.STOPPED
+    tree = observed.tree(row.incarnation)
+    ended = observed.hub is HubState.STOPPED
     if tree is None:
-        return Act(Do.GIVE_UP) if ended else WAIT
+        return Action(ActionKind.GIVE_UP) if ended else WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
         again = settings.gpu_wait > 0 and no_room(tree.failure)
         if ended or (failed and not again):
-            return Act(Do.GIVE_UP, tree)
-        return Act(Do.RESTORE, tree) if row.placed else WAIT
+            return Action(ActionKind.GIVE_UP, tree)
+        return Action(ActionKind.RESTORE, tree) if row.placed else WAIT
     if tree.state is TreeState.RESTORING:
-        return Act(Do.GIVE_UP, tree, patient=True) if ended else Act(Do.RESTORE, tree)
-    return _restored(facts, tree) if tree.state is TreeState.RUNNING else WAIT
+        return (
+            Action(ActionKind.GIVE_UP, tree, patient=True)
+            if ended
+            else Action(ActionKind.RESTORE, tree)
+        )
+    return _restored(observed, tree) if tree.state is TreeState.RUNNING else WAIT
 
 
-def _restored(facts: Facts, tree: Tree) -> Act:
+def _restored(observed: Observed, tree: Tree) -> Action:
     """The tree is back; it is RUNNING once the Hub has finished its start.
 
     A Hub that was killed meanwhile does not know of it: it runs all the same, the next
     start
     adopts it, and if no start comes it falls idle and is suspended again.
     """
-    done = facts.hub in {HubState.RUNNING, HubState.STOPPED}
-    return Act(Do.RESTORED if done else Do.WAIT, tree)
+    done = observed.hub in {HubState.RUNNING, HubState.STOPPED}
+    return Action(ActionKind.RESTORED if done else ActionKind.WAIT, tree)
 
 
-def _stopped(row: SessionRow, facts: Facts, now: float, settings: Settings) -> Act:
+def _stopped(
+    row: SessionRow, observed: Observed, now: float, settings: Settings
+) -> Action:
     """STOPPED, or a session that the journal does not know."""
     del now, settings
-    running = facts.running()
-    if running is not None and facts.hub is HubState.RUNNING:
-        return Act(Do.ADOPT, running)
-    for tree in facts.left():
-        if tree.state is TreeState.CAPTURED and facts.checkpoint(tree.checkpoint):
-            return Act(Do.FOUND_CAPTURED, tree, facts.checkpoint(tree.checkpoint))
-        if facts.hub is HubState.STOPPED and _is_orphan(row, tree, facts):
-            return Act(Do.KILL, tree, patient=True)
+    running = observed.running()
+    if running is not None and observed.hub is HubState.RUNNING:
+        return Action(ActionKind.ADOPT, running)
+    for tree in observed.left():
+        if tree.state is TreeState.CAPTURED and observed.checkpoint(tree.checkpoint):
+            return Action(
+                ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
+            )
+        if observed.hub is HubState.STOPPED and _is_orphan(row, tree, observed):
+            return Action(ActionKind.KILL, tree, patient=True)
     if running is not None:
-        report = facts.hub is HubState.STOPPED
-        return Act(Do.REPORT, running, patient=True) if report else NOTHING
-    if facts.left() or not facts.unknown() or facts.hub not in _ENDED:
+        report = observed.hub is HubState.STOPPED
+        return Action(ActionKind.REPORT, running, patient=True) if report else NOTHING
+    if observed.left() or not observed.unknown() or observed.hub not in _ENDED:
         return NOTHING
     # That the journal says "stopped" was true of what it knew then; what
     # was saved since is newer than that word.
-    return _missed(row, facts) or Act(Do.SET_ASIDE)
+    return _missed(row, observed) or Action(ActionKind.SET_ASIDE)
 
 
-def _is_orphan(row: SessionRow, tree: Tree, facts: Facts) -> bool:
+def _is_orphan(row: SessionRow, tree: Tree, observed: Observed) -> bool:
     """Whether nothing is lost with that tree, or its user has stopped it."""
     if tree.state is TreeState.HOLDING:
         return True
     stopped = bool(row.since) and tree.incarnation == row.incarnation
-    restored = facts.checkpoint(tree.checkpoint) is not None
+    restored = observed.checkpoint(tree.checkpoint) is not None
     return tree.state is TreeState.RUNNING and (stopped or restored)
 
 
-_BY_PHASE: dict[Phase, Callable[[SessionRow, Facts, float, Settings], Act]] = {
+_BY_PHASE: dict[Phase, Callable[[SessionRow, Observed, float, Settings], Action]] = {
     Phase.RUNNING: _live,
     Phase.WARNED: _live,
     Phase.SUSPENDING: _suspending,
@@ -306,3 +345,85 @@ _BY_PHASE: dict[Phase, Callable[[SessionRow, Facts, float, Settings], Act]] = {
     Phase.RESUMING: _resuming,
     Phase.STOPPED: _stopped,
 }
+
+
+class ActionKind(StrEnum):
+    """What the worker does next for a session."""
+
+    NOTHING = "nothing"
+    WAIT = "wait"  #: something is under way; look again soon
+    READY = "ready"
+    ATTACH = "attach to the capture"
+    COMMITTED = "take the commit"
+    ROLLED_BACK = "take the roll back"
+    CANCEL = "cancel"
+    STOP_AT_HUB = "ask the Hub for a stop"
+    RELEASE = "release"
+    RELEASED = "take the release"
+    THAW = "thaw"
+    RESTORE = "restore"
+    RESTORED = "take the restore"
+    GIVE_UP = "give the restore up"
+    KILL = "kill"
+    ADOPT = "adopt"
+    VANISHED = "take the end"
+    LOST = "take the loss"
+    FOUND_CAPTURED = "take what is captured"
+    FOUND_SAVED = "take what is saved"
+    SET_ASIDE = "set aside"
+    REPORT = "report"
+
+
+class Action(NamedTuple):
+    """One action, on one tree or checkpoint."""
+
+    kind: ActionKind
+    tree: Tree | None = None
+    saved: CheckpointInfo | None = None
+    #: only if the same action has been due for ``orphan_grace``
+    patient: bool = False
+
+
+class Observed(NamedTuple):
+    """One session as agent and Hub see it now; ``None``: no answer."""
+
+    trees: tuple[Tree, ...] | None
+    saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
+    hub: HubState | None
+    #: ids of checkpoints that the journal knows
+    known: frozenset[str] = frozenset()
+
+    @property
+    def silent(self) -> bool:
+        """Whether a part did not answer: about its processes, or its checkpoints."""
+        if self.trees is None or self.saved is None:
+            return True
+        return any(tree.state is TreeState.UNKNOWN for tree in self.trees)
+
+    def tree(self, incarnation: str) -> Tree | None:
+        """That incarnation, if anything is left of it."""
+        return next((t for t in self.left() if t.incarnation == incarnation), None)
+
+    def left(self) -> tuple[Tree, ...]:
+        """All trees that are not gone."""
+        return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
+
+    def running(self) -> Tree | None:
+        """A tree that runs, whichever it is."""
+        return next((t for t in self.left() if t.state is TreeState.RUNNING), None)
+
+    def unknown(self) -> list[CheckpointInfo]:
+        """Committed checkpoints that the journal does not know."""
+        return [info for info in self.saved or () if info.id not in self.known]
+
+    def missed(self, checkpoint: str) -> bool:
+        """Whether that checkpoint is committed and the journal does not know it."""
+        return any(info.id == checkpoint for info in self.unknown())
+
+    def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
+        """That checkpoint, if it is committed."""
+        return next((s for s in self.saved or () if s.id == checkpoint), None)
+
+
+NOTHING = Action(ActionKind.NOTHING)
+WAIT = Action(ActionKind.WAIT)

@@ -13,29 +13,30 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry_notice import forewarn
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.retention import retain
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import ActionKind, settle
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Do
-from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
-    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Pressing
-    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import Watch
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
-    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import WaitingLine
-    from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer, Picture
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+    from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
+    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
+    from jupyterhub_gpu_reclaim.controlplane.loop.observer import (
+        ObservedState,
+        Observer,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Tally
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ BREATH = 100
 PRUNE_SECONDS = 600.0
 
 
-class Loops:
+class ControlLoops:
     """Two tasks: samples, and ticks."""
 
     def __init__(
@@ -57,34 +58,39 @@ class Loops:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
-        watch: Watch,
-        courtesy: Courtesy,
+        sampler: SessionSampler,
+        judge: Judge,
+        warnings: Warnings,
         queue: WorkQueue,
-        tally: Tally,
-        line: WaitingLine,
-        pressing: Pressing | None,
+        tally: TotalsLog,
+        line: GpuQueue,
+        preemption: Preemption | None,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
-        self._watch = watch
-        self._courtesy = courtesy
+        self._sampler = sampler
+        self._warnings = warnings
+        self._judge = judge
         self._queue = queue
         self._tally = tally
         self._line = line
-        self._pressing = pressing
+        self._preemption = preemption
         self._settings = settings
         self._prune_at = 0.0
-        self._pods: dict[SessionKey, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start both loops; called once."""
         settings = self._settings
         self._tasks = [
-            asyncio.create_task(self._every(settings.sample_interval, self._sample)),
-            asyncio.create_task(self._every(settings.tick_interval, self.tick)),
+            asyncio.create_task(
+                self._every("sampling", settings.sample_interval, self._sample)
+            ),
+            asyncio.create_task(
+                self._every("control", settings.tick_interval, self.tick)
+            ),
         ]
 
     async def stop(self) -> None:
@@ -93,21 +99,23 @@ class Loops:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _every(self, seconds: float, beat: Callable[[], Awaitable[None]]) -> None:
+    async def _every(
+        self, name: str, seconds: float, run: Callable[[], Awaitable[None]]
+    ) -> None:
         """Run for ever; a failed run is logged, and the next one comes."""
         while True:
             try:
-                await beat()
+                await run()
             except ReclaimError as error:
-                _log.info("%s", error)
-            except Exception:  # noqa: BLE001 the last line of defence: the heart goes on
-                _log.exception("a beat failed")
+                _log.info("%s loop: retrying in %.0f s: %s", name, seconds, error)
+            except Exception:  # noqa: BLE001 the last line of defence: the loop goes on
+                _log.exception("%s loop failed; retrying in %.0f s", name, seconds)
             await self._sessions.clock.sleep(seconds)
 
     async def _sample(self) -> None:
         """Sample; take back warnings of sessions that are in use again."""
-        await self._watch.sample()
-        for key in self._courtesy.spared():
+        await self._sampler.sample()
+        for key in self._warnings.spared():
             self._queue.add(key)
 
     # --- ticks
@@ -115,19 +123,20 @@ class Loops:
         """Compare everything, and queue every session that needs an action."""
         settings = self._settings
         self._take_up_deletions()
-        picture = await self._observer.all(STORE_TICKS * settings.tick_interval)
-        self._watch.measure()
+        state = await self._observer.all(STORE_TICKS * settings.tick_interval)
+        self._sampler.measure()
         waiting = self._line.look()
-        self._note_waits(waiting, picture)
-        if self._pressing is not None:
-            self._pressing.look(waiting)
+        self._note_waits(waiting, state)
+        if self._preemption is not None:
+            self._preemption.select(waiting)
         rows = {row.key for row in self._sessions.journal.sessions()}
-        for count, key in enumerate(sorted(rows | picture.keys())):
+        for count, key in enumerate(sorted(rows | state.keys())):
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
-            self._compare(key, picture)
-        retain(self._sessions, settings.retention)
+            self._compare(key, state)
+        expiry.retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent)
+        self._forget_gone(state)
         self._now_and_then(self._sessions.clock.now())
         self._tally.note()
 
@@ -138,76 +147,82 @@ class Loops:
             for key in self._sessions.deletions.pending_keys():
                 self._queue.add(key)
 
-    def _compare(self, key: SessionKey, picture: Picture) -> None:
+    def _compare(self, key: SessionKey, state: ObservedState) -> None:
         """Whether one session is as it should be."""
         row = self._sessions.row(key)
-        facts = picture.facts(key, self._observer.known(key))
-        facts = self._sessions.living(key, facts)
-        if facts.hub is HubState.UNSETTLED:
-            self._sessions.checked_by_hub(key)
-        act = settle(row, facts, self._sessions.clock.now(), self._settings)
-        self._note_compared(row, facts, act.do)
-        if self._wants_a_look(row, act.do):
+        observed = state.session(key, self._observer.known(key))
+        observed = self._sessions.living(key, observed)
+        if observed.hub is HubState.UNSETTLED:
+            now = self._sessions.clock.monotonic()
+            self._sessions.runtime(key).hub_checked = now
+        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+        self._note_compared(row, observed, action.kind)
+        if self._wants_a_look(row, action.kind):
             self._queue.add(key)
 
-    def _note_compared(self, row: SessionRow, facts: Facts, do: Do) -> None:
+    def _note_compared(
+        self, row: SessionRow, observed: Observed, kind: ActionKind
+    ) -> None:
         """Note whether the journal agrees with the rest, so that things may expire."""
-        same = do in {Do.NOTHING, Do.READY, Do.REPORT}
-        told = not facts.silent and facts.hub is not None
-        missing = row.phase is Phase.SUSPENDED and not facts.checkpoint(row.checkpoint)
-        if same and told and not missing:
-            self._sessions.compared.add(row.key)
-        else:
-            self._sessions.compared.discard(row.key)
+        same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
+        told = not observed.silent and observed.hub is not None
+        missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(
+            row.checkpoint
+        )
+        self._sessions.runtime(row.key).compared = same and told and not missing
 
-    def _note_waits(self, waiting: list[Waiting], picture: Picture) -> None:
+    def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
         """Count the end of waiting for a node (see ``accounting``)."""
-        now = self._sessions.clock.now()
-        here = {each.key for each in waiting}
-        for key, since in self._pods.items():
-            if key not in here:
-                hub = picture.facts(key, frozenset()).hub
+        sessions, now = self._sessions, self._sessions.clock.now()
+        here = {each.key: each.since for each in waiting if each.key is not None}
+        for key, runtime in sessions.runtimes.items():
+            if runtime.pod_waits_since is not None and key not in here:
+                hub = state.session(key, frozenset()).hub
                 left = hub in {HubState.STOPPED, HubState.STOPPING}
-                self._sessions.counters.waited(
-                    "left" if left else "served", now - since
-                )
-        rows = self._sessions.journal
-        self._pods = {
-            each.key: each.since
-            for each in waiting
-            if each.key is not None
-            and ((row := rows.session(each.key)) is None or row.waiting_since is None)
-        }
+                outcome = "left" if left else "served"
+                sessions.counters.waited(outcome, now - runtime.pod_waits_since)
+            placed = sessions.row(key).waiting_since is not None
+            runtime.pod_waits_since = None if placed else here.get(key)
+
+    def _forget_gone(self, state: ObservedState) -> None:
+        """Drop the runtime state of sessions that nothing is left of."""
+        sessions, here = self._sessions, state.keys()
+        for key, runtime in list(sessions.runtimes.items()):
+            known = key in here or sessions.journal.session(key) is not None
+            if not known and runtime.waiting is None and not self._queue.busy(key):
+                sessions.forget(key)
 
     def _now_and_then(self, now: float) -> None:
         """What need not be done at every tick."""
         if now >= self._prune_at:
-            forewarn(self._sessions, self._settings.retention, self._settings.forewarn)
+            expiry.give_notice(
+                self._sessions, self._settings.retention, self._settings.forewarn
+            )
             before = now - self._settings.audit
             more = self._sessions.journal.prune_audit(before)
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
 
-    def _wants_a_look(self, row: SessionRow, do: Do) -> bool:
+    def _wants_a_look(self, row: SessionRow, kind: ActionKind) -> bool:
         if self._queue.busy(row.key):
             return False
-        if do is Do.READY:
-            reclaim = self._courtesy.judge(row)
+        if kind is ActionKind.READY:
+            reclaim = self._judge.reclaims(row)
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
-        return do is not Do.NOTHING or row.intent is not Intent.NONE
+        return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Counts of this moment."""
         kept = self._sessions.journal.checkpoints()
-        sampled, now = self._watch.sampled, self._sessions.clock.now()
+        sampled, now = self._sampler.sampled, self._sessions.clock.now()
         return MetricsSnapshot(
             phases=dict(self._sessions.phases()),
             counters=self._sessions.counters,
             checkpoints=len(kept),
             stored_bytes=sum(c.info.stored_bytes for c in kept if c.info is not None),
             sample_age=None if sampled is None else now - sampled,
-            watched=self._watch.watched,
-            waiting=len(self._sessions.waiting),
+            watched=self._sampler.watched,
+            waiting=self._sessions.waiting(),
             gpu_seconds=accounting.so_far(
                 self._sessions.journal.sessions(),
                 self._sessions.journal.amount(accounting.GPU_SECONDS),

@@ -19,15 +19,20 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Act, Do, Facts
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, Happened
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import (
+    Action,
+    ActionKind,
+    Observed,
+    settle,
+)
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Verdict
-    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Courtesy
+    from jupyterhub_gpu_reclaim.common.models import Decision
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
@@ -43,7 +48,7 @@ STOP_FORGOTTEN = 60.0
 #: Waiting for a GPU is looked at less often than other operations, by this factor.
 WAITING_PACES = 5
 
-Handler = Callable[[SessionRow, Act], Awaitable[float | None]]
+Handler = Callable[[SessionRow, Action], Awaitable[float | None]]
 
 
 class Worker:
@@ -55,7 +60,8 @@ class Worker:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
-        courtesy: Courtesy,
+        judge: Judge,
+        warnings: Warnings,
         suspender: Suspender,
         resumer: Resumer,
         settings: Settings,
@@ -63,25 +69,25 @@ class Worker:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
-        self._courtesy = courtesy
+        self._warnings = warnings
+        self._judge = judge
         self._suspender = suspender
         self._resumer = resumer
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
-        self._odd: dict[SessionKey, tuple[str, float]] = {}
-        self._handlers: dict[Do, Handler] = {
-            Do.NOTHING: self._nothing,
-            Do.WAIT: self._wait,
-            Do.READY: self._ready,
-            Do.ATTACH: self._attach,
-            Do.CANCEL: self._cancel,
-            Do.STOP_AT_HUB: self._stop_at_hub,
-            Do.RELEASE: self._release,
-            Do.THAW: self._thaw,
-            Do.RESTORE: self._restore,
-            Do.GIVE_UP: self._give_up,
-            Do.KILL: self._kill,
-            Do.REPORT: self._report,
+        self._handlers: dict[ActionKind, Handler] = {
+            ActionKind.NOTHING: self._nothing,
+            ActionKind.WAIT: self._wait,
+            ActionKind.READY: self._ready,
+            ActionKind.ATTACH: self._attach,
+            ActionKind.CANCEL: self._cancel,
+            ActionKind.STOP_AT_HUB: self._stop_at_hub,
+            ActionKind.RELEASE: self._release,
+            ActionKind.THAW: self._thaw,
+            ActionKind.RESTORE: self._restore,
+            ActionKind.GIVE_UP: self._give_up,
+            ActionKind.KILL: self._kill,
+            ActionKind.REPORT: self._report,
         }
 
     async def work(self, key: SessionKey) -> float | None:
@@ -115,64 +121,65 @@ class Worker:
 
     async def _settle(self, key: SessionKey) -> float | None:
         row = self._sessions.row(key)
-        facts = await self._observer.one(key)
+        observed = await self._observer.one(key)
         if self._sessions.row(key) != row:
             return 0.0  # it went on while we looked
-        act = settle(row, facts, self._sessions.clock.now(), self._settings)
-        wait = self._patience(key, act)
+        action = settle(row, observed, self._sessions.clock.now(), self._settings)
+        wait = self._patience(key, action)
         if wait > 0:
             return min(wait, self._settings.tick_interval)
-        if act.do not in {Do.NOTHING, Do.WAIT, Do.READY}:
-            _log.info("%s: %s: %s", key, row.phase.value, act.do.value)
-        if act.do in self._handlers:
-            if act.do in {Do.READY, Do.NOTHING}:
-                return await self._quiet(row, act, facts)
-            return await self._handlers[act.do](row, act)
-        self._note(row, act, facts)
+        if action.kind not in {ActionKind.NOTHING, ActionKind.WAIT, ActionKind.READY}:
+            _log.info("%s: %s: %s", key, row.phase.value, action.kind.value)
+        if action.kind in self._handlers:
+            if action.kind in {ActionKind.READY, ActionKind.NOTHING}:
+                return await self._quiet(row, action, observed)
+            return await self._handlers[action.kind](row, action)
+        self._note(row, action, observed)
         return 0.0
 
-    def _note(self, row: SessionRow, act: Act, facts: Facts) -> None:
+    def _note(self, row: SessionRow, action: Action, observed: Observed) -> None:
         """Actions that only record in the journal what has happened outside."""
         sessions, settings = self._sessions, self._settings
-        match act.do:
-            case Do.COMMITTED if act.saved is not None:
-                self._suspender.committed(row, act.saved)
-            case Do.ROLLED_BACK if act.tree is not None:
-                self._suspender.rolled_back(row, act.tree)
-            case Do.RELEASED:
+        match action.kind:
+            case ActionKind.COMMITTED if action.saved is not None:
+                self._suspender.committed(row, action.saved)
+            case ActionKind.ROLLED_BACK if action.tree is not None:
+                self._suspender.rolled_back(row, action.tree)
+            case ActionKind.RELEASED:
                 self._suspender.released(row)
-            case Do.RESTORED:
+            case ActionKind.RESTORED:
                 self._resumer.restored(row)
-            case Do.ADOPT if act.tree is not None:
-                adoption.running(sessions, row, act.tree, settings)
-            case Do.VANISHED:
-                sessions.apply(row.key, Happened.VANISHED, checkpoint="", attempt="")
-            case Do.LOST if act.saved is not None:
-                adoption.lost(sessions, row, act.saved)
-            case Do.FOUND_CAPTURED if act.saved is not None:
-                adoption.captured(sessions, row, act.saved, settings)
+            case ActionKind.ADOPT if action.tree is not None:
+                adoption.running(sessions, row, action.tree, settings)
+            case ActionKind.VANISHED:
+                sessions.apply(
+                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
+                )
+            case ActionKind.LOST if action.saved is not None:
+                adoption.lost(sessions, row, action.saved)
+            case ActionKind.FOUND_CAPTURED if action.saved is not None:
+                adoption.captured(sessions, row, action.saved, settings)
             case _:
-                adoption.saved(sessions, row, facts, settings)
+                adoption.saved(sessions, row, observed, settings)
 
     # --- waiting
-    def _patience(self, key: SessionKey, act: Act) -> float:
+    def _patience(self, key: SessionKey, action: Action) -> float:
         """Seconds for which an odd state must still last before its action is done."""
-        if not act.patient:
-            self._odd.pop(key, None)
+        runtime = self._sessions.runtime(key)
+        if not action.patient:
+            runtime.odd = None
             return 0.0
-        what = f"{act.do} {act.tree.incarnation if act.tree else ''}"
+        what = f"{action.kind} {action.tree.incarnation if action.tree else ''}"
         now = self._sessions.clock.monotonic()
-        seen, since = self._odd.get(key, ("", now))
-        if seen != what:
-            since = now
-        self._odd[key] = (what, since)
-        left = since + self._settings.orphan_grace - now
+        if runtime.odd is None or runtime.odd[0] != what:
+            runtime.odd = (what, now)
+        left = runtime.odd[1] + self._settings.orphan_grace - now
         if left <= 0:
-            self._odd.pop(key, None)
+            runtime.odd = None
         return left
 
-    async def _wait(self, row: SessionRow, act: Act) -> float | None:
-        if act.tree is not None and not self._has_told(row.key):
+    async def _wait(self, row: SessionRow, action: Action) -> float | None:
+        if action.tree is not None and not self._has_told(row.key):
             # The spawner has not heard the end of this start, which came while no
             # service was there; the agent repeats it.
             async for _ in self._resumer.follow(row):
@@ -186,29 +193,31 @@ class Worker:
         operation = self._sessions.operation(key)
         return operation is not None and operation.ended
 
-    async def _quiet(self, row: SessionRow, act: Act, facts: Facts) -> float | None:
+    async def _quiet(
+        self, row: SessionRow, action: Action, observed: Observed
+    ) -> float | None:
         """Nothing is out of order: carry out an intent, or ask the policy."""
-        if act.do is Do.READY and _may_begin(row, facts.hub):
-            return await self._ready(row, act)
+        if action.kind is ActionKind.READY and _may_begin(row, observed.hub):
+            return await self._ready(row, action)
         if row.bring_back and row.phase in bring_back.FROM:
-            if facts.hub is HubState.STOPPED:
+            if observed.hub is HubState.STOPPED:
                 bring_back.take(self._sessions, row, self._settings)
             return self._settings.pace
         if row.phase is Phase.SUSPENDED and row.intent is Intent.RESUME:
-            if facts.hub is HubState.STOPPED:
+            if observed.hub is HubState.STOPPED:
                 await self._resumer.start(row)
             return self._settings.pace
-        return await self._nothing(row, act)
+        return await self._nothing(row, action)
 
-    async def _nothing(self, row: SessionRow, act: Act) -> float | None:
-        del act
+    async def _nothing(self, row: SessionRow, action: Action) -> float | None:
+        del action
         wished = row.phase in LIVE and row.intent is not Intent.NONE
         return self._settings.pace if wished or row.phase in _UNDER_WAY else None
 
     # --- suspend
-    async def _ready(self, row: SessionRow, act: Act) -> float | None:
+    async def _ready(self, row: SessionRow, action: Action) -> float | None:
         """A session that runs as it should: suspend it, warn it, or leave it alone."""
-        del act
+        del action
         if row.intent is Intent.SUSPEND:
             return await self._suspend(row.key, row.intent_by)
         if row.bring_back:  # it went on after all
@@ -216,18 +225,18 @@ class Worker:
         now = self._sessions.clock.now()
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)
-        if not self._courtesy.judge(row):
-            self._courtesy.spare(row)
+        if not self._judge.reclaims(row):
+            self._warnings.spare(row)
             return None
-        wait = self._courtesy.warn(row)
+        wait = self._warnings.warn(row)
         if wait > 0:
             return wait
-        if not await self._courtesy.confirm(row):
+        if not await self._warnings.confirm(row):
             return self._settings.pace
-        return await self._suspend(row.key, SERVICE, self._courtesy.why(row.key))
+        return await self._suspend(row.key, SERVICE, self._judge.why(row.key))
 
     async def _suspend(
-        self, key: SessionKey, by: str, why: Verdict | None = None
+        self, key: SessionKey, by: str, why: Decision | None = None
     ) -> float:
         if self._captures.locked():
             return self._settings.pace
@@ -236,32 +245,32 @@ class Worker:
                 pass
         return 0.0
 
-    async def _attach(self, row: SessionRow, act: Act) -> float:
-        del act
+    async def _attach(self, row: SessionRow, action: Action) -> float:
+        del action
         async for _ in self._suspender.follow(row):
             pass
         return 0.0
 
-    async def _cancel(self, row: SessionRow, act: Act) -> float:
-        del act
+    async def _cancel(self, row: SessionRow, action: Action) -> float:
+        del action
         await self._agent.cancel(row.incarnation)
         return self._settings.pace
 
-    async def _stop_at_hub(self, row: SessionRow, act: Act) -> float:
-        del act
+    async def _stop_at_hub(self, row: SessionRow, action: Action) -> float:
+        del action
         await self._suspender.stop_at_hub(row)
         return self._settings.pace
 
-    async def _release(self, row: SessionRow, act: Act) -> float:
-        del act
+    async def _release(self, row: SessionRow, action: Action) -> float:
+        del action
         await self._suspender.release(row)
         return 0.0
 
-    async def _thaw(self, row: SessionRow, act: Act) -> float:
+    async def _thaw(self, row: SessionRow, action: Action) -> float:
         try:
             await self._suspender.thaw(row)
         except Refused as error:
-            ending = act.tree is not None and error.reason is Reason.WRONG_PHASE
+            ending = action.tree is not None and error.reason is Reason.WRONG_PHASE
             if not ending or row.phase is not Phase.RELEASING:
                 raise
             # The agent has begun to end it, and only that can be finished.
@@ -269,34 +278,34 @@ class Worker:
         return self._settings.pace
 
     # --- resume
-    async def _restore(self, row: SessionRow, act: Act) -> float:
-        del act
+    async def _restore(self, row: SessionRow, action: Action) -> float:
+        del action
         async for _ in self._resumer.follow(row):
             pass
         waits = self._sessions.row(row.key).waiting_since is not None
         return self._settings.pace * (WAITING_PACES if waits else 1)
 
-    async def _give_up(self, row: SessionRow, act: Act) -> float:
-        failure = act.tree.failure if act.tree is not None else None
+    async def _give_up(self, row: SessionRow, action: Action) -> float:
+        failure = action.tree.failure if action.tree is not None else None
         failure = failure or failure_of(Reason.CANCELLED)
-        if act.tree is None:
+        if action.tree is None:
             self._resumer.failed(row, failure)
         else:
             await self._resumer.give_up(row, failure)
         return 0.0
 
     # --- leftovers
-    async def _kill(self, row: SessionRow, act: Act) -> float:
+    async def _kill(self, row: SessionRow, action: Action) -> float:
         del row
-        if act.tree is not None:
-            await self._resumer.kill(act.tree.incarnation)
+        if action.tree is not None:
+            await self._resumer.kill(action.tree.incarnation)
         return self._settings.pace
 
-    async def _report(self, row: SessionRow, act: Act) -> None:
+    async def _report(self, row: SessionRow, action: Action) -> None:
         """A tree out of its user's reach, without a checkpoint: people decide."""
-        if act.tree is None:
+        if action.tree is None:
             return
-        second = act.tree.incarnation
+        second = action.tree.incarnation
         failure = failure_of(Reason.SECOND_TREE, incarnation=second)
         failure = msgspec.structs.replace(failure, incarnation=second)
         if row.failure == failure:

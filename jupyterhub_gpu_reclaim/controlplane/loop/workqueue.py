@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One key: the worker at it, or the timer that adds it again."""
+
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.Task[None] | None = None
+    again: bool = False  #: it was added while a worker was at it
+    failures: int = 0  #: in a row
+
+    def cancel_timer(self) -> None:
+        """Forget the timer, if there is one."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class WorkQueue:
@@ -49,85 +66,84 @@ class WorkQueue:
         self._slots = asyncio.Semaphore(workers)
         self._backoff = backoff
         self._backoff_limit = backoff_limit
-        self._running: dict[SessionKey, asyncio.Task[None]] = {}
-        self._again: set[SessionKey] = set()
-        self._later: dict[SessionKey, asyncio.Task[None]] = {}
-        self._failures: dict[SessionKey, int] = {}
+        self._jobs: dict[SessionKey, _Job] = {}
         self._closed = False
 
     def add(self, key: SessionKey) -> None:
         """Look at that session as soon as possible; again if a worker is at it."""
         if self._closed:
             return
-        self._forget_timer(key)
-        if key in self._running:
-            self._again.add(key)
-            return
-        task = asyncio.create_task(self._run(key), name=f"work {key}")
-        self._running[key] = task
+        job = self._jobs.setdefault(key, _Job())
+        job.cancel_timer()
+        if job.task is not None:
+            job.again = True
+        else:
+            job.task = asyncio.create_task(self._run(key, job), name=f"work {key}")
 
     def add_later(self, key: SessionKey, delay: float) -> None:
         """Look at it after that many seconds, or earlier if it is added meanwhile."""
         if self._closed:
             return
-        self._forget_timer(key)
-        self._later[key] = asyncio.create_task(self._wait(key, delay))
+        job = self._jobs.setdefault(key, _Job())
+        job.cancel_timer()
+        job.timer = asyncio.create_task(self._wait(key, job, delay))
 
     def busy(self, key: SessionKey) -> bool:
         """Whether a worker is at that session now."""
-        return key in self._running
+        job = self._jobs.get(key)
+        return job is not None and job.task is not None
 
     async def stop(self) -> None:
         """End all work at once; what is half done is settled after the next start."""
         self._closed = True
-        tasks = [*self._running.values(), *self._later.values()]
+        tasks = [
+            task
+            for job in self._jobs.values()
+            for task in (job.task, job.timer)
+            if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._running.clear()
-        self._later.clear()
+        self._jobs.clear()
 
-    def _forget_timer(self, key: SessionKey) -> None:
-        timer = self._later.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
-    async def _wait(self, key: SessionKey, delay: float) -> None:
+    async def _wait(self, key: SessionKey, job: _Job, delay: float) -> None:
         await self._clock.sleep(delay)
-        self._later.pop(key, None)
+        job.timer = None
         self.add(key)
 
-    async def _run(self, key: SessionKey) -> None:
+    async def _run(self, key: SessionKey, job: _Job) -> None:
         delay: float | None = None
         try:
             async with self._slots:
-                self._again.discard(key)
-                delay = await self._look(key)
+                job.again = False
+                delay = await self._look(key, job)
         finally:
-            self._running.pop(key, None)
-        if key in self._again:
-            self._again.discard(key)
+            job.task = None
+        if job.again:
             self.add(key)
         elif delay is not None:
             self.add_later(key, delay)
+        elif job.timer is None:
+            self._jobs.pop(key, None)
 
-    async def _look(self, key: SessionKey) -> float | None:
+    async def _look(self, key: SessionKey, job: _Job) -> float | None:
         """One look; its failure never ends the queue."""
         try:
             delay = await self._work(key)
         except ReclaimError as error:
-            delay = self._after_failure(key)
-            _log.info("%s: looking again in %.0f s: %s", key, delay, error)
+            delay = self._after_failure(job)
+            _log.info("%s: retrying in %.0f s: %s", key, delay, error)
         except Exception:  # noqa: BLE001 the last line of defence: a fault in one session's work
-            delay = self._after_failure(key)
-            _log.exception("%s: looking again in %.0f s", key, delay)
+            delay = self._after_failure(job)
+            _log.exception("%s: failed; retrying in %.0f s", key, delay)
         else:
-            self._failures.pop(key, None)
+            job.failures = 0
         return delay
 
-    def _after_failure(self, key: SessionKey) -> float:
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
+    def _after_failure(self, job: _Job) -> float:
+        failures = job.failures
+        job.failures += 1
         with contextlib.suppress(OverflowError):
             return min(self._backoff * 2.0**failures, self._backoff_limit)
         return self._backoff_limit

@@ -1,9 +1,7 @@
 """What the control plane asks of the outside world, as protocols.
 
-Implemented by ``service.clients.agent.AgentClient``, ``service.clients.hub.HubClient``,
-``policy`` and ``sampling.window``. The agents of a cluster, one per node, are one more
-``Agent`` (``service.clients.agent_router.Fleet``): it knows where each incarnation
-lives.
+The agents of a cluster, one per node, are one more ``Agent``: it knows where each
+incarnation lives.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -20,13 +18,9 @@ if TYPE_CHECKING:
         Identity,
         Sample,
         SessionKey,
-        SessionView,
         Tree,
-        Usage,
-        Verdict,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.policy.pressure import Want
 
 
 class Agent(Protocol):
@@ -107,7 +101,7 @@ class Hub(Protocol):
         """Ask for a start; ``Refused`` (retryable) while something is pending."""
 
 
-class Told(Protocol):
+class HubFacts(Protocol):
     """The Hub's last answers about users and servers."""
 
     def groups(self, user: str) -> list[str] | None:
@@ -115,29 +109,3 @@ class Told(Protocol):
 
     def options(self, key: SessionKey) -> dict[str, list[str]] | None:
         """What a server was started with, as texts; None: not known."""
-
-
-class Window(Protocol):
-    """The recent samples of one session, summed up."""
-
-    def add(self, sample: Sample) -> None:
-        """Take one sample; older ones may come late or twice."""
-
-    def usage(self, now: float, span: float | None = None) -> Usage:
-        """The sum up to now; work is averaged over so many seconds, or all."""
-
-
-class Decide(Protocol):
-    """Whether a session is to be suspended, with all reasons."""
-
-    def __call__(self, view: SessionView, now: float) -> Sequence[Verdict]:
-        """Every reason, the deciding one first; pure."""
-
-
-class Choose(Protocol):
-    """Selects sessions to preempt for the GPU queue."""
-
-    def __call__(
-        self, views: Iterable[SessionView], wants: Sequence[Want], now: float
-    ) -> Mapping[SessionKey, SessionKey]:
-        """Which sessions go, and for whom; pure."""

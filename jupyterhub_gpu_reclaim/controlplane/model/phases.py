@@ -1,4 +1,4 @@
-"""The life of a session as one table: phase and event to next phase and what to do.
+"""The life of a session as one table: phase and event to next phase.
 
 Pure; a step that is not in the table is refused. ``sessions/registry.py`` asks it
 before
@@ -12,14 +12,18 @@ checkpoint.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
-class Happened(StrEnum):
+class SessionEvent(StrEnum):
     """What can happen to a session; the value completes "A session cannot …"."""
 
     WARNED = "be warned"
@@ -44,22 +48,6 @@ class Happened(StrEnum):
     BROUGHT_BACK = "go back to another saved state"
 
 
-class Todo(StrEnum):
-    """What the control plane does next for a session in its new phase."""
-
-    NOTHING = "nothing"
-    CAPTURE = "capture"
-    RELEASE = "release"  #: ask the Hub for a stop, then end the tree
-    RESTORE = "restore"
-
-
-class Next(NamedTuple):
-    """Where an event leads."""
-
-    phase: Phase
-    todo: Todo = Todo.NOTHING
-
-
 #: A session that runs, with no operation under way.
 LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
 #: A session whose programs are, or are about to be, ended: it needs its checkpoint.
@@ -67,69 +55,64 @@ SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})
 
-_RUNNING = Next(Phase.RUNNING)
-_STOPPED = Next(Phase.STOPPED)
-_SUSPENDED = Next(Phase.SUSPENDED)
-_RELEASING = Next(Phase.RELEASING, Todo.RELEASE)
-
-TABLE: dict[tuple[Phase, Happened], Next] = {
+TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
     # idle, pressure, button
-    (Phase.RUNNING, Happened.WARNED): Next(Phase.WARNED),
-    (Phase.WARNED, Happened.STAYS): _RUNNING,
-    **{
-        (phase, Happened.SUSPEND): Next(Phase.SUSPENDING, Todo.CAPTURE)
-        for phase in LIVE
-    },
+    (Phase.RUNNING, SessionEvent.WARNED): Phase.WARNED,
+    (Phase.WARNED, SessionEvent.STAYS): Phase.RUNNING,
+    **{(phase, SessionEvent.SUSPEND): Phase.SUSPENDING for phase in LIVE},
     # capture, commit, release
-    (Phase.SUSPENDING, Happened.CAPTURE_FAILED): _RUNNING,
-    (Phase.SUSPENDING, Happened.COMMITTED): _RELEASING,
-    **{(phase, Happened.THAWED): _RUNNING for phase in SAVED},
-    (Phase.RELEASING, Happened.RELEASED): _SUSPENDED,
+    (Phase.SUSPENDING, SessionEvent.CAPTURE_FAILED): Phase.RUNNING,
+    (Phase.SUSPENDING, SessionEvent.COMMITTED): Phase.RELEASING,
+    **{(phase, SessionEvent.THAWED): Phase.RUNNING for phase in SAVED},
+    (Phase.RELEASING, SessionEvent.RELEASED): Phase.SUSPENDED,
     # place, restore; a second start of the same session replaces the first
-    (Phase.SUSPENDED, Happened.RESTORE): Next(Phase.RESUMING, Todo.RESTORE),
-    (Phase.RESUMING, Happened.RESTORE): Next(Phase.RESUMING, Todo.RESTORE),
-    (Phase.RESUMING, Happened.RESTORED): _RUNNING,
-    (Phase.RESUMING, Happened.RESTORE_FAILED): _SUSPENDED,
+    (Phase.SUSPENDED, SessionEvent.RESTORE): Phase.RESUMING,
+    (Phase.RESUMING, SessionEvent.RESTORE): Phase.RESUMING,
+    (Phase.RESUMING, SessionEvent.RESTORED): Phase.RUNNING,
+    (Phase.RESUMING, SessionEvent.RESTORE_FAILED): Phase.SUSPENDED,
     # cold starts and real stops
     **{
-        (phase, Happened.STARTED): _RUNNING
+        (phase, SessionEvent.STARTED): Phase.RUNNING
         for phase in (Phase.STOPPED, Phase.RUNNING, Phase.WARNED)
     },
     **{
-        (phase, happened): _STOPPED
+        (phase, event): Phase.STOPPED
         for phase in (*LIVE, Phase.SUSPENDING)
-        for happened in (Happened.STOPPED, Happened.VANISHED)
+        for event in (SessionEvent.STOPPED, SessionEvent.VANISHED)
     },
-    **{(phase, Happened.LOST): _SUSPENDED for phase in (*LIVE, Phase.SUSPENDING)},
-    (Phase.RESUMING, Happened.STOPPED): _SUSPENDED,
-    (Phase.SUSPENDED, Happened.STOPPED): _SUSPENDED,
+    **{
+        (phase, SessionEvent.LOST): Phase.SUSPENDED
+        for phase in (*LIVE, Phase.SUSPENDING)
+    },
+    (Phase.RESUMING, SessionEvent.STOPPED): Phase.SUSPENDED,
+    (Phase.SUSPENDED, SessionEvent.STOPPED): Phase.SUSPENDED,
     # the user's choice
-    (Phase.SUSPENDED, Happened.DISCARDED): _STOPPED,
-    (Phase.SUSPENDED, Happened.PUT_ASIDE): _STOPPED,
-    (Phase.SUSPENDED, Happened.BROUGHT_BACK): _SUSPENDED,
-    (Phase.STOPPED, Happened.BROUGHT_BACK): _SUSPENDED,
+    (Phase.SUSPENDED, SessionEvent.DISCARDED): Phase.STOPPED,
+    (Phase.SUSPENDED, SessionEvent.PUT_ASIDE): Phase.STOPPED,
+    (Phase.SUSPENDED, SessionEvent.BROUGHT_BACK): Phase.SUSPENDED,
+    (Phase.STOPPED, SessionEvent.BROUGHT_BACK): Phase.SUSPENDED,
     # what a reconciliation finds
     **{
-        (phase, Happened.FOUND_RUNNING): _RUNNING
+        (phase, SessionEvent.FOUND_RUNNING): Phase.RUNNING
         for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED, Phase.RESUMING)
     },
     **{
-        (phase, Happened.FOUND_CAPTURED): _RELEASING
+        (phase, SessionEvent.FOUND_CAPTURED): Phase.RELEASING
         for phase in (*LIVE, Phase.STOPPED, Phase.SUSPENDED)
     },
     **{
-        (phase, Happened.FOUND_SAVED): _SUSPENDED
+        (phase, SessionEvent.FOUND_SAVED): Phase.SUSPENDED
         for phase in (*LIVE, Phase.SUSPENDING, Phase.STOPPED, Phase.SUSPENDED)
     },
 }
 
 
-def advance(phase: Phase, happened: Happened, *, saved: bool) -> Next:
+def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
     """Where that event leads a session of that phase.
 
     Args:
         phase: where the session is now.
-        happened: what happened to it.
+        event: what happened to it.
         saved: whether a committed checkpoint of the session is known, now that this
             has happened.
 
@@ -137,9 +120,49 @@ def advance(phase: Phase, happened: Happened, *, saved: bool) -> Next:
         Refused: ``wrong_phase``: the table has no such step; ``not_captured``: the
             step ends programs, and nothing is saved.
     """
-    following = TABLE.get((phase, happened))
+    following = TABLE.get((phase, event))
     if following is None:
-        raise Refused(Reason.WRONG_PHASE, phase=phase.value, action=happened.value)
-    if following.phase in _NEEDS_CHECKPOINT and not saved:
-        raise Refused(Reason.NOT_CAPTURED, detail=f"{phase} {happened.name}")
+        raise Refused(Reason.WRONG_PHASE, phase=phase.value, action=event.value)
+    if following in _NEEDS_CHECKPOINT and not saved:
+        raise Refused(Reason.NOT_CAPTURED, detail=f"{phase} {event.name}")
     return following
+
+
+_NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
+_OF_PROCESSES: dict[str, Any] = {
+    **_NO_ORDER,
+    "attempt": "",
+    "failures": 0,
+    "backoff_until": None,
+    "stop_asked": None,
+}
+_OF_A_SESSION: dict[str, Any] = {
+    **_OF_PROCESSES,
+    "kept_until": None,
+    "kept_by": "",
+    "gpus": 0,
+    "gpu_name": "",
+}
+
+
+def ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
+    """The columns that end, each with its empty value.
+
+    Args:
+        before: the row as it was.
+        after: with its new phase, incarnation and checkpoint.
+    """
+    same = after.incarnation == before.incarnation
+    came_from = bool(after.checkpoint) and after.checkpoint == before.checkpoint
+    if after.phase is Phase.STOPPED or not (same or came_from):
+        return _OF_A_SESSION
+    if not same:
+        return _OF_PROCESSES
+    return _NO_ORDER if _is_done(after) else {}
+
+
+def _is_done(row: SessionRow) -> bool:
+    """Whether what was asked for is so already, or cannot be any more."""
+    if row.intent is Intent.RESUME:
+        return row.phase in LIVE
+    return row.phase in {Phase.SUSPENDED, Phase.RESUMING}

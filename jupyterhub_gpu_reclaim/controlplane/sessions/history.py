@@ -27,80 +27,42 @@ class Line(Value, frozen=True, kw_only=True):
     memory: list[int | None]  #: bytes held on all cards, at the minute's end
 
 
-class _Track:
-    """The ring of one session's minutes."""
+class GpuHistory:
+    """The last hour of one session, as a ring of minutes.
 
-    __slots__ = ("cards", "incarnation", "looks", "memory", "minute", "percent")
+    Args:
+        minute: number of its first minute since the epoch.
+    """
+
+    __slots__ = ("_cards", "_incarnation", "_memory", "_percent", "_samples", "minute")
 
     def __init__(self, minute: int) -> None:
-        self.minute = minute
-        self.looks = 0  # of this minute, with a percentage
-        self.percent = array("f", [_UNKNOWN] * MINUTES)
-        self.memory = array("d", [_UNKNOWN] * MINUTES)
-        self.incarnation = ""
-        self.cards: list[GpuSample] | None = []
+        self.minute = minute  #: the newest
+        self._samples = 0  # of this minute, with a percentage
+        self._percent = array("f", [_UNKNOWN] * MINUTES)
+        self._memory = array("d", [_UNKNOWN] * MINUTES)
+        self._incarnation = ""
+        self._cards: list[GpuSample] = []
 
-    def turn_to(self, minute: int) -> None:
-        """Empty the places of the minutes that have begun since."""
-        for passed in range(self.minute + 1, min(minute, self.minute + MINUTES) + 1):
-            self.percent[passed % MINUTES] = _UNKNOWN
-            self.memory[passed % MINUTES] = _UNKNOWN
-        if minute > self.minute:
-            self.minute, self.looks = minute, 0
-
-    def see(self, percent: float | None, memory: int | None) -> None:
-        """Take one sample into the newest minute."""
-        place = self.minute % MINUTES
-        if percent is not None:
-            before = self.percent[place] if self.looks else 0.0
-            self.looks += 1
-            self.percent[place] = before + (percent - before) / self.looks
-        self.memory[place] = _UNKNOWN if memory is None else float(memory)
-
-    def values(self, ring: array[float], minute: int) -> list[float]:
-        """The hour up to that minute, the newest last; NaN where nothing is known."""
-        oldest = (self.minute + 1) % MINUTES
-        whole = list(ring[oldest:]) + list(ring[:oldest])
-        since = min(max(minute - self.minute, 0), MINUTES)
-        return whole[since:] + [_UNKNOWN] * since
-
-
-class History:
-    """The last hour of all sessions."""
-
-    def __init__(self) -> None:
-        self._tracks: dict[SessionKey, _Track] = {}
-
-    def add(self, key: SessionKey, sample: Sample) -> None:
+    def add(self, sample: Sample) -> None:
         """Take one sample; one that is older than the newest minute is left out."""
         minute = int(sample.at // _MINUTE)
-        track = self._tracks.get(key)
-        if track is None or track.minute - minute > MINUTES:  # the clock was put back
-            track = self._tracks[key] = _Track(minute)
-        if minute < track.minute:
+        if minute < self.minute:
             return
-        track.turn_to(minute)
-        track.incarnation, track.cards = sample.incarnation, sample.gpus
+        self._turn_to(minute)
+        self._incarnation, self._cards = sample.incarnation, sample.gpus or []
         if sample.gpus:
-            track.see(_busiest(sample.gpus), _held(sample.gpus))
+            self._put(_busiest(sample.gpus), _held(sample.gpus))
 
-    def cards(self, key: SessionKey, incarnation: str) -> list[GpuSample]:
+    def cards_of(self, incarnation: str) -> list[GpuSample]:
         """What that incarnation was last seen to hold; empty where it is not known."""
-        track = self._tracks.get(key)
-        if track is None or track.incarnation != incarnation:
-            return []
-        return track.cards or []
+        return self._cards if self._incarnation == incarnation else []
 
-    def lines(self, keys: set[SessionKey], now: float) -> list[Line]:
-        """The last hour of those that held a GPU in it, by user and server."""
+    def line(self, key: SessionKey, now: float) -> Line:
+        """The hour up to now, as pages show it."""
         minute = int(now // _MINUTE)
-        found = (self._line(key, minute) for key in sorted(keys & self._tracks.keys()))
-        return [line for line in found if any(v is not None for v in line.gpu_percent)]
-
-    def _line(self, key: SessionKey, minute: int) -> Line:
-        track = self._tracks[key]
-        percent = track.values(track.percent, minute)
-        memory = track.values(track.memory, minute)
+        percent = self._values(self._percent, minute)
+        memory = self._values(self._memory, minute)
         return Line(
             key=key,
             end=(minute + 1) * _MINUTE,
@@ -108,16 +70,42 @@ class History:
             memory=[None if isnan(m) else int(m) for m in memory],
         )
 
-    def prune(self, now: float) -> None:
-        """Forget sessions without a sample for an hour."""
-        oldest = int(now // _MINUTE) - MINUTES
-        old = [key for key, each in self._tracks.items() if each.minute < oldest]
-        for key in old:
-            del self._tracks[key]
+    def is_over(self, now: float) -> bool:
+        """Whether there was no sample for an hour."""
+        return self.minute < int(now // _MINUTE) - MINUTES
 
-    def forget(self, key: SessionKey) -> None:
-        """Forget a deleted session."""
-        self._tracks.pop(key, None)
+    def _turn_to(self, minute: int) -> None:
+        """Empty the places of the minutes that have begun since."""
+        for passed in range(self.minute + 1, min(minute, self.minute + MINUTES) + 1):
+            self._percent[passed % MINUTES] = _UNKNOWN
+            self._memory[passed % MINUTES] = _UNKNOWN
+        if minute > self.minute:
+            self.minute, self._samples = minute, 0
+
+    def _put(self, percent: float | None, memory: int | None) -> None:
+        """Take one sample into the newest minute."""
+        place = self.minute % MINUTES
+        if percent is not None:
+            before = self._percent[place] if self._samples else 0.0
+            self._samples += 1
+            self._percent[place] = before + (percent - before) / self._samples
+        self._memory[place] = _UNKNOWN if memory is None else float(memory)
+
+    def _values(self, ring: array[float], minute: int) -> list[float]:
+        """The hour up to that minute, the newest last; NaN where nothing is known."""
+        oldest = (self.minute + 1) % MINUTES
+        whole = list(ring[oldest:]) + list(ring[:oldest])
+        since = min(max(minute - self.minute, 0), MINUTES)
+        return whole[since:] + [_UNKNOWN] * since
+
+
+def added(history: GpuHistory | None, sample: Sample) -> GpuHistory:
+    """The history with one more sample; a new one where the clock was put back."""
+    minute = int(sample.at // _MINUTE)
+    if history is None or history.minute - minute > MINUTES:
+        history = GpuHistory(minute)
+    history.add(sample)
+    return history
 
 
 def _busiest(cards: list[GpuSample]) -> float | None:

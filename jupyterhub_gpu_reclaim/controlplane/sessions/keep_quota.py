@@ -1,23 +1,26 @@
 """Keep quota: how long each user may keep sessions in any 24 hours.
 
 What was used is journalled; managers are not bound, and their keeps count for nobody.
-The rule is in ``policy/keep_quota.py``. Nothing is written here: the statements go into
-one transaction with the session's row.
+A session that is kept counts from the moment of the request to its end, including the
+time ahead; two sessions kept at a time count twice, since they hold two GPUs. Nothing
+is written here: the statements go into one transaction with the session's row.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
-from jupyterhub_gpu_reclaim.policy.keep_quota import DAY, Span, possible_at, used
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+
 
 #: Longest "keep" that can be asked for: a year, in seconds.
 LONGEST_KEEP = 366 * 86400.0
@@ -25,7 +28,7 @@ LONGEST_KEEP = 366 * 86400.0
 _SLACK = 1.0
 
 
-class Keeps:
+class KeepQuota:
     """What each user has used.
 
     Args:
@@ -94,3 +97,45 @@ def end(key: SessionKey, now: float) -> list[Any]:
     table = schema.keeps
     mine = (table.c.user == key.user) & (table.c.server == key.server)
     return [table.update().where(mine & (table.c.until > now)).values(until=now)]
+
+
+#: Seconds of the sliding day.
+DAY = 86400.0
+
+
+class Span(NamedTuple):
+    """A session was, or is, kept from then to then (seconds since the epoch)."""
+
+    start: float
+    until: float
+
+
+def used(spans: Iterable[Span], now: float) -> float:
+    """Seconds of keep in the day that ends now, and those ahead."""
+    return sum(max(0.0, s.until - max(s.start, now - DAY)) for s in spans)
+
+
+def possible_at(
+    spans: Iterable[Span], seconds: float, limit: float, now: float
+) -> float | None:
+    """When so many more seconds will be possible; None: never.
+
+    Args:
+        spans: what was kept.
+        seconds: that are asked for.
+        limit: seconds that a day allows.
+        now: seconds since the epoch.
+    """
+    if seconds > limit:
+        return None
+    known, target, before = list(spans), limit - seconds, now
+    if used(known, now) <= target:
+        return now
+    # Between two of these moments, the used amount falls linearly.
+    turns = {moment + DAY for span in known for moment in span}
+    for turn in sorted(moment for moment in turns if moment > now):
+        here, there = used(known, before), used(known, turn)
+        if there <= target:
+            return before + (turn - before) * (here - target) / (here - there)
+        before = turn
+    return before  # rounding: after the last turn nothing is used

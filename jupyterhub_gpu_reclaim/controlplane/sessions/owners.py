@@ -19,7 +19,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import columns, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Owners:
 
     def _known(self, key: SessionKey) -> dict[Any, Any] | None:
         table = schema.owners
-        query = table.select().where(columns.of(table, key))
+        query = table.select().where(schema.of_session(table, key))
         found = self._sessions.journal.read(query)
         return found[0] if found else None
 
@@ -116,5 +116,5 @@ class Owners:
 def _replace(key: SessionKey, values: dict[Any, Any]) -> list[Any]:
     table = schema.owners
     values = {**values, "user": key.user, "server": key.server}
-    old = table.delete().where(columns.of(table, key))
+    old = table.delete().where(schema.of_session(table, key))
     return [old, table.insert().values(**values)]

@@ -18,29 +18,28 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Event,
     Failure,
     Phase,
     SessionKey,
+    SessionPolicy,
     SessionView,
-    Verdict,
-    Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model import accounting, lifetimes, phases
-from jupyterhub_gpu_reclaim.controlplane.model.counters import Counters
+from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, views
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import History
-from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Known
+from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     Broadcast,
+    ChangeSignal,
     Operation,
-    Watch,
 )
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.actions import Facts
-    from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+    from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
     from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
-    from jupyterhub_gpu_reclaim.policy.terms import Terms
 
 _log = logging.getLogger(__name__)
 
@@ -60,40 +59,47 @@ _log = logging.getLogger(__name__)
 SERVICE = OURSELVES
 
 
-class Sessions(Known):
-    """Rows, views, and the readers that wait for their changes."""
+class Sessions:
+    """Rows, runtime state, views, and the readers that wait for their changes."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
-        super().__init__(clock)
         self.journal = journal
+        self.clock = clock
         self.counters = Counters()
-        self.history = History()
-        #: which sessions wait for a GPU, and which were selected to go for how many
-        self.waiting: dict[SessionKey, Waiting] = {}
-        self.wanted: dict[SessionKey, int] = {}
+        #: runtime state of every session that anything is remembered of
+        self.runtimes: dict[SessionKey, Runtime] = {}
+        #: whether the store was listed by this program, so that the journal is known
+        #: to be no older than it
+        self.store_seen = False
         #: deleted servers that are not quite gone yet
         self.deletions: Deletions | None = None
         #: which account has which user's name
         self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
-        self.terms: Callable[[SessionKey], Terms] | None = None
+        self.policies: Callable[[SessionKey], SessionPolicy] | None = None
         self._views: Broadcast[SessionView] = Broadcast()
-        self._watch = Watch()
-        self._operations: dict[SessionKey, Operation] = {}
+        self._changed = ChangeSignal()
 
     # --- rows
     def row(self, key: SessionKey) -> SessionRow:
         """The journal's row, or a fresh one (whose ``since`` is 0)."""
         return self.journal.session(key) or SessionRow(key=key)
 
+    def runtime(self, key: SessionKey) -> Runtime:
+        """What this program remembers of a session; made on the first call."""
+        found = self.runtimes.get(key)
+        if found is None:
+            found = self.runtimes[key] = Runtime()
+        return found
+
     def apply(
         self,
         key: SessionKey,
-        happened: Happened,
+        event: SessionEvent,
         *,
         by: str = SERVICE,
         failure: Failure | None = None,
-        why: Verdict | None = None,
+        why: Decision | None = None,
         note: str = "",
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
@@ -102,7 +108,7 @@ class Sessions(Known):
 
         Args:
             key: the session.
-            happened: the event.
+            event: the event.
             by: who is behind it.
             failure: why, for the page and the audit; None clears the last one.
             why: the policy's reason, for the audit; the row does not keep it.
@@ -116,22 +122,20 @@ class Sessions(Known):
         """
         before = self.row(key)
         row = msgspec.structs.replace(before, failure=failure, **changes)
-        following = phases.advance(before.phase, happened, saved=bool(row.checkpoint))
+        phase = phases.advance(before.phase, event, saved=bool(row.checkpoint))
         now = self.clock.now()
-        moved = following.phase is not before.phase or not before.since
+        moved = phase is not before.phase or not before.since
         row = msgspec.structs.replace(
-            row, phase=following.phase, since=now if moved else before.since
+            row, phase=phase, since=now if moved else before.since
         )
-        over = {
-            k: v for k, v in lifetimes.ended(before, row).items() if k not in changes
-        }
+        over = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
         row = msgspec.structs.replace(row, **over)
         reason = why or failure
         audit = AuditRow(
             at=now,
             key=key,
             who=by,
-            what=happened.name.lower(),
+            what=event.name.lower(),
             code=reason.code if reason else "",
             message=reason.message if reason else note,
         )
@@ -146,14 +150,14 @@ class Sessions(Known):
             key,
             before.phase.value,
             row.phase.value,
-            happened.name.lower(),
+            event.name.lower(),
             by,
             f": {reason.message}" if reason else "",
         )
         if row.phase is not Phase.WARNED:
-            self._suspends_at.pop(key, None)
+            self.runtime(key).suspends_at = None
         if row.waiting_since is None:
-            self.waiting.pop(key, None)
+            self.runtime(key).waiting = None
         self.touch(key)
         return row
 
@@ -183,22 +187,23 @@ class Sessions(Known):
         self, key: SessionKey, condition: Callable[[SessionRow], bool], limit: float
     ) -> bool:
         """Wait until the row is as wanted; False when the limit (s) is over."""
-        return await self._watch.until(lambda: condition(self.row(key)), limit)
+        return await self._changed.until(lambda: condition(self.row(key)), limit)
 
-    def living(self, key: SessionKey, facts: Facts) -> Facts:
+    def living(self, key: SessionKey, observed: Observed) -> Observed:
         """What agent and Hub say, without deleted sessions."""
-        return self.deletions.living(key, facts) if self.deletions else facts
+        return self.deletions.living(key, observed) if self.deletions else observed
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> Operation:
         """A new ``suspend`` or ``resume``; readers of its predecessor are released."""
         self.end(key, Reason.CANCELLED)
-        operation = self._operations[key] = Operation(kind)
+        operation = self.runtime(key).operation = Operation(kind)
         return operation
 
     def operation(self, key: SessionKey) -> Operation | None:
         """The last capture or restore of this program's life."""
-        return self._operations.get(key)
+        runtime = self.runtimes.get(key)
+        return runtime.operation if runtime is not None else None
 
     def end(self, key: SessionKey, reason: Reason) -> None:
         """End an operation that is not continued."""
@@ -206,21 +211,23 @@ class Sessions(Known):
 
     def end_with(self, key: SessionKey, failure: Failure) -> None:
         """End an operation whose own end was never received."""
-        operation = self._operations.get(key)
+        operation = self.operation(key)
         if operation is not None and not operation.ended:
             operation.add(Event(failure=failure))
 
     def step(self, key: SessionKey, kind: str, event: Event) -> None:
         """One event of the operation under way."""
-        operation = self._operations.get(key)
+        operation = self.operation(key)
         if operation is None or operation.ended or operation.kind != kind:
             operation = self.begin(key, kind)
         operation.add(event)
         self.touch(key)
 
-    def judged(self, key: SessionKey, verdicts: list[Verdict]) -> None:
-        """Keep the newest verdicts; tell readers when the deciding one changes."""
-        if self.decided(key, verdicts):
+    def judged(self, key: SessionKey, decisions: list[Decision]) -> None:
+        """Keep the newest decisions; tell readers when the deciding one changes."""
+        runtime = self.runtime(key)
+        before, runtime.decisions = runtime.decisions, decisions
+        if [v.code for v in before[:1]] != [v.code for v in decisions[:1]]:
             self.touch(key)
 
     # --- views
@@ -245,28 +252,31 @@ class Sessions(Known):
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """A row with its checkpoints, as pages show it."""
-        verdicts = self.verdicts(row.key)
-        return views.view_of(
-            row,
-            kept,
-            verdict=verdicts[0] if verdicts else None,
-            usage=self.usage(row.key),
-            gpus=self.history.cards(row.key, row.incarnation),
-            suspends_at=self.suspends_at(row.key),
-            operation=self._operations.get(row.key),
-            waiting=self.waiting.get(row.key),
-            wanted=self.wanted.get(row.key, 0),
-            terms=self.terms_of(row),
-        )
+        return views.view_of(row, kept, self.runtime(row.key), self.policy_of(row))
 
-    def terms_of(self, row: SessionRow) -> Terms | None:
-        """What rules set for a session that runs."""
-        ruled = self.terms is not None and row.phase in phases.LIVE
-        return self.terms(row.key) if ruled and self.terms else None
+    def policy_of(self, row: SessionRow) -> SessionPolicy | None:
+        """What rules set for a session that runs; None: there are no rules."""
+        if self.policies is None or row.phase not in phases.LIVE:
+            return None
+        return self.policies(row.key)
+
+    def gpu_lines(self, keys: set[SessionKey]) -> list[Line]:
+        """The last hour of those that held a GPU in it, by user and server."""
+        now = self.clock.now()
+        found = (
+            history.line(key, now)
+            for key in sorted(keys & self.runtimes.keys())
+            if (history := self.runtimes[key].history) is not None
+        )
+        return [line for line in found if any(v is not None for v in line.gpu_percent)]
+
+    def waiting(self) -> int:
+        """How many sessions wait for a GPU."""
+        return sum(each.waiting is not None for each in self.runtimes.values())
 
     def touch(self, key: SessionKey) -> None:
         """Tell readers and waiters that a session has changed."""
-        self._watch.touch()
+        self._changed.touch()
         row = self.journal.session(key)
         if row is not None:
             self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
@@ -279,15 +289,14 @@ class Sessions(Known):
     def close(self) -> None:
         """End all readers."""
         self._views.close()
-        for operation in self._operations.values():
-            operation.abandon()
+        for runtime in self.runtimes.values():
+            if runtime.operation is not None:
+                runtime.operation.abandon()
 
     def forget(self, key: SessionKey) -> None:
         """Drop what is only in memory."""
-        super().forget(key)
         self.end(key, Reason.CANCELLED)
-        self._operations.pop(key, None)
-        self.history.forget(key)
+        self.runtimes.pop(key, None)
 
     def phases(self) -> Counter[Phase]:
         """How many sessions are in each phase."""

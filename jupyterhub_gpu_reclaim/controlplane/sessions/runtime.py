@@ -1,90 +1,58 @@
-"""Runtime state of sessions, in memory only: measured, judged, warned.
+"""Runtime state of one session: sampled, decided, announced; in memory only.
 
-All of it is found out again after a restart.
+All of it is found out again after a restart. ``Sessions.forget`` is the one place that
+drops it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Usage, Verdict
+    from jupyterhub_gpu_reclaim.common.models import (
+        Decision,
+        GpuSample,
+        SessionKey,
+        Usage,
+        Waiting,
+    )
+    from jupyterhub_gpu_reclaim.controlplane.sessions.history import GpuHistory
+    from jupyterhub_gpu_reclaim.controlplane.sessions.streams import Operation
+    from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
-class Known:
-    """Remembers.
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """What this program remembers of a session beside its row in the journal."""
 
-    Args:
-        clock: for how long ago something was.
-    """
+    #: the recent samples of :attr:`sampled`, and their newest sum
+    window: Window | None = None
+    sampled: str = ""  #: incarnation whose samples are in the window
+    usage: Usage | None = None
+    history: GpuHistory | None = None  #: of the last hour, for people
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self._usage: dict[SessionKey, Usage] = {}
-        self._verdicts: dict[SessionKey, list[Verdict]] = {}
-        self._suspends_at: dict[SessionKey, float] = {}
-        self._checked: dict[SessionKey, float] = {}
-        #: sessions that agent, store and Hub show as the journal has them
-        self.compared: set[SessionKey] = set()
-        #: checkpoints deleted since the store was listed last
-        self.deleted: dict[SessionKey, set[str]] = {}
-        #: whether the store was listed by this program, so that the journal is known
-        #: to be no older than it
-        self.store_seen = False
+    decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
+    suspends_at: float | None = None  #: when a warned session is going to be suspended
 
-    def measured(self, key: SessionKey, usage: Usage | None) -> None:
-        """The newest sum of a session's samples."""
-        if usage is None:
-            self._usage.pop(key, None)
-        else:
-            self._usage[key] = usage
+    #: how many wait for a GPU, where this session was selected to go for one of them
+    wanted: int = 0
+    goes_for: SessionKey | None = None  #: session for which it was selected to go
+    #: GPUs that others have released for it while it waits, and when the last was
+    freed: tuple[int, float] = (0, 0.0)
+    waiting: Waiting | None = None  #: its place in the GPU queue
+    place_told: str = ""  #: the place that readers were told last
+    pod_waits_since: float | None = None  #: for a node with a GPU
 
-    def usage(self, key: SessionKey) -> Usage | None:
-        """The newest sum of a session's samples."""
-        return self._usage.get(key)
+    #: whether agent, store and Hub show it as the journal has it
+    compared: bool = False
+    #: its checkpoints that were deleted since the store was listed last
+    deleted: frozenset[str] = frozenset()
+    hub_checked: float | None = None  #: when a restarted Hub last looked (monotonic)
+    #: an odd state, and since when it has lasted (monotonic)
+    odd: tuple[str, float] | None = None
+    operation: Operation | None = None  #: the last capture or restore
 
-    def decided(self, key: SessionKey, verdicts: list[Verdict]) -> bool:
-        """Keep the newest verdicts; returns whether the deciding one has changed."""
-        before = self._verdicts.get(key)
-        self._verdicts[key] = verdicts
-        return _code(before) != _code(verdicts)
-
-    def verdicts(self, key: SessionKey) -> list[Verdict]:
-        """The newest verdicts, the deciding one first; empty when never judged."""
-        return self._verdicts.get(key, [])
-
-    def suspends_at(self, key: SessionKey) -> float | None:
-        """When a warned session is going to be suspended."""
-        return self._suspends_at.get(key)
-
-    def warn(self, key: SessionKey, at: float) -> None:
-        """Remember when the suspend is due; readers hear of it with the next touch."""
-        self._suspends_at[key] = at
-
-    def unwarn(self, key: SessionKey) -> None:
-        """It is not due any more."""
-        self._suspends_at.pop(key, None)
-
-    def warned(self) -> list[SessionKey]:
-        """Sessions for which a suspend is due."""
-        return list(self._suspends_at)
-
-    def checked_by_hub(self, key: SessionKey) -> None:
-        """The Hub was restarted and is looking whether the server answers."""
-        self._checked[key] = self.clock.monotonic()
-
-    def was_checked(self, key: SessionKey, within: float) -> bool:
-        """Whether that was so in the last seconds."""
-        at = self._checked.get(key)
-        return at is not None and self.clock.monotonic() - at <= within
-
-    def forget(self, key: SessionKey) -> None:
-        """Drop all of it."""
-        for kept in (self._usage, self._verdicts, self._suspends_at, self._checked):
-            kept.pop(key, None)
-        self.compared.discard(key)
-
-
-def _code(verdicts: list[Verdict] | None) -> str:
-    return verdicts[0].code if verdicts else ""
+    def cards(self, incarnation: str) -> list[GpuSample]:
+        """What that incarnation was last seen to hold; empty where it is not known."""
+        return self.history.cards_of(incarnation) if self.history is not None else []

@@ -117,7 +117,7 @@ class Operation:
             await news.wait()
 
 
-class Watch:
+class ChangeSignal:
     """Lets a call wait until a condition holds, checked after every change."""
 
     def __init__(self) -> None:

@@ -19,8 +19,6 @@ from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -72,17 +70,15 @@ class _Sizes(Value, frozen=True, kw_only=True):
     stored_bytes: int = 0
 
 
-class Tally:
+class TotalsLog:
     """Counts, and writes lines.
 
     Args:
-        sessions: where journal, clock and history are.
-        waiting: how many sessions wait for a GPU.
+        sessions: where journal, clock and runtime state are.
     """
 
-    def __init__(self, sessions: Sessions, waiting: Callable[[], int]) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._waiting = waiting
         self._written: float | None = None
         self._seen: dict[tuple[str, int | None], float] = {}
 
@@ -100,7 +96,7 @@ class Tally:
             gpus_in_use=working,
             gpus_idle=len(held) - working,
             gpus_freed=sum(r.gpus for r in rows if r.phase is Phase.SUSPENDED),
-            waiting=self._waiting(),
+            waiting=self._sessions.waiting(),
             sessions=dict(Counter(row.phase.value for row in rows)),
         )
 
@@ -110,10 +106,11 @@ class Tally:
         for row in rows:
             if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
                 continue
-            usage = self._sessions.usage(row.key)
+            runtime = self._sessions.runtime(row.key)
+            usage = runtime.usage
             percent = usage.gpu_percent if usage is not None else None
             works = percent is None or percent >= WORKING_PERCENT
-            for card in self._sessions.history.cards(row.key, row.incarnation):
+            for card in runtime.cards(row.incarnation):
                 name = (card.uuid, card.instance)
                 held[name] = held.get(name, False) or works
         return held

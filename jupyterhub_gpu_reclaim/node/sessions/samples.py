@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
-from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, Watched
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class SessionSampler:
         watched = await asyncio.to_thread(self._watched, known)
         return await self._sampler.sample_all(watched)
 
-    def _watched(self, known: list[Tree]) -> list[Watched]:
+    def _watched(self, known: list[Tree]) -> list[SampleTarget]:
         addresses: dict[_Name, Address] = {}
         children = processes.families()
         found = [
@@ -59,7 +59,7 @@ class SessionSampler:
         tree: Tree,
         addresses: dict[_Name, Address],
         children: Mapping[int, Sequence[int]],
-    ) -> Watched | None:
+    ) -> SampleTarget | None:
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
             snapshot = trees.look(session, children)
@@ -73,7 +73,7 @@ class SessionSampler:
         address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
         if address is not None:
             addresses[name] = address
-        return Watched(
+        return SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
             pod=tree.pod,

@@ -106,7 +106,7 @@ class StoreSettings(Configurable):
     commit_means = Enum(
         ["local", "remote"],
         "remote",
-        help="""With `store_local_dir`: when a session counts as suspended, and is ended.
+        help="""With `store_local_dir`: when a session is suspended, and is ended.
 
         `remote`: when the store behind has it whole. The session stands still until
         it is uploaded, and its work survives the loss of this machine. `local`: as

@@ -11,13 +11,9 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.service.api import (
     events,
     history,
-    journal,
     operators,
     people,
-    queue,
     spawner,
-    trees,
-    users,
 )
 from jupyterhub_gpu_reclaim.service.api.openapi import document
 
@@ -30,10 +26,6 @@ ROUTES: tuple[type[Route], ...] = (
     *spawner.ROUTES,
     *operators.ROUTES,
     *history.ROUTES,
-    *queue.ROUTES,
-    *trees.ROUTES,
-    *users.ROUTES,
-    *journal.ROUTES,
 )
 
 

@@ -425,3 +425,17 @@ class PersonRoute(HubOAuthenticated, Route):
         if not self.person.may_see(key):
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
         return key
+
+
+class ManagerRoute(PersonRoute):
+    """A call for managers, who may see all sessions."""
+
+    async def prepare(self) -> None:
+        """Let managers in.
+
+        Raises:
+            Forbidden: it covers all users' sessions.
+        """
+        await super().prepare()
+        if not self._finished and not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.service.api.interfaces import Control
+    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
     from jupyterhub_gpu_reclaim.service.events.log import Refusal
 
 
@@ -71,7 +71,7 @@ class Limits:
 class Context:
     """What handlers find in ``settings["context"]``."""
 
-    control: Control
+    control: Controller
     clock: Clock
     registry: CollectorRegistry
     templates: Environment

@@ -66,7 +66,7 @@ class Events(PersonRoute):
         whole = self.number("state", 1) > 0
         self._user = self.get_query_argument("user", "")
         limits = self.context.limits
-        changes = self.context.control.changes()
+        changes = self.context.control.users.changes()
         begun = False
         source = with_pauses(changes, pause=limits.heartbeat, left=self._left)
         async with aclosing(source) as views:
@@ -85,7 +85,9 @@ class Events(PersonRoute):
 
     def _everything(self) -> None:
         seen = [
-            view for view in self.context.control.sessions() if self._is_wanted(view)
+            view
+            for view in self.context.control.users.sessions()
+            if self._is_wanted(view)
         ]
         self._event("present", [str(view.key) for view in seen])
         for view in seen:

@@ -1,7 +1,8 @@
-"""Sessions over time: lines of the last hour, totals, use of the store.
+"""Sessions over time and all together: last hour, totals, store, history, GPU queue.
 
-Totals and use of the store cover all users and are for managers; lines are limited to
-the sessions that the caller may see.
+Totals and use of the store cover all users and are for managers; all else is limited to
+the sessions that the caller may see. Of other people's sessions the queue only says
+since when they wait and for how many GPUs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import KEPT, StoreUse, Totals
-from jupyterhub_gpu_reclaim.service.api.base import Forbidden, PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.api.base import (
+    Count,
+    ManagerRoute,
+    PersonRoute,
+    Route,
+)
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.api.people import NAMED, named_sessions
 
@@ -24,20 +32,6 @@ _AT_ONCE = 500
 MOST_HOURS = KEPT // 3600
 
 _Hours = Annotated[int, msgspec.Meta(ge=1, le=MOST_HOURS)]
-
-
-class ManagerRoute(PersonRoute):
-    """A call for managers, who may see all sessions."""
-
-    async def prepare(self) -> None:
-        """Let managers in.
-
-        Raises:
-            Forbidden: it covers all users' sessions.
-        """
-        await super().prepare()
-        if not self._finished and not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
 
 
 class Lines(PersonRoute):
@@ -54,7 +48,7 @@ class Lines(PersonRoute):
     async def get(self) -> None:
         """List them, by user and server."""
         control = self.context.control
-        keys = named_sessions(self) or {view.key for view in control.sessions()}
+        keys = named_sessions(self) or {view.key for view in control.users.sessions()}
         seen = sorted(key for key in keys if self.person.may_see(key))
         lines: list[Line] = []
         for at in range(0, len(seen), _AT_ONCE):
@@ -106,4 +100,71 @@ def hours_of(route: Route) -> int:
     return hours
 
 
-ROUTES: tuple[type[Route], ...] = (Lines, TotalsOfAll, StoreOfAll)
+class Queue(PersonRoute):
+    """The queue for GPUs."""
+
+    path: ClassVar = "api/queue"
+
+    @operation(
+        "Who waits for a GPU, in the order of the queue; `key` and `reason` only of"
+        " sessions that you may see",
+        answer=list[Waiting],
+    )
+    async def get(self) -> None:
+        """List them."""
+        self.answer([self._seen(one) for one in self.context.control.waiting()])
+
+    def _seen(self, one: Waiting) -> Waiting:
+        if one.key is not None and self.person.may_see(one.key):
+            return one
+        return msgspec.structs.replace(one, key=None, reason="")
+
+
+#: Most lines in one answer.
+LONGEST_PAGE = 500
+
+
+def story_since(page: AuditPage, since: float) -> AuditPage:
+    """That page without older lines; then there is no older page either."""
+    lines = [line for line in page.lines if line.at >= since]
+    return page if len(lines) == len(page.lines) else AuditPage(lines=lines)
+
+
+class UserHistory(PersonRoute):
+    """What happened to all sessions of a user, also to those that are deleted."""
+
+    path: ClassVar = "api/users/{user}/history"
+
+    @operation(
+        "What happened to the user's sessions and why, the newest first; deleted"
+        " sessions, too",
+        answer=AuditPage,
+        query=(
+            Query("limit", Count, "At most that many lines; 100 by itself."),
+            Query("before", Count, "Only lines with a smaller id: `next` of a page."),
+        ),
+        errors=(404,),
+    )
+    async def get(self, user: str) -> None:
+        """Answer with one page of it.
+
+        Raises:
+            NotFound: another user.
+        """
+        if not self.person.may_see(SessionKey(user)):
+            raise NotFound(Reason.UNKNOWN_SESSION, session=user)
+        limit = min(max(self.number("limit", 100), 1), LONGEST_PAGE)
+        before = self.number("before")
+        since = await self.seen_since(user)
+        self.answer(
+            story_since(self.context.control.users.story(user, before, limit), since)
+        )
+
+
+ROUTES: tuple[type[Route], ...] = (
+    Lines,
+    TotalsOfAll,
+    StoreOfAll,
+    Queue,
+    UserHistory,
+)

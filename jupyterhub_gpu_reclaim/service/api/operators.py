@@ -1,7 +1,8 @@
-"""For operators and their tools: health, readiness, metrics, and the API's document.
+"""For operators and their tools: health, metrics, the journal, second trees.
 
-Health and the document are open to everyone with a connection to the service and say
-nothing of sessions; metrics need a login unless the administrator opens them.
+Health and the API's document are open to everyone with a connection to the service and
+say nothing of sessions; metrics need a login unless the administrator opens them. The
+rest is for managers.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.models import Compared, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.api.base import Forbidden, PersonRoute, Route
+from jupyterhub_gpu_reclaim.service.api.base import (
+    Forbidden,
+    ManagerRoute,
+    PersonRoute,
+    Route,
+)
 from jupyterhub_gpu_reclaim.service.api.openapi import operation
 
 
@@ -84,4 +90,53 @@ class Document(Route):
         self.answer(self.settings["openapi"])
 
 
-ROUTES: tuple[type[Route], ...] = (Healthz, Readyz, Metrics, Document)
+class CompareJournal(ManagerRoute):
+    """Journal, store and Hub compared."""
+
+    path: ClassVar = "api/journal"
+
+    @operation(
+        "Compare the journal with the store and the Hub; for administrators",
+        answer=list[Compared],
+    )
+    async def get(self) -> None:
+        """Compare; nothing is changed."""
+        self.answer(await self.context.control.compare())
+
+    @operation(
+        "Let the journal follow the store: the newest checkpoint of each session comes"
+        " back at its next visit; for administrators",
+        answer=list[Compared],
+    )
+    async def post(self) -> None:
+        """Bring the journal in line with the store."""
+        self.answer(await self.context.control.rebuild(self.person.label))
+
+
+class SecondTree(PersonRoute):
+    """One incarnation other than the session itself."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/trees/{incarnation}"
+
+    @operation(
+        "End programs of the session that the Hub does not know of; for administrators",
+        status=204,
+        errors=(404, 409),
+    )
+    async def delete(self, user: str, server: str, incarnation: str) -> None:
+        """End it; what it holds in memory is lost."""
+        key = self.key(user, server)
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        await self.context.control.users.end_second(key, incarnation, self.person.label)
+        self.no_content()
+
+
+ROUTES: tuple[type[Route], ...] = (
+    Healthz,
+    Readyz,
+    Metrics,
+    Document,
+    SecondTree,
+    CompareJournal,
+)

@@ -13,15 +13,15 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
+    AuditLine,
+    Decision,
     KeptState,
     SessionKey,
     SessionView,
     Value,
-    Verdict,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
@@ -76,7 +76,7 @@ def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
     return {SessionKey(user, server) for user, _, server in parts} or None
 
 
-class Sessions(PersonRoute):
+class ListSessions(PersonRoute):
     """All sessions that the caller may see."""
 
     path: ClassVar = "api/sessions"
@@ -87,7 +87,7 @@ class Sessions(PersonRoute):
     async def get(self) -> None:
         """List them, by user and server."""
         named = named_sessions(self)
-        seen = self.context.control.sessions()
+        seen = self.context.control.users.sessions()
         mine = [
             view
             for view in seen
@@ -96,7 +96,7 @@ class Sessions(PersonRoute):
         self.answer(sorted(mine, key=lambda view: view.key))
 
 
-class Session(PersonRoute):
+class ShowSession(PersonRoute):
     """One session."""
 
     path: ClassVar = "api/sessions/{user}/{server}"
@@ -105,7 +105,7 @@ class Session(PersonRoute):
     @operation("Show one session", answer=SessionView, errors=(404,))
     async def get(self, user: str, server: str) -> None:
         """Answer with its view."""
-        self.answer(self.context.control.session(self.key(user, server)))
+        self.answer(self.context.control.users.session(self.key(user, server)))
 
 
 class Why(PersonRoute):
@@ -116,12 +116,12 @@ class Why(PersonRoute):
 
     @operation(
         "Why it is suspended, or why not: the deciding reason first",
-        answer=list[Verdict],
+        answer=list[Decision],
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
         """List them."""
-        self.answer(list(self.context.control.why(self.key(user, server))))
+        self.answer(list(self.context.control.users.why(self.key(user, server))))
 
 
 class Suspend(PersonRoute):
@@ -139,7 +139,7 @@ class Suspend(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Begin the suspend; answers before it is done."""
         key = self.key(user, server)
-        view = await self.context.control.suspend(key, self.person.label)
+        view = await self.context.control.users.suspend(key, self.person.label)
         self.answer(view, 202)
 
 
@@ -158,7 +158,7 @@ class Resume(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Begin the resume; answers before it is done."""
         key, person = self.key(user, server), self.person
-        view = await self.context.control.resume(
+        view = await self.context.control.users.resume(
             key, person.label, manages=person.manages
         )
         self.answer(view, 202)
@@ -180,7 +180,7 @@ class KeepSession(PersonRoute):
         """Keep it, or take a keep back."""
         key = self.key(user, server)
         seconds, person = self.body(Keep).seconds, self.person
-        keep = self.context.control.keep
+        keep = self.context.control.users.keep
         self.answer(await keep(key, seconds, person.label, manages=person.manages))
 
 
@@ -200,28 +200,28 @@ class OptOutSession(PersonRoute):
         """Set or clear it; a user may only clear it."""
         key = self.key(user, server)
         out = check_opt_out(self, self.body(OptOut).out)
-        view = await self.context.control.opt_out(key, out, self.person.label)
+        view = await self.context.control.users.opt_out(key, out, self.person.label)
         self.answer(view)
 
 
-class History(PersonRoute):
+class SessionHistory(PersonRoute):
     """Who did what to a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/history"
 
     @operation(
         "Who did what to the session, when and why; the newest first",
-        answer=list[AuditRow],
+        answer=list[AuditLine],
         query=(Query("limit", Count, "At most that many lines; 100 by itself."),),
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
         """List it."""
         key = self.key(user, server)
-        self.context.control.session(key)
+        self.context.control.users.session(key)
         limit = min(self.number("limit", 100), LONGEST_HISTORY)
         since = await self.seen_since(user)
-        lines = self.context.control.audit(key, limit)
+        lines = self.context.control.users.audit(key, limit)
         self.answer([line for line in lines if line.at >= since])
 
 
@@ -241,7 +241,9 @@ class RenewLogin(PersonRoute):
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
         key = self.key(user, server)
-        self.answer(await self.context.control.renew_login(key, self.person.label))
+        self.answer(
+            await self.context.control.users.renew_login(key, self.person.label)
+        )
 
 
 class StartFresh(PersonRoute):
@@ -258,7 +260,7 @@ class StartFresh(PersonRoute):
     async def post(self, user: str, server: str) -> None:
         """Set it aside; nothing is started."""
         key = self.key(user, server)
-        view = await self.context.control.start_fresh(key, self.person.label)
+        view = await self.context.control.users.start_fresh(key, self.person.label)
         self.answer(view, 202)
 
 
@@ -269,7 +271,7 @@ class BringBack(Value, frozen=True, kw_only=True):
     save_running: bool = False
 
 
-class Saved(PersonRoute):
+class SavedStates(PersonRoute):
     """All checkpoints of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved"
@@ -281,7 +283,7 @@ class Saved(PersonRoute):
     )
     async def get(self, user: str, server: str) -> None:
         """List them."""
-        self.answer(self.context.control.session(self.key(user, server)).kept)
+        self.answer(self.context.control.users.session(self.key(user, server)).kept)
 
     @operation(
         "Delete all checkpoints of the session; what is kept, until when and why",
@@ -291,7 +293,7 @@ class Saved(PersonRoute):
     async def delete(self, user: str, server: str) -> None:
         """Delete them for good."""
         key, by = self.key(user, server), self.person.label
-        self.answer(await self.context.control.delete(key, by, everything=True))
+        self.answer(await self.context.control.users.delete(key, by, everything=True))
 
 
 class SavedOne(PersonRoute):
@@ -308,7 +310,7 @@ class SavedOne(PersonRoute):
         """Delete it for good."""
         key = self.key(user, server)
         by = self.person.label
-        self.answer(await self.context.control.delete(key, by, checkpoint))
+        self.answer(await self.context.control.users.delete(key, by, checkpoint))
 
 
 class BringBackSaved(PersonRoute):
@@ -328,22 +330,22 @@ class BringBackSaved(PersonRoute):
         """Begin to bring it back; answers before it is done."""
         key, by = self.key(user, server), self.person.label
         save = self.body(BringBack).save_running
-        bring_back = self.context.control.bring_back
+        bring_back = self.context.control.users.bring_back
         self.answer(await bring_back(key, checkpoint, by, save_running=save), 202)
 
 
 ROUTES: tuple[type[Route], ...] = (
-    Sessions,
-    Session,
+    ListSessions,
+    ShowSession,
     Why,
     Suspend,
     Resume,
     KeepSession,
     OptOutSession,
-    History,
+    SessionHistory,
     RenewLogin,
     StartFresh,
-    Saved,
+    SavedStates,
     SavedOne,
     BringBackSaved,
 )

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
@@ -209,7 +209,7 @@ class AgentClient:
     ) -> Answer:
         try:
             answer = await self._http.ask(method, path, **more)
-        except Silent as silent:
+        except NoResponse as silent:
             raise _unreachable(str(silent)) from None
         if answer.status not in good:
             raise _error(answer, path)
@@ -224,7 +224,7 @@ class AgentClient:
                     raise _error(line, path)
                 if line.strip():
                     yield _understood(line, Event, path)
-        except Silent as silent:
+        except NoResponse as silent:
             raise _unreachable(str(silent)) from None
 
 

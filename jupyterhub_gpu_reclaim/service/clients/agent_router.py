@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
-    from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
-    from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
+    from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
     from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod
+    from jupyterhub_gpu_reclaim.service.dcgm.source import DcgmUse
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Cluster(Protocol):
         """One node."""
 
 
-class Fleet:
+class AgentRouter:
     """All agents of the cluster.
 
     Args:
@@ -75,10 +75,10 @@ class Fleet:
         self,
         cluster: Cluster,
         *,
-        sessions: Seats,
+        sessions: PodRegistry,
         agents: Agents,
         node_labels: Sequence[str] = (),
-        gpu_use: GpuUse | None = None,
+        gpu_use: DcgmUse | None = None,
     ) -> None:
         self._cluster = cluster
         self._sessions = sessions

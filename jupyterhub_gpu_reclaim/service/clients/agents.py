@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-    from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+    from jupyterhub_gpu_reclaim.service.clients.informer import Informer
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Agents:
         connect: makes a client for the agent with that IP address.
     """
 
-    def __init__(self, pods: Mirror, connect: Callable[[str], AgentClient]) -> None:
+    def __init__(self, pods: Informer, connect: Callable[[str], AgentClient]) -> None:
         self._pods = pods
         self._connect = connect
         self._clients: dict[str, AgentClient] = {}

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, Silent
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -209,7 +209,7 @@ class HubClient:
     async def _ask(self, method: str, path: str, **more: Any) -> Answer:
         try:
             answer = await self._http.ask(method, path, **more)
-        except Silent as silent:
+        except NoResponse as silent:
             raise _unreachable(str(silent)) from None
         if answer.status >= 502:
             raise _unreachable(f"{path}: status {answer.status}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, Watched
+    from jupyterhub_gpu_reclaim.service.clients.pods import Pod, Pods, WatchEvent
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ STALE = 60.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
 
-class Source(Protocol):
+class PodSource(Protocol):
     """Implemented by ``kubernetes.Api``."""
 
     async def pods(self, namespace: str, selector: str) -> Pods:
@@ -42,15 +42,15 @@ class Source(Protocol):
 
     def watch(
         self, namespace: str, selector: str, version: str
-    ) -> AsyncIterator[Watched]:
+    ) -> AsyncIterator[WatchEvent]:
         """What happens after that."""
 
 
-class Mirror:
+class Informer:
     """The pods of one namespace that match one selector."""
 
     def __init__(
-        self, source: Source, clock: Clock, *, namespace: str, selector: str
+        self, source: PodSource, clock: Clock, *, namespace: str, selector: str
     ) -> None:
         self._source = source
         self._clock = clock
@@ -141,7 +141,7 @@ class Mirror:
             self._put(pod)
         self._heard_now()
 
-    def _take(self, event: Watched) -> None:
+    def _take(self, event: WatchEvent) -> None:
         if event.type == "DELETED":
             self._remove(event.object.metadata.uid)
         elif event.type != "BOOKMARK":

@@ -23,7 +23,7 @@ from kubernetes.aio import client, config
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod, Pods, Watched
+from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod, Pods, WatchEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -141,7 +141,7 @@ class Api:
 
     async def watch(
         self, namespace: str, selector: str, version: str
-    ) -> AsyncIterator[Watched]:
+    ) -> AsyncIterator[WatchEvent]:
         """What happens to them after that version, until the server ends the watch.
 
         Raises:
@@ -161,7 +161,7 @@ class Api:
             try:
                 await _check(response, "watch", "pods")
                 while line := await _line(response):
-                    event = _decoded(line, Watched)
+                    event = _decoded(line, WatchEvent)
                     if event.type == "ERROR":
                         raise _error(event.object.code, event.object.message)
                     yield event

@@ -15,14 +15,14 @@ from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
+    from jupyterhub_gpu_reclaim.service.clients.informer import Informer
     from jupyterhub_gpu_reclaim.service.clients.pods import Pod
 
 
-class Seats:
+class PodRegistry:
     """The pods with a session in them."""
 
-    def __init__(self, pods: Mirror) -> None:
+    def __init__(self, pods: Informer) -> None:
         self._pods = pods
 
     async def run(self) -> None:

@@ -219,7 +219,7 @@ class Thing(_Object, frozen=True, rename="camel"):
     message: str = ""
 
 
-class Watched(_Object, frozen=True, rename="camel"):
+class WatchEvent(_Object, frozen=True, rename="camel"):
     """One line of a watch."""
 
     type: str  #: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR

@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
 from jupyterhub_gpu_reclaim.service.events.log import EventLog
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Feed:
         clock: for the pauses.
     """
 
-    def __init__(self, trail: Trail, log: EventLog, clock: Clock) -> None:
+    def __init__(self, trail: AuditReader, log: EventLog, clock: Clock) -> None:
         self._trail = trail
         self._log = log
         self._clock = clock
@@ -105,7 +105,7 @@ async def feeding(
         return
     log = EventLog(place)
     try:
-        async with Feed(Trail(journal, "events"), log, clock).running():
+        async with Feed(AuditReader(journal, "events"), log, clock).running():
             yield log
     finally:
         log.close()

@@ -14,17 +14,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Trail
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
-from jupyterhub_gpu_reclaim.service.notices.notice import notice_of
+from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
+from jupyterhub_gpu_reclaim.service.notices.notice import NotSent, notice_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.service.notices.channel import Channel
-    from jupyterhub_gpu_reclaim.service.notices.notice import Notice
+    from jupyterhub_gpu_reclaim.service.notices.notice import Channel, Notice
     from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 
 _log = logging.getLogger(__name__)
@@ -50,7 +48,7 @@ class Courier:
 
     def __init__(
         self,
-        trail: Trail,
+        trail: AuditReader,
         channel: Channel,
         *,
         kinds: Iterable[str],
@@ -130,7 +128,7 @@ async def telling(
     channels = notices.channels(clock)
     tasks = []
     for channel in channels:
-        trail = Trail(journal, channel.name)
+        trail = AuditReader(journal, channel.name)
         courier = Courier(
             trail, channel, kinds=notices.kinds, link=notices.link, clock=clock
         )

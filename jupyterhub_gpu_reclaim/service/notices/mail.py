@@ -18,7 +18,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
+from jupyterhub_gpu_reclaim.service.notices.notice import NotSent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

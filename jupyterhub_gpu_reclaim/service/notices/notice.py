@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import Numbered
+    from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import NumberedLine
+
 
 #: Every kind of notice, with the beginning of its subject.
 SUBJECTS = {
@@ -59,7 +60,7 @@ class Notice(Value, frozen=True, kw_only=True):
         return f"{SUBJECTS[self.kind]}: your JupyterHub session{server}"
 
 
-def notice_of(numbered: Numbered, link: str) -> Notice | None:
+def notice_of(numbered: NumberedLine, link: str) -> Notice | None:
     """The notice for an audit line, if any.
 
     Args:
@@ -80,3 +81,28 @@ def notice_of(numbered: Numbered, link: str) -> Notice | None:
         code=line.code,
         link=link,
     )
+
+
+class NotSent(Exception):
+    """A notice was not taken; the text is for the log and holds no secret.
+
+    Args:
+        why: what happened.
+        retryable: whether another try may help.
+    """
+
+    def __init__(self, why: str, *, retryable: bool) -> None:
+        super().__init__(why)
+        self.retryable = retryable
+
+
+class Channel(Protocol):
+    """One channel. A notice may come twice, with the same id, after a crash."""
+
+    name: str
+
+    async def send(self, notice: Notice) -> None:
+        """Send it; ``NotSent`` if it was not taken. Limited in time."""
+
+    def close(self) -> None:
+        """Close what is open."""

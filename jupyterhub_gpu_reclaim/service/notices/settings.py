@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.service.notices.channel import Channel
+    from jupyterhub_gpu_reclaim.service.notices.notice import Channel
 
 _SERVER = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _SENDER = re.compile(r"[^\r\n]*[A-Za-z0-9_.+'-]+@[A-Za-z0-9.-]+>?")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.http.client import Connection, Silent
-from jupyterhub_gpu_reclaim.service.notices.channel import NotSent
+from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.service.notices.notice import NotSent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -61,7 +61,7 @@ class Webhook:
             answer = await self._http.ask(
                 "POST", self._path, limit=self._limit, body=body, headers=headers
             )
-        except Silent as silent:
+        except NoResponse as silent:
             why = str(silent).partition(": ")[2]
             raise NotSent(why, retryable=True) from None
         if not 200 <= answer.status < 300:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from tornado.httputil import HTTPMessageDelegate
 
     from jupyterhub_gpu_reclaim.common.models import Failure
-    from jupyterhub_gpu_reclaim.service.settings.environment import Surroundings
+    from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
 
 
-class Stage(HTTPServerConnectionDelegate):
+class Standby(HTTPServerConnectionDelegate):
     """Passes requests to the current application; for ``HTTPServer``."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._words = _Words(surroundings)
+    def __init__(self, environment: HubEnvironment) -> None:
+        self._words = _Words(environment)
         self._standby = _application(self._words)
         self.application = self._standby
 
@@ -92,13 +92,13 @@ class _Page(pages.HtmlErrors):
 class _Words:
     """The part of a context that failure pages need."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, environment: HubEnvironment) -> None:
         self.why = Reason.SERVICE_STARTING
         self.templates = pages.templates()
-        self.prefix = surroundings.prefix
-        self.hub_prefix = surroundings.hub_prefix
-        self.hub_host = surroundings.hub_host
-        self.spawner_token = surroundings.spawner_token.encode()
+        self.prefix = environment.prefix
+        self.hub_prefix = environment.hub_prefix
+        self.hub_host = environment.hub_host
+        self.spawner_token = environment.spawner_token.encode()
 
 
 def _application(words: _Words) -> Application:

@@ -52,7 +52,7 @@ _CHILD = (sys.executable, "-P", "-c", _PROGRAM)
 
 
 class Supervisor:
-    """Keeps one child alive behind one address.
+    """KeepQuota one child alive behind one address.
 
     Args:
         command: the child's.

@@ -31,7 +31,7 @@ _SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class HubEnvironment:
     """Addresses and secrets from the Hub; secrets never show when printed."""
 
     api_url: str
@@ -47,7 +47,7 @@ class Surroundings:
     own: tuple[str, str] | None = None
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Surroundings:
+    def read(cls, environment: Mapping[str, str]) -> HubEnvironment:
         """Read them from the environment.
 
         Raises:

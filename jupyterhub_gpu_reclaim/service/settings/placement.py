@@ -11,12 +11,12 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from jupyterhub_gpu_reclaim.service.clients.agent_router import Fleet
+from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
-from jupyterhub_gpu_reclaim.service.clients.informer import Mirror
-from jupyterhub_gpu_reclaim.service.clients.pod_registry import Seats
+from jupyterhub_gpu_reclaim.service.clients.informer import Informer
+from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
+from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -63,11 +63,13 @@ async def _fleet(
     gpu_use = source.open(clock)
     api = await kubernetes.Api.open(options.kubeconfig)
     namespace = options.namespace or kubernetes.own_namespace()
-    fleet = Fleet(
+    fleet = AgentRouter(
         api,
-        sessions=Seats(Mirror(api, clock, namespace=namespace, selector=INCARNATION)),
+        sessions=PodRegistry(
+            Informer(api, clock, namespace=namespace, selector=INCARNATION)
+        ),
         agents=Agents(
-            Mirror(
+            Informer(
                 api,
                 clock,
                 namespace=options.agent_namespace or namespace,

@@ -32,8 +32,8 @@ from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
+from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
-from jupyterhub_gpu_reclaim.service.settings.dcgm import DcgmSource
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 
 if TYPE_CHECKING:

@@ -158,12 +158,12 @@ def card(
         since=Moment(words.duration(now - view.since), _iso(view.since)),
         reason=view.verdict.message if view.verdict and live else "",
         due=_due(view, now) if live else None,
-        node=str(view.facts.get("node") or ""),
+        node=view.facts.node,
         gpu=_gpu(view),
         line=spark(line) if line is not None else None,
         idle=_idle(view, now) if live else None,
         kept=_kept(view, now) if live else None,
-        pinned_by=str(view.facts.get("opted_out_by") or ""),
+        pinned_by=view.facts.opted_out_by,
         place=_place(view),
         failure=view.failure.message if view.failure else "",
         failure_hint=view.failure.hint if view.failure else "",
@@ -243,7 +243,7 @@ def _due(view: SessionView, now: float) -> Moment | None:
 def _gpu(view: SessionView) -> str:
     """What it holds: "NVIDIA A100, 12 GB used"; or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
-        freed = view.facts.get("gpus_held") or 0
+        freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
     if not view.gpus:
         return ""
@@ -270,17 +270,17 @@ def _kept(view: SessionView, now: float) -> Moment | None:
 
 
 def _place(view: SessionView) -> str:
-    place = view.facts.get("place")
+    place = view.facts.place
     return f"Waits for a free GPU: place {place} in the queue." if place else ""
 
 
 def _back(view: SessionView, now: float) -> str:
     """Size and time of its last return: "1.2 GB in 2.1 s, 5 min ago"."""
-    facts = view.facts.get("resumed")
-    if not isinstance(facts, dict) or not facts.get("at"):
+    resumed = view.facts.resumed
+    if not resumed:
         return ""
-    took = f"{words.size(facts['bytes'])} in {facts['seconds']:.1f} s"
-    return f"{took}, {ago(facts['at'], now).words}"
+    took = f"{words.size(resumed.bytes)} in {resumed.seconds:.1f} s"
+    return f"{took}, {ago(resumed.at, now).words}"
 
 
 def _progress(step: Step) -> Progress:
@@ -324,7 +324,7 @@ def _more(view: SessionView, *, manages: bool) -> list[Button]:
     ]
     if view.kept_until is not None:
         buttons.append(Button("keep", "Keep no longer", sends=("seconds", "0")))
-    if view.facts.get("opted_out_by"):
+    if view.facts.opted_out_by:
         buttons.append(Button("pin", "Suspend when idle again", sends=("out", "0")))
     elif manages:
         buttons.append(Button("pin", "Never suspend when idle", sends=("out", "1")))

@@ -57,23 +57,23 @@ class Act(Page):
         """Do it; returns the name of the page's message about it."""
         control, by = self.context.control, self.person.label
         if action == "suspend":
-            await control.suspend(key, by)
+            await control.users.suspend(key, by)
         elif action == "resume":
-            await control.resume(key, by, manages=self.person.manages)
+            await control.users.resume(key, by, manages=self.person.manages)
         elif action == "keep":
             manages = self.person.manages
-            await control.keep(key, self._seconds(), by, manages=manages)
+            await control.users.keep(key, self._seconds(), by, manages=manages)
         elif action == "bring-back":
             checkpoint = self.get_body_argument("checkpoint", "")
             save = self.get_body_argument("save", "") == "1"
-            await control.bring_back(key, checkpoint, by, save_running=save)
+            await control.users.bring_back(key, checkpoint, by, save_running=save)
         elif action == "delete":
             checkpoint = self.get_body_argument("checkpoint", "")
-            answer = await control.delete(key, by, checkpoint or None)
+            answer = await control.users.delete(key, by, checkpoint or None)
             return action if answer.deleted else "delete-later"
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
-            await control.opt_out(key, check_opt_out(self, out), by)
+            await control.users.opt_out(key, check_opt_out(self, out), by)
         else:
             await self._manage(key, action)
         return action
@@ -84,10 +84,10 @@ class Act(Page):
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
         if action == "renew-login":
-            await control.renew_login(key, by)
+            await control.users.renew_login(key, by)
         elif action == "end-tree":
             incarnation = self.get_body_argument("incarnation", "")
-            await control.end_second(key, incarnation, by)
+            await control.users.end_second(key, incarnation, by)
         else:
             raise HTTPError(404)
 
@@ -108,7 +108,7 @@ class Fresh(Page):
 
     async def get(self, user: str, server: str) -> None:
         """Ask."""
-        view = self.context.control.session(self.key(user, server))
+        view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         self.page(
             "fresh.html",
@@ -124,7 +124,7 @@ class Fresh(Page):
     async def post(self, user: str, server: str) -> None:
         """Set the checkpoint aside and lead to the Hub's start page."""
         key = self.key(user, server)
-        await self.context.control.start_fresh(key, self.person.label)
+        await self.context.control.users.start_fresh(key, self.person.label)
         self.redirect(self.start_url(key), status=303)
 
 

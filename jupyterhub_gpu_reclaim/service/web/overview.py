@@ -123,7 +123,7 @@ class Overview(ManagerPage):
 
     async def get(self) -> None:
         """Show it."""
-        views = self.context.control.sessions()
+        views = self.context.control.users.sessions()
         self.page(
             "overview.html",
             done=self.done(),
@@ -145,7 +145,7 @@ class Part(ManagerPage):
 
     async def get(self, part: str) -> None:
         """Show it."""
-        views = self.context.control.sessions()
+        views = self.context.control.users.sessions()
         if part == "table":
             self.page("table.html", **self.table(views))
         else:
@@ -195,11 +195,9 @@ def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
     """The GPU queue, the first one first."""
     waiters = []
     for view in views:
-        place = view.facts.get("place")
-        if isinstance(place, int):
-            since = view.facts.get("waiting_since")
-            known = isinstance(since, int | float)
-            waits = words.duration(now - float(since or now)) if known else ""
+        place, since = view.facts.place, view.facts.waiting_since
+        if place:
+            waits = words.duration(now - since) if since else ""
             waiters.append(Waiter(place, view.key, waits))
     return sorted(waiters, key=lambda one: one.place)[:_MOST_SHOWN]
 

@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Route,
     Unauthenticated,
 )
-from jupyterhub_gpu_reclaim.service.api.users import story_since
+from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
 from jupyterhub_gpu_reclaim.service.web.cards import Card, ago, card
 
@@ -169,7 +169,7 @@ class Mine(Page):
     async def get(self) -> None:
         """Show them."""
         name = self.person.name if self.person.is_user else None
-        mine = [v for v in self.context.control.sessions() if v.key.user == name]
+        mine = [v for v in self.context.control.users.sessions() if v.key.user == name]
         mine.sort(key=lambda view: view.key)
         cards = self.cards(mine)
         self.page("sessions.html", mine=cards, done=self.done(), xsrf=self.xsrf())
@@ -192,18 +192,18 @@ class One(Page):
     async def get(self, user: str, server: str) -> None:
         """Show it."""
         control, key = self.context.control, self.key(user, server)
-        (shown,) = self.cards([control.session(key)])
+        (shown,) = self.cards([control.users.session(key)])
         now = self.context.clock.now()
         since = await self.seen_since(user)
         log = [
             (ago(one.at, now), sentence(one))
-            for one in control.audit(key, _LOG_LINES)
+            for one in control.users.audit(key, _LOG_LINES)
             if one.at >= since
         ]
         self.page(
             "session.html",
             card=shown,
-            why=control.why(key),
+            why=control.users.why(key),
             log=log,
             done=self.done(),
             xsrf=self.xsrf(),
@@ -225,7 +225,7 @@ class Log(Page):
         now = self.context.clock.now()
         control, before = self.context.control, self.number("before")
         since = await self.seen_since(user)
-        story = story_since(control.story(user, before, _LOG_LINES), since)
+        story = story_since(control.users.story(user, before, _LOG_LINES), since)
         self.page(
             "log.html",
             user=user,
@@ -245,7 +245,7 @@ class Fragment(Page):
 
     async def get(self, user: str, server: str) -> None:
         """Show it."""
-        view = self.context.control.session(self.key(user, server))
+        view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         page = "one" if self.get_query_argument("page", "") == "one" else "mine"
         self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())

@@ -26,10 +26,6 @@ _LIVE = (Phase.RUNNING, Phase.WARNED)
 _NEVER = float("inf")
 
 
-def _node(view: SessionView) -> str:
-    return str(view.facts.get("node") or "")
-
-
 def _why(view: SessionView) -> str:
     live = view.phase in _LIVE and view.verdict is not None
     return view.verdict.code if live and view.verdict else ""
@@ -64,7 +60,7 @@ def _saved(view: SessionView) -> float:
 SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
     "session": ("Session", lambda view: str(view.key)),
     "state": ("State", lambda view: state_of(view.phase)),
-    "node": ("Node", _node),
+    "node": ("Node", lambda view: view.facts.node),
     "gpu": ("GPU", _memory),
     "use": ("Last hour", _percent),
     "idle": ("Idle for", _idle_since),
@@ -134,7 +130,7 @@ class Wanted:
         """Whether that session passes the filter."""
         return (
             self.state in {"", view.phase.value}
-            and self.node in {"", _node(view)}
+            and self.node in {"", view.facts.node}
             and self.why in {"", _why(view)}
             and all(word in _text(view) for word in self.text.casefold().split())
         )
@@ -192,7 +188,7 @@ def table(views: Sequence[SessionView], wanted: Wanted) -> Table:
         found=len(found),
         page=page,
         pages=pages,
-        nodes=_choices(_node(view) for view in views),
+        nodes=_choices(view.facts.node for view in views),
         whys=_choices(_why(view) for view in views),
     )
 
@@ -207,4 +203,4 @@ def _text(view: SessionView) -> str:
     message = view.verdict.message if _why(view) and view.verdict else ""
     failure = view.failure.message if view.failure else ""
     gpus = " ".join(gpu.name for gpu in view.gpus)
-    return f"{view.key} {_node(view)} {gpus} {message} {failure}".casefold()
+    return f"{view.key} {view.facts.node} {gpus} {message} {failure}".casefold()

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.policy.keep_quota import DAY, Span, possible_at, used
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
+    DAY,
+    Span,
+    possible_at,
+    used,
+)
 
 HOUR = 3600.0
 NOW = 1_700_000_000.0

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.sampling.dcgm import Names, Owner, Series, Told, query
+from jupyterhub_gpu_reclaim.service.dcgm.series import (
+    ExporterAnswer,
+    Names,
+    Owner,
+    Series,
+    query,
+)
 from tests.support import dcgm
 
 NOW, SPAN = 1_700_000_000.0, 90.0
@@ -26,7 +32,7 @@ def series(
 
 
 def see(*some: Series, count: int = 1, since: float = NOW - SPAN, names=dcgm.NAMES):
-    return Told(some, names, NOW, SPAN).of(ADA, count, since)
+    return ExporterAnswer(some, names, NOW, SPAN).of(ADA, count, since)
 
 
 def use(*some: Series, **more) -> float | None:

@@ -14,10 +14,11 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     Waiting,
 )
-from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Pressing
+from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 ADA, BOB, EVE, ZOE = (SessionKey(name) for name in ("ada", "bob", "eve", "zoe"))
@@ -50,8 +51,8 @@ def policy():
 
 
 @pytest.fixture
-def pressing(sessions, policy):
-    return Pressing(sessions, policy)
+def preemption(sessions, policy):
+    return Preemption(sessions, policy)
 
 
 def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
@@ -61,58 +62,67 @@ def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
     sessions.journal.save(row)
     card = GpuSample(uuid=f"GPU-{key.user}")
     sample = Sample(incarnation="", key=key, at=sessions.clock.now(), gpus=[card])
-    sessions.history.add(key, sample)
+    runtime = sessions.runtime(key)
+    runtime.history = added(runtime.history, sample)
+
+
+def wanted(sessions):
+    return {key: each.wanted for key, each in sessions.runtimes.items() if each.wanted}
 
 
 def wait(sessions, key, gpus=1):
     return Waiting(key=key, place=1, since=sessions.clock.now(), gpus=gpus)
 
 
-def test_nobody_waits_nobody_is_wanted(sessions, policy, pressing):
+def test_nobody_waits_nobody_is_wanted(sessions, policy, preemption):
     put(sessions, ADA)
-    pressing.look([])
-    assert (sessions.wanted, policy.wants) == ({}, [])
+    preemption.select([])
+    assert (wanted(sessions), policy.wants) == ({}, [])
 
 
-def test_chosen_session_has_the_fact_that_it_is_wanted(sessions, pressing):
+def test_chosen_session_has_the_fact_that_it_is_wanted(sessions, preemption):
     put(sessions, ADA)
     put(sessions, BOB)
-    pressing.look([wait(sessions, ZOE)])
-    assert sessions.wanted == {ADA: 1}
-    assert sessions.view(ADA).facts["wanted"] == 1
-    assert "wanted" not in sessions.view(BOB).facts
-    pressing.look([])
-    assert sessions.wanted == {}
+    preemption.select([wait(sessions, ZOE)])
+    assert wanted(sessions) == {ADA: 1}
+    assert sessions.view(ADA).facts.wanted == 1
+    assert not sessions.view(BOB).facts.wanted
+    preemption.select([])
+    assert wanted(sessions) == {}
 
 
 @pytest.mark.parametrize("phase", [Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED])
 def test_gpu_that_comes_free_anyway_is_not_freed_twice(
-    sessions, policy, pressing, phase
+    sessions, policy, preemption, phase
 ):
     put(sessions, ADA)
     put(sessions, BOB, phase, gpus=1, checkpoint="c")
-    pressing.look([wait(sessions, ZOE)])
-    assert (policy.wants, sessions.wanted) == ([], {})
-    pressing.look([wait(sessions, ZOE, gpus=2)])
+    preemption.select([wait(sessions, ZOE)])
+    assert (policy.wants, wanted(sessions)) == ([], {})
+    preemption.select([wait(sessions, ZOE, gpus=2)])
     assert [want.gpus for want in policy.wants] == [1]
 
 
-def test_session_that_is_warned_for_its_own_idleness_counts(sessions, policy, pressing):
+def test_session_that_is_warned_for_its_own_idleness_counts(
+    sessions, policy, preemption
+):
     put(sessions, ADA)
     put(sessions, BOB, Phase.WARNED)
-    pressing.look([wait(sessions, ZOE)])
+    preemption.select([wait(sessions, ZOE)])
     assert policy.wants == []
 
 
-def test_session_that_is_warned_because_it_was_chosen_stays_wanted(sessions, pressing):
+def test_session_that_is_warned_because_it_was_chosen_stays_wanted(
+    sessions, preemption
+):
     put(sessions, ADA)
-    pressing.look([wait(sessions, ZOE)])
-    sessions.apply(ADA, Happened.WARNED)
-    pressing.look([wait(sessions, ZOE)])
-    assert sessions.wanted == {ADA: 1}
+    preemption.select([wait(sessions, ZOE)])
+    sessions.apply(ADA, SessionEvent.WARNED)
+    preemption.select([wait(sessions, ZOE)])
+    assert wanted(sessions) == {ADA: 1}
 
 
-def test_who_waits_on_in_vain_is_given_less_and_less(sessions, policy, pressing):
+def test_who_waits_on_in_vain_is_given_less_and_less(sessions, policy, preemption):
     """Others take what is freed, or it lacks something else."""
     waiting = [wait(sessions, ZOE)]
     put(sessions, ADA)
@@ -120,8 +130,8 @@ def test_who_waits_on_in_vain_is_given_less_and_less(sessions, policy, pressing)
     begun = sessions.clock.now()
     for _ in range(60):
         sessions.clock.advance(10)
-        pressing.look(waiting)
-        for key in list(sessions.wanted):
+        preemption.select(waiting)
+        for key in list(wanted(sessions)):
             gone_after.append(sessions.clock.now() - begun)
             put(sessions, key, Phase.SUSPENDED, gpus=1, checkpoint="c")
             put(sessions, SessionKey(f"{key.user}x"))
@@ -132,7 +142,7 @@ def test_who_waits_on_in_vain_is_given_less_and_less(sessions, policy, pressing)
 
 
 def test_of_those_who_share_a_machine_only_the_first_is_freed_for(
-    sessions, policy, pressing
+    sessions, policy, preemption
 ):
     put(sessions, ADA)
     put(sessions, EVE)
@@ -140,6 +150,6 @@ def test_of_those_who_share_a_machine_only_the_first_is_freed_for(
     for key in (BOB, ZOE):
         more = {"checkpoint": "c", "gpu_name": "A100", "waiting_since": since}
         put(sessions, key, Phase.RESUMING, gpus=4, **more)
-    pressing.look([wait(sessions, BOB, 4), wait(sessions, ZOE, 4)])
+    preemption.select([wait(sessions, BOB, 4), wait(sessions, ZOE, 4)])
     (want,) = policy.wants
     assert (want.key, want.gpus, want.gpu) == (BOB, 1, "A100")

@@ -14,10 +14,16 @@ from jupyterhub_gpu_reclaim.service.clients.informer import (
     LONGEST_WAIT,
     RESYNC,
     STALE,
-    Mirror,
+    Informer,
 )
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import Busy, Expired
-from jupyterhub_gpu_reclaim.service.clients.pods import Meta, Pod, Pods, Thing, Watched
+from jupyterhub_gpu_reclaim.service.clients.pods import (
+    Meta,
+    Pod,
+    Pods,
+    Thing,
+    WatchEvent,
+)
 
 
 class Waiting(ManualClock):
@@ -73,14 +79,14 @@ def pods(version, *uids):
 
 
 def event(kind, uid, version="9"):
-    return Watched(kind, Thing(metadata=Meta(uid=uid, resource_version=version)))
+    return WatchEvent(kind, Thing(metadata=Meta(uid=uid, resource_version=version)))
 
 
 async def run(lists, watches=()):
     """Follow a script to its end; mirror, script and clock."""
     clock = Waiting()
     script = Script(clock, lists, watches)
-    mirror = Mirror(script, clock, namespace="hub", selector="x")
+    mirror = Informer(script, clock, namespace="hub", selector="x")
     task = asyncio.create_task(mirror.run())
     await asyncio.wait_for(script.done.wait(), 5)
     task.cancel()
@@ -158,7 +164,7 @@ async def test_pods_of_one_session_follow_every_change():
     def told(kind, uid, user):
         notes = {"gpu-reclaim/user": user, "gpu-reclaim/server": "lab"}
         meta = Meta(uid=uid, resource_version="9", annotations=notes)
-        return Watched(kind, Thing(metadata=meta))
+        return WatchEvent(kind, Thing(metadata=meta))
 
     watch = [
         told("ADDED", "a", "ada"),

@@ -115,7 +115,7 @@ class _Use:
         return self.first <= other.last and other.first <= self.last
 
 
-class Told:
+class ExporterAnswer:
     """One answer.
 
     Args:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.model.counters import (
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     BUCKETS,
     CAUSES,
     WAITS,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from jupyterhub_gpu_reclaim.controlplane.model.counters import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 
 PREFIX = "jupyterhub_gpu_reclaim_"
 OPERATIONS = ("suspend", "resume")

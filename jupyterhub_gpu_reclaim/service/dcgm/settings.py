@@ -15,9 +15,8 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Address, Seconds
-from jupyterhub_gpu_reclaim.sampling.dcgm import Names
-from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
-from jupyterhub_gpu_reclaim.service.clients.prometheus import Prometheus
+from jupyterhub_gpu_reclaim.service.dcgm.series import Names
+from jupyterhub_gpu_reclaim.service.dcgm.source import DcgmUse, Prometheus
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -139,7 +138,7 @@ class DcgmSource(Configurable):
             )
         return selector
 
-    def open(self, clock: Clock) -> GpuUse | None:
+    def open(self, clock: Clock) -> DcgmUse | None:
         """The client; None if it is not configured.
 
         Raises:
@@ -157,7 +156,7 @@ class DcgmSource(Configurable):
         except OSError as error:
             what = f"DcgmSource.ca_file {self.ca_file} cannot be used: {error}."
             raise Refused(Reason.SETTING_INVALID, what=what) from error
-        return GpuUse(
+        return DcgmUse(
             prometheus,
             clock,
             first=self.first == "dcgm",

@@ -14,10 +14,9 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
-from jupyterhub_gpu_reclaim.common.http.client import Silent
+from jupyterhub_gpu_reclaim.common.http.client import NoResponse
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Sample, SessionKey
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER
-from jupyterhub_gpu_reclaim.service.clients.gpu_use import GpuUse
 from jupyterhub_gpu_reclaim.service.clients.pods import (
     Container,
     Meta,
@@ -25,7 +24,7 @@ from jupyterhub_gpu_reclaim.service.clients.pods import (
     Resources,
     Spec,
 )
-from jupyterhub_gpu_reclaim.service.clients.prometheus import MAX_ANSWER, Prometheus
+from jupyterhub_gpu_reclaim.service.dcgm.source import MAX_ANSWER, DcgmUse, Prometheus
 from tests.support import dcgm
 
 IDLE = GpuSample(uuid="ab" * 16, sm_percent=0.0, memory=7)
@@ -121,14 +120,14 @@ async def test_a_token_is_read_anew_each_time_and_none_is_never_sent(
     file = tmp_path / "token"
     one = open_(far.url, token_file=str(file))
     far.says([])
-    with pytest.raises(Silent, match="cannot be read"):
+    with pytest.raises(NoResponse, match="cannot be read"):
         await ask(one)
     for token in ("one", "two"):
         file.write_text(f"{token}\n")
         await ask(one)
     for wrong in ("", "se\r\ncret: x", "sécret"):
         file.write_text(wrong)
-        with pytest.raises(Silent) as told:
+        with pytest.raises(NoResponse) as told:
             await ask(one)
         assert "cret" not in str(told.value)
     assert [asked.token for asked in far.asked] == ["Bearer one", "Bearer two"]
@@ -153,7 +152,7 @@ async def test_a_token_is_read_anew_each_time_and_none_is_never_sent(
 )
 async def test_an_answer_that_makes_no_sense_is_none(far, open_, body):
     far.body = body
-    with pytest.raises(Silent) as told:
+    with pytest.raises(NoResponse) as told:
         await ask(open_(far.url))
     assert len(str(told.value)) < 300
 
@@ -164,26 +163,26 @@ async def test_an_error_is_told_in_the_servers_words_and_nobody_is_followed(
 ):
     far.status, far.body = status, b'{"status":"error","error":"too\\nmany samples"}'
     far.headers = {"Location": far.url + "/elsewhere"}
-    with pytest.raises(Silent, match=f"status {status} too many samples"):
+    with pytest.raises(NoResponse, match=f"status {status} too many samples"):
         await ask(open_(far.url))
     assert len(far.asked) == 1
 
 
 async def test_an_answer_that_is_too_long_is_none_even_where_it_is_packed(far, open_):
     far.body = b" " * (MAX_ANSWER + 1)
-    with pytest.raises(Silent, match="no answer"):
+    with pytest.raises(NoResponse, match="no answer"):
         await ask(open_(far.url))
     far.headers = {"Content-Encoding": "gzip"}
     far.body = gzip.compress(b" " * 100_000)
-    with pytest.raises(Silent, match="not understood"):
+    with pytest.raises(NoResponse, match="not understood"):
         await ask(open_(far.url))
 
 
 async def test_who_does_not_answer_in_time_or_is_not_there_is_silent(far, open_):
     far.may_answer.clear()
-    with pytest.raises(Silent, match=r"no answer \(Timeout"):
+    with pytest.raises(NoResponse, match=r"no answer \(Timeout"):
         await ask(open_(far.url, seconds=0.1))
-    with pytest.raises(Silent, match="refused"):
+    with pytest.raises(NoResponse, match="refused"):
         await ask(open_("http://127.0.0.1:1"))
 
 
@@ -212,9 +211,9 @@ async def use(far, open_):
     far.says(dcgm.series(dcgm.PAGE.read_text(), clock.now(), honored=False))
     made = []
 
-    def make(*, first: bool = False) -> GpuUse:
+    def make(*, first: bool = False) -> DcgmUse:
         made.append(
-            GpuUse(open_(far.url), clock, first=first, scrape=30, names=dcgm.NAMES)
+            DcgmUse(open_(far.url), clock, first=first, scrape=30, names=dcgm.NAMES)
         )
         return made[-1]
 
@@ -223,7 +222,7 @@ async def use(far, open_):
         await one.close()
 
 
-async def asked(one: GpuUse) -> GpuUse:
+async def asked(one: DcgmUse) -> DcgmUse:
     await one.ask()
     return one
 

@@ -7,18 +7,18 @@ import re
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey, Verdict
+from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
-from jupyterhub_gpu_reclaim.controlplane.model.phases import Happened
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from tests.controlplane.conftest import KEY
 
 #: Codes that are the plain word for it, too.
 PLAIN = {"warned", "started", "stopped", "released", "suspend"}
-IDLE = Verdict(reclaim=True, code="idle", message="Idle for 31 min.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle for 31 min.")
 
 
-@pytest.mark.parametrize("what", [happened.name.lower() for happened in Happened])
+@pytest.mark.parametrize("what", [happened.name.lower() for happened in SessionEvent])
 def test_everything_that_can_happen_has_a_sentence(what):
     line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="So it is.")
     told = sentence(line)
@@ -44,14 +44,14 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     controller = await world.controller()
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "suspended")
-    world.verdict = Verdict(reclaim=False, code="recently_active", message="Active.")
+    world.verdict = Decision(reclaim=False, code="recently_active", message="Active.")
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
-    await controller.suspend(KEY, "root")
+    await controller.users.suspend(KEY, "root")
     await world.until(lambda: world.phase(controller) == "suspended")
     await controller.forget(KEY)
-    assert controller.sessions() == []
-    page = controller.story("ada", limit=1000)
+    assert controller.users.sessions() == []
+    page = controller.users.story("ada", limit=1000)
     told = [line.sentence for line in reversed(page.lines)]
     assert page.next is None
     assert "A warning was given. Idle for 31 min. It is suspended in 0 s" in told[1]
@@ -63,8 +63,8 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     assert any(re.match(r"It was resumed\. That took \d+ s\.", t) for t in told)
     assert "root asked that it be suspended." in told
     assert told[-1].startswith("Its server was deleted")
-    first = controller.story("ada", limit=2)
-    second = controller.story("ada", before=first.next, limit=1000)
+    first = controller.users.story("ada", limit=2)
+    second = controller.users.story("ada", before=first.next, limit=1000)
     assert first.lines + second.lines == page.lines
-    assert controller.story("bob").lines == []
+    assert controller.users.story("bob").lines == []
     assert all(line.key == SessionKey("ada") for line in page.lines)

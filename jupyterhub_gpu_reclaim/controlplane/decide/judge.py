@@ -1,0 +1,94 @@
+"""What the policy says of a session now: its snapshot, its rules, the decision.
+
+The policy is asked here and nowhere else. It makes no requests: groups and options come
+with the Hub's other answers, labels with the pods that are watched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import SessionPolicy
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+from jupyterhub_gpu_reclaim.policy.rules import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.policy.rules import Rules
+
+    #: Whether a session is to be suspended: every reason, the deciding one first; pure.
+    Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
+
+
+class SessionPolicies:
+    """Applies the administrator's rules.
+
+    Args:
+        rules: the administrator's.
+        hub: what it has said of users and servers.
+        agent: knows the labels of pods; outside of Kubernetes there are none.
+    """
+
+    def __init__(self, rules: Rules, hub: HubFacts, agent: Agent) -> None:
+        self._rules = rules
+        self._hub = hub
+        self._agent = agent
+
+    def __call__(self, key: SessionKey) -> SessionPolicy:
+        """What holds for that session now."""
+        subject = Subject(
+            key=key,
+            groups=self._hub.groups(key.user),
+            options=self._hub.options(key),
+            labels=self._agent.labels(key),
+        )
+        return self._rules.policy_for(subject)
+
+
+class Judge:
+    """Asks the policy, and keeps its reasons for pages.
+
+    Args:
+        sessions: the rows and the runtime state.
+        decide: the policy.
+    """
+
+    def __init__(self, sessions: Sessions, decide: Decide) -> None:
+        self._sessions = sessions
+        self._decide = decide
+
+    def reclaims(self, row: SessionRow) -> bool:
+        """Ask the policy; returns whether the session is to be suspended."""
+        now = self._sessions.clock.now()
+        decisions = list(self._decide(snapshot_of(self._sessions, row), now))
+        self._sessions.judged(row.key, decisions)
+        return bool(decisions) and decisions[0].reclaim
+
+    def why(self, key: SessionKey) -> Decision:
+        """The deciding reason of the last decision."""
+        return self._sessions.runtime(key).decisions[0]
+
+
+def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
+    """A session as policies see it: its row, usage and rules."""
+    runtime = sessions.runtime(row.key)
+    return SessionSnapshot(
+        key=row.key,
+        phase=row.phase,
+        usage=runtime.usage,
+        started_at=row.started_at,
+        resumed_at=row.resumed_at,
+        kept_until=row.kept_until,
+        kept_by=row.kept_by,
+        opted_out_by=row.opted_out_by,
+        backoff_until=row.backoff_until,
+        failure=row.failure,
+        gpus=runtime.cards(row.incarnation),
+        terms=sessions.policy_of(row) or SessionPolicy(),
+        wanted=runtime.wanted,
+    )
