@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jupyterhub_gpu_reclaim.linux.poll import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
 
 #: The functions that the commands call.
 HUB = "jupyterhub.app:main"
