@@ -19,7 +19,7 @@ ADDED = {
     "found": {"pid", "name"},
     "refused": {"path", "why"},
     "failure": {"why"},
-    "Shared": {"pid", "name", "others"},
+    "SharingFound": {"pid", "name", "others"},
 }
 
 

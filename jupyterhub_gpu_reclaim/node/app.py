@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
 from jupyterhub_gpu_reclaim.node.sessions.placements import make_placements
-from jupyterhub_gpu_reclaim.node.sessions.samples import SessionSampler
+from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
 from jupyterhub_gpu_reclaim.node.setup import readiness
 from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
@@ -185,7 +185,7 @@ class AgentApp(AgentSettings):
             placements=placements,
             ports=ports,
             operations=operations,
-            sampler=SessionSampler(placements, sampler),
+            sampler=TreeSampler(placements, sampler),
             tools=WorkflowTools(
                 records=records,
                 store=store,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         PodHint,
         Session,
     )
-    from jupyterhub_gpu_reclaim.node.sessions.samples import SessionSampler
+    from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
     from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
     from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -56,7 +56,7 @@ class LocalNode:
     placements: Placements
     ports: Reservations
     operations: Operations
-    sampler: SessionSampler
+    sampler: TreeSampler
     tools: WorkflowTools
     releases: Releases
     recovery: Recovery

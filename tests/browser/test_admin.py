@@ -101,7 +101,7 @@ def test_admin_suspends_and_resumes_by_keyboard_and_leaves_no_token(
     page.get_by_role("dialog", name=f"Suspend {amy.name}?").wait_for()
     tab_to(page, "Suspend")  # it was used a moment ago, so that is asked
     page.keyboard.press("Enter")
-    row.get_by_text("Suspended").wait_for()
+    row.get_by_text("Suspended", exact=True).wait_for()
     assert admin.session(amy.name)["phase"] == "suspended"
     resume = row.get_by_role("button", name=f"Resume {amy.name}")
     resume.wait_for()

@@ -214,7 +214,7 @@ def test_thaw_that_the_store_hindered_is_tried_again(agent, counter):
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", store], check=True)
         hindered = agent.post(path).json()
-        assert hindered["code"] == "store_failed"
+        assert hindered["code"] == "store_denied"
         assert agent.tree(counter)["state"] == "captured"
         assert all(process.stopped for process in counter.tree.processes)
     finally:

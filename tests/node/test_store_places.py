@@ -114,4 +114,4 @@ def test_agent_whose_store_never_answers_ends_in_its_time(agent, folder):
         begun = time.monotonic()
         assert agent.terminate() == 0
     assert time.monotonic() - begun < PATIENCE
-    assert "it ends while a call to the store" in agent.log.read_text()
+    assert "exiting although the store" in agent.log.read_text()

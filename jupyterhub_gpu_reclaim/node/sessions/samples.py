@@ -28,7 +28,7 @@ _LIVE = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
 _Name = tuple[int, int]
 
 
-class SessionSampler:
+class TreeSampler:
     """Takes samples of sessions; the servers of stopped ones are not called."""
 
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
