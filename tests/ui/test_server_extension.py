@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,60 @@ def test_without_the_login_or_its_xsrf_token_there_is_no_pass(server):
         xsrf = browser.cookies.get("_xsrf", path="/user/ada/train/") or ""
         good = browser.post(url, headers={"X-XSRFToken": xsrf}, timeout=20)
         assert good.status_code == 200, good.text
+
+
+def call(server: str, method: str, path: str, body: object = None) -> requests.Response:
+    headers = {"Authorization": "token token-of-ada"}
+    url = f"{server}api/{path}"
+    return requests.request(method, url, headers=headers, json=body, timeout=60)
+
+
+@pytest.fixture
+def kernel(server):
+    """A kernel of mine.ipynb; none is left at the end."""
+    made = call(server, "POST", "sessions", asked("mine.ipynb"))
+    assert made.status_code == 201
+    yield made.json()
+    for one in call(server, "GET", "kernels").json():
+        call(server, "DELETE", f"kernels/{one['id']}")
+
+
+def asked(path: str, name: str = "mine.ipynb", **more: object) -> dict[str, object]:
+    """What JupyterLab sends for a kernel of a notebook."""
+    wanted = {"path": path, "name": name, "type": "notebook"}
+    return {**wanted, "kernel": {"name": "python3"}, **more}
+
+
+def kernels(server: str) -> list[str]:
+    return [one["id"] for one in call(server, "GET", "kernels").json()]
+
+
+def test_page_that_does_not_know_the_kernel_yet_gets_it_and_cannot_end_it(
+    server, kernel
+):
+    """What JupyterLab 4.6 does when a cell is run before it has read the sessions."""
+    mine = kernel["kernel"]["id"]
+    made = call(server, "POST", "sessions", asked(str(uuid.uuid4()))).json()
+    assert made["kernel"]["id"] == mine
+    path = f"sessions/{made['id']}"
+    assert call(server, "PATCH", path, {"path": "mine.ipynb"}).ok
+    assert call(server, "DELETE", f"sessions/{kernel['id']}").status_code == 204
+    assert kernels(server) == [mine]
+    assert [s["id"] for s in call(server, "GET", "sessions").json()] == [made["id"]]
+    assert call(server, "DELETE", path).status_code == 204
+    assert kernels(server) == []
+
+
+def test_who_wants_another_kernel_gets_one(server, kernel):
+    mine = kernel["kernel"]["id"]
+    for body in (
+        asked("other.ipynb", "other.ipynb"),
+        asked(f"folder/{uuid.uuid4()}"),
+        asked(str(uuid.uuid4()), "other.ipynb"),
+        asked(str(uuid.uuid4()), type="console"),
+    ):
+        made = call(server, "POST", "sessions", body).json()
+        assert made["kernel"]["id"] != mine
+    change = {"kernel": {"name": "python3"}}
+    changed = call(server, "PATCH", f"sessions/{kernel['id']}", change).json()
+    assert changed["kernel"]["id"] != mine

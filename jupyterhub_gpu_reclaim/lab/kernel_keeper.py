@@ -1,0 +1,90 @@
+"""Keeps a notebook's kernel from being replaced by a page that does not know it yet.
+
+JupyterLab 4 shows a notebook before it has read which kernels the server runs. A cell
+that is run in between makes the page ask for a new one, under a name of its own; once
+that is up, the page deletes the session that it has found meanwhile, and with it the
+kernel with all variables. Our extension makes the cell wait (``attach.js``). This is
+the same promise on the server's side, for pages without the extension: who asks for a
+new kernel for a notebook that has one of that kind gets that one, and a kernel lives as
+long as one of its sessions.
+
+A person who wants another kernel is not hindered: "Restart Kernel" and "Change Kernel"
+are other calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+def install(manager: Any) -> None:
+    """Wrap the calls of a server's session manager that start and end kernels.
+
+    Args:
+        manager: a ``jupyter_server.services.sessions.SessionManager``.
+    """
+    create, delete = manager.create_session, manager.delete_session
+
+    async def create_session(
+        path: str | None = None,
+        name: str | None = None,
+        type: str | None = None,  # noqa: A002 - its name there
+        kernel_name: str | None = None,
+        kernel_id: str | None = None,
+    ) -> Any:
+        if kernel_id is None and type == "notebook" and path and name:
+            kernel_id = await _kernel_of(manager, path, name, kernel_name)
+        return await create(
+            path=path,
+            name=name,
+            type=type,
+            kernel_name=kernel_name,
+            kernel_id=kernel_id,
+        )
+
+    async def delete_session(session_id: str) -> None:
+        ended = await manager.get_session(session_id=session_id)
+        others = [
+            one
+            for one in await manager.list_sessions()
+            if one["kernel"]["id"] == ended["kernel"]["id"] and one["id"] != session_id
+        ]
+        if not others:
+            await delete(session_id)
+            return
+        _log.info("kernel %s has another session; it stays", ended["kernel"]["id"])
+        manager.cursor.execute("DELETE FROM session WHERE session_id=?", (session_id,))
+
+    manager.create_session = create_session
+    manager.delete_session = delete_session
+
+
+async def _kernel_of(
+    manager: Any, path: str, name: str, kernel_name: str | None
+) -> str | None:
+    """The kernel of that kind that the notebook has already.
+
+    JupyterLab asks with a ``path`` that is the notebook's folder and a uuid, and with
+    the ``name`` of its file. Without a ``kernel_name`` any kind will do.
+    """
+    folder, slash, last = path.rpartition("/")
+    if not _is_uuid(last):
+        return None
+    for one in await manager.list_sessions():
+        same = one["type"] == "notebook" and one["path"] == f"{folder}{slash}{name}"
+        if same and kernel_name in {None, one["kernel"]["name"]}:
+            found = str(one["kernel"]["id"])
+            _log.info("%s has kernel %s already", one["path"], found)
+            return found
+    return None
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
