@@ -50,7 +50,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, Sess
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent

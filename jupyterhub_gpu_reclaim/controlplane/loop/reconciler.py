@@ -78,7 +78,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
