@@ -14,6 +14,7 @@ from demo.causes import cause
 from demo.stack import StackError
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations, read_sysctl
+from tests.support.hub import wait_until
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ def test_service_is_known_by_its_mark_and_can_be_killed(short: Path) -> None:
         before = stack.service_pids()
         assert before
         stack.kill("service")
-        after = [one for one in stack.service_pids() if processes.alive(one)]
-        assert not set(before) & set(after)
+        wait_until(lambda: not any(map(processes.alive, before)), 10)
 
 
 def test_claim_gives_back_the_ports_that_a_dead_run_had_reserved(
