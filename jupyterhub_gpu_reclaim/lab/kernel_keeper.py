@@ -14,11 +14,8 @@ are other calls.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from typing import Any
-
-_log = logging.getLogger(__name__)
 
 
 def install(manager: Any) -> None:
@@ -56,7 +53,8 @@ def install(manager: Any) -> None:
         if not others:
             await delete(session_id)
             return
-        _log.info("kernel %s has another session; it stays", ended["kernel"]["id"])
+        kept = ended["kernel"]["id"]
+        manager.log.info("kernel %s has another session; it stays", kept)
         manager.cursor.execute("DELETE FROM session WHERE session_id=?", (session_id,))
 
     manager.create_session = create_session
@@ -78,7 +76,7 @@ async def _kernel_of(
         same = one["type"] == "notebook" and one["path"] == f"{folder}{slash}{name}"
         if same and kernel_name in {None, one["kernel"]["name"]}:
             found = str(one["kernel"]["id"])
-            _log.info("%s has kernel %s already", one["path"], found)
+            manager.log.info("%s has kernel %s already", one["path"], found)
             return found
     return None
 

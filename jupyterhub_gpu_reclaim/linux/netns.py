@@ -16,7 +16,7 @@ import socket
 import threading
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import processes
 
 _CLONE_NEWNET = 0x40000000
 #: Making a socket takes microseconds; a thread that takes longer has been forgotten.
@@ -46,7 +46,7 @@ def make_socket(
         path = Path(f"/proc/{pid}/ns/net")
         namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, namespace)
-        if start is not None and procfs.start_time(pid) != start:
+        if start is not None and processes.start_time(pid) != start:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(path))
         here = Path("/proc/thread-self/ns/net").stat()
         there = os.fstat(namespace)

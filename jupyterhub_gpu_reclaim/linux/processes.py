@@ -29,6 +29,8 @@ STOPPED = "T"
 DEAD = frozenset("ZXx")
 #: <linux/nsfs.h>
 _NS_GET_PARENT = 0xB702
+#: A line of /proc/<pid>/status.
+_NAMESPACE_INIT = re.compile(rb"^NSpid:(?:\t\d+)+\t1$", re.MULTILINE)
 _STAT = re.compile(rb"^(\d+) \((.*)\) (.) (.*)$", re.DOTALL)
 
 
@@ -127,6 +129,11 @@ def _process(pid: int, depth: int) -> Process | None:
 def _depth(pid: int) -> int:
     """How many pid namespaces below ours that process lives; 0 when it is gone."""
     return max(0, len(procfs.status(pid).get("NSpid", "").split()) - 1)
+
+
+def is_namespace_init(status: bytes) -> bool:
+    """Whether that /proc/<pid>/status is of pid 1 of a namespace below ours."""
+    return _NAMESPACE_INIT.search(status) is not None
 
 
 def families() -> dict[int, list[int]]:

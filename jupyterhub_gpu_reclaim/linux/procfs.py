@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROC = Path("/proc")
-#: Fields of /proc/<pid>/stat, counted from the state.
-_TTY, _START = 4, 19
+#: Field of /proc/<pid>/stat, counted from the state.
+_TTY: Final = 4
 _READ_SIZE: Final = 1 << 16
 
 
@@ -73,7 +73,7 @@ def read(pid: int, name: str, proc: Path = PROC) -> bytes:
 def text(pid: int, name: str) -> str:
     """A file of /proc/<pid>, decoded like a path; empty when it is not there."""
     try:
-        return os.fsdecode(read(pid, name))
+        return read(pid, name).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
@@ -113,12 +113,6 @@ def stat(pid: int, thread: int | None = None) -> list[str]:
     """
     name = "stat" if thread is None else f"task/{thread}/stat"
     return text(pid, name).rpartition(")")[2].split()
-
-
-def start_time(pid: int) -> int | None:
-    """When a process started (clock ticks since boot); None when it is gone."""
-    fields = stat(pid)
-    return int(fields[_START]) if len(fields) > _START else None
 
 
 def has_terminal(pid: int) -> bool:

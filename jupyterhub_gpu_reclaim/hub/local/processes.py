@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, launcher
 
 if TYPE_CHECKING:
@@ -106,34 +106,23 @@ class LocalSession:
 
 def find_session(incarnation: str) -> Location | None:
     """The init of an incarnation on this machine: root's, pid 1 of its namespace."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    for pid in procfs.pids():
+        owner = procfs.target_status(pid, "")
+        if owner is None or owner.st_uid != 0:
             continue
         try:
             # The command line last: that of a user's process may block its reader.
-            if entry.stat().st_uid != 0 or not _is_first(
-                (entry / "status").read_text()
-            ):
+            if not processes.is_namespace_init(procfs.read(pid, "status")):
                 continue
-            words = (entry / "cmdline").read_bytes().split(b"\0")
+            words = procfs.read(pid, "cmdline").split(b"\0")
         except OSError:
             continue
         found = command_line.parse(words)
         if found is not None and found.incarnation == incarnation:
-            pid = int(entry.name)
             start = launcher.start_time(pid)
             if start:
                 return Location(pid=pid, start=start, boot=launcher.boot_id())
     return None
-
-
-def _is_first(status: str) -> bool:
-    """Whether it is pid 1 of a namespace below ours."""
-    for line in status.splitlines():
-        if line.startswith("NSpid:"):
-            pids = line.split()[1:]
-            return len(pids) > 1 and pids[-1] == "1"
-    return False
 
 
 def _state(pid: int) -> str:

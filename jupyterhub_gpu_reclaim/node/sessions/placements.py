@@ -29,16 +29,22 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import cgroups, host, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, host, processes, procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-#: Lines of /proc/<pid>/status: pid 1 of a namespace below ours; all four uids root's.
-_FIRST = re.compile(rb"^NSpid:(?:\t\d+)+\t1$", re.MULTILINE)
+#: A line of /proc/<pid>/status: all four uids are root's.
 _OF_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
+#: A first program that is younger may still become a session's init: a container is
+#: said to run when its runtime has not even started it. Seconds.
+_PATIENCE = 10.0
+_PAUSE = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: Incarnations whose pod is remembered; a node has some hundred pods.
+_REMEMBERED = 4096
 
 
 class PodHint(Value, frozen=True, kw_only=True):
@@ -156,7 +162,7 @@ class LocalPlacements:
 
 def _is_root_and_first(status: bytes) -> bool:
     """All four uids are root's, and it is pid 1 of a namespace below ours."""
-    return bool(_FIRST.search(status) and _OF_ROOT.search(status))
+    return processes.is_namespace_init(status) and bool(_OF_ROOT.search(status))
 
 
 def _session_of(
@@ -170,15 +176,6 @@ def _session_of(
         return None
     key = SessionKey(found.user, found.server)
     return Session(found.incarnation, key, pid, start, holding=found.holding)
-
-
-#: A first program that is younger may still become a session's init: a container is
-#: said to run when its runtime has not even started it. Seconds.
-_PATIENCE = 10.0
-_PAUSE = 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
-#: Incarnations whose pod is remembered; a node has some hundred pods.
-_REMEMBERED = 4096
 
 
 class PodPlacements:
