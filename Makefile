@@ -1,8 +1,11 @@
 # The commands of this project; README.md says what each is for.
-.PHONY: demo demo-check test lint venv docs dist clean
+.PHONY: demo demo-check test coverage simulate soak lint venv docs dist clean
 
 PYTHON := .venv/bin/python
 PORT ?= 8000
+# How many runs of the whole system, from which seed on.
+SEEDS ?= 1000
+FROM ?= 0
 # Where the tests and the demo find the CRIU that scripts/bootstrap has fetched.
 export GPU_RECLAIM_CRIU ?= $(CURDIR)/.cache/criu
 # Hundreds of programs are started: none of them shall compile what another has compiled.
@@ -16,12 +19,23 @@ demo-check: ## the same, with a scripted user over the real proxy; prints a tabl
 	@scripts/bootstrap demo
 	@$(PYTHON) -m demo --check
 
+soak: ## sessions suspended and resumed for hours, parts killed; SOAK="--minutes 120"
+	@scripts/bootstrap test
+	@nice -n 19 $(PYTHON) -m soak $(SOAK)
+
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory lint
-	@# Most tests wait for programs to start and end: four at a time keep two cores busy.
+	@# Most tests wait for programs to start and end: six at a time keep two cores busy.
 	@# Whole files, in the order of tests/conftest.py: the longest first.
-	@$(PYTHON) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	@$(PYTHON) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder
+
+coverage: ## branches covered by the tests that need no root; a floor in pyproject.toml
+	@$(PYTHON) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder \
+		-m "not root" --cov --cov-report=term --cov-report=html:build/coverage
+
+simulate: ## the whole system by seeds, SEEDS of them from FROM on; docs/explanation/track-record.md
+	@$(PYTHON) -m simulation --seeds $(SEEDS) --from $(FROM) --keep-going
 
 lint:
 	@.venv/bin/ruff check .

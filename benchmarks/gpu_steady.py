@@ -47,7 +47,7 @@ def steady(rounds: int, seconds: float) -> None:
             worker.stdin.flush()
             begun = time.time()
             while sampled and time.time() - begun < seconds - 0.5:
-                nvml.look(time.time() - 1)
+                nvml.measure(time.time() - 1)
                 time.sleep(1)
             return float(worker.stdout.readline())
 

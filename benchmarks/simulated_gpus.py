@@ -14,9 +14,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     KernelSample,
     Sample,
     SessionKey,
-    Tree,
-    TreeState,
 )
+from jupyterhub_gpu_reclaim.testing.memory_agent import MemorySession
 
 GB = 10**9
 
@@ -53,29 +52,15 @@ class Gpus:
         self.free += 1
 
 
-@dataclass
-class Place:
+@dataclass(eq=False)
+class Place(MemorySession):
     """One incarnation."""
 
-    key: SessionKey
-    incarnation: str
-    state: TreeState
     vram: int
     started: float
     worked: float = 0.0  # seconds of work so far
     busy_since: float | None = None
     active: float = 0.0  # when it was last used or at work
-    checkpoint: str = ""
-    cancelled: bool = False
-
-    def tree(self) -> Tree:
-        return Tree(
-            incarnation=self.incarnation,
-            key=self.key,
-            state=self.state,
-            init_pid=1,
-            checkpoint=self.checkpoint,
-        )
 
     def work(self, busy: bool, now: float) -> None:
         if self.busy_since is not None:

@@ -13,14 +13,14 @@ import itertools
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from benchmarks.simulated_gpus import GB, Gpus, Place
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
     HubState,
-    Identity,
     Placement,
     Sample,
     SessionKey,
@@ -30,11 +30,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from benchmarks.simulated_time import LoopClock
+    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
 #: Seconds to make a pod, to begin a save and a return, and bytes per second of each.
@@ -43,129 +44,96 @@ POD, SAVE, RETURN = 5.0, 4.0, 3.0
 SAVE_RATE, RETURN_RATE = 2.5 * GB, 5.0 * GB
 
 
-class SimulatedAgent:
+class SimulatedAgent(MemoryAgent[Place]):
     """All nodes' agents as one."""
 
-    def __init__(self, clock: LoopClock, gpus: Gpus) -> None:
+    def __init__(self, clock: Clock, gpus: Gpus) -> None:
+        super().__init__()
         self.clock = clock
         self.gpus = gpus
-        self.places: dict[str, Place] = {}
-        self.of: dict[SessionKey, list[Place]] = {}
-        self.saved: dict[str, tuple[CheckpointInfo, Place]] = {}
-        self.saved_of: dict[SessionKey, dict[str, CheckpointInfo]] = {}
-        self.lost = 0  # trees that were ended with nothing saved of them
+        self._of: dict[SessionKey, list[Place]] = {}
+        self._saved_of: dict[SessionKey, dict[str, CheckpointInfo]] = {}
 
     def put(self, place: Place) -> None:
         self.places[place.incarnation] = place
-        self.of.setdefault(place.key, []).append(place)
+        self._of.setdefault(place.key, []).append(place)
 
-    def end(self, place: Place, *, gives: bool = True) -> None:
-        self.places.pop(place.incarnation, None)
-        self.of[place.key].remove(place)
-        if gives:
+    def end(self, incarnation: str) -> None:
+        place = self.places.get(incarnation)
+        if place is not None:
+            super().end(incarnation)
+            self._of[place.key].remove(place)
             self.gpus.give()
 
+    def keep(self, info: CheckpointInfo, image: Place) -> None:
+        super().keep(info, image)
+        self._saved_of.setdefault(info.key, {})[info.id] = info
+
+    def drop(self, checkpoint: str) -> None:
+        if checkpoint in self.saved:
+            del self._saved_of[self.saved[checkpoint][0].key][checkpoint]
+        super().drop(checkpoint)
+
+    # --- looking
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        mine = self.places.values() if key is None else self.of.get(key, ())
+        mine = self.places.values() if key is None else self._of.get(key, ())
         return [place.tree() for place in mine]
 
-    async def tree(self, incarnation: str) -> Tree:
-        return self._place(incarnation).tree()
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        if key is None:
+            return await super().checkpoints()
+        return list(self._saved_of.get(key, {}).values())
+
+    def labels(self, key: SessionKey) -> dict[str, str]:
+        del key
+        return {}
 
     def waiting(self) -> list[Waiting]:
         return [Waiting(key=key, since=since) for key, since, _ in self.gpus.queue]
 
-    async def samples(self) -> list[Sample]:
+    async def samples(self, key: SessionKey | None = None) -> list[Sample]:
+        del key
         now = self.clock.now()
         runs = TreeState.RUNNING
         return [p.sample(now) for p in self.places.values() if p.state is runs]
 
+    # --- doing
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        place = self._place(incarnation)
-        place.state, place.checkpoint = TreeState.CAPTURING, checkpoint
-        place.cancelled = False
+        async for event in self.begin_capture(incarnation, checkpoint, generation):
+            yield event
+
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        async for event in self.begin_restore(incarnation, checkpoint):
+            yield event
+
+    async def capturing(self, place: Place) -> AsyncIterator[Event]:
         seconds = SAVE + place.vram / SAVE_RATE
         yield Event(step=Step(step="dump", title="Saving the memory"))
-        await asyncio.sleep(seconds)
-        if place.cancelled:
-            place.state, place.checkpoint = TreeState.RUNNING, ""
-            yield _failed(Reason.CANCELLED)
-            return
-        info = CheckpointInfo(
-            id=checkpoint,
-            key=place.key,
-            incarnation=incarnation,
-            generation=generation,
+        await self.clock.sleep(seconds)
+        done = Step(step="dump", title="", state="done", seconds=seconds)
+        yield Event(step=done)
+
+    async def restoring(self, place: Place) -> AsyncIterator[Event]:
+        before = self.saved[place.checkpoint][1]
+        yield Event(step=Step(step="memory", title="Bringing the memory back"))
+        await self.clock.sleep(RETURN + before.vram / RETURN_RATE)
+
+    def info(self, place: Place) -> CheckpointInfo:
+        return msgspec.structs.replace(
+            super().info(place),
             created=self.clock.now(),
             logical_bytes=place.vram,
             stored_bytes=place.vram // 2,
         )
-        self.saved[checkpoint] = info, place
-        self.saved_of.setdefault(place.key, {})[checkpoint] = info
-        place.state = TreeState.CAPTURED
-        done = Step(step="dump", title="", state="done", seconds=seconds)
-        yield Event(step=done)
-        yield Event(checkpoint=info)
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        place, before = self._place(incarnation), self.saved[checkpoint][1]
-        place.state, place.checkpoint = TreeState.RESTORING, checkpoint
-        yield Event(step=Step(step="memory", title="Bringing the memory back"))
-        await asyncio.sleep(RETURN + before.vram / RETURN_RATE)
-        place.state, place.vram, place.worked = (
-            TreeState.RUNNING,
-            before.vram,
-            before.worked,
-        )
+    def image(self, place: Place) -> Place:
+        return place
+
+    def fill(self, place: Place, image: Place) -> None:
+        place.vram, place.worked = image.vram, image.worked
         place.started = place.active = self.clock.now()
-        yield Event(tree=place.tree())
-
-    async def thaw(self, incarnation: str) -> Tree:
-        place = self._place(incarnation)
-        await self.discard(place.checkpoint)
-        place.state, place.checkpoint = TreeState.RUNNING, ""
-        return place.tree()
-
-    async def release(self, incarnation: str, checkpoint: str) -> Tree:
-        place = self._place(incarnation)
-        if checkpoint not in self.saved:
-            raise Refused(Reason.NOT_CAPTURED)
-        self.end(place)
-        place.state = TreeState.GONE
-        return place.tree()
-
-    async def kill(self, incarnation: str) -> Tree:
-        place = self._place(incarnation)
-        worked = place.state is not TreeState.HOLDING
-        self.lost += worked and place.checkpoint not in self.saved
-        self.end(place)
-        place.state = TreeState.GONE
-        return place.tree()
-
-    async def cancel(self, incarnation: str) -> None:
-        self._place(incarnation).cancelled = True
-
-    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        if key is None:
-            return [info for info, _ in self.saved.values()]
-        return list(self.saved_of.get(key, {}).values())
-
-    async def identity(self, checkpoint: str) -> Identity:
-        if checkpoint not in self.saved:
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return Identity(api_token="secret", port=8888)
-
-    async def discard(self, checkpoint: str) -> None:
-        held = self.saved.pop(checkpoint, None)
-        if held is not None:
-            del self.saved_of[held[0].key][checkpoint]
-
-    def _place(self, incarnation: str) -> Place:
-        if incarnation not in self.places:
-            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        return self.places[incarnation]
 
 
 class SimulatedHub:
@@ -188,6 +156,8 @@ class SimulatedHub:
         return self.states.get(key, HubState.STOPPED)
 
     async def start(self, key: SessionKey) -> None:
+        if self.states.get(key) is HubState.STOPPING:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         if key not in self.states:
             self.states[key] = HubState.SPAWNING
             self._starting[key] = asyncio.create_task(self._start(key))
@@ -203,6 +173,8 @@ class SimulatedHub:
             task.cancel()
 
     async def stop(self, key: SessionKey) -> None:
+        if self.states.get(key) is HubState.SPAWNING:
+            self.call_off(key)
         if self.states.get(key) is HubState.RUNNING:
             self.states[key] = HubState.STOPPING
             task = asyncio.create_task(self._stop(key))
@@ -223,7 +195,7 @@ class SimulatedHub:
             hold = TreeState.HOLDING
             place = Place(key, name, hold, self.vram[key], now, active=now)
             self.agent.put(place)
-            await asyncio.sleep(POD)
+            await self.agent.clock.sleep(POD)
             if not held:
                 place.state = TreeState.RUNNING
             placement = Placement(key=key, incarnation=name, checkpoint=plan.checkpoint)
@@ -252,12 +224,6 @@ class SimulatedHub:
             if plan.action == "release":
                 await self.controller.release(placement)
             else:
-                place = self.agent.places.get(name)
-                if place is not None:
-                    self.agent.end(place)
+                self.agent.end(name)
                 await self.controller.stopped(placement)
         self.states.pop(key, None)
-
-
-def _failed(reason: Reason) -> Event:
-    return Event(failure=codec.failure_of(Refused(reason)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 if TYPE_CHECKING:
-    from benchmarks.simulated_time import LoopClock
+    from simulation.loop import LoopClock
 
 GB = 10**9
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from benchmarks.simulated_gpus import Gpus, Place
 from benchmarks.simulated_node import POD, SimulatedAgent, SimulatedHub
 from benchmarks.simulated_people import SOON, Meeting
-from benchmarks.simulated_time import LoopClock
-from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
+from simulation.loop import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,7 +152,7 @@ class Ours:
     @property
     def lost(self) -> int:
         """Trees ended with nothing saved of them."""
-        return self.agent.lost
+        return len(self.agent.lost)
 
     @property
     def suspends(self) -> int:
@@ -194,7 +195,9 @@ class Ours:
             await asyncio.wait({start}, timeout=left)
             await asyncio.sleep(1.0)  # the service notes that it answers
         elif view is None or view.phase is Phase.STOPPED:
-            await self.hub.start(key)
+            with suppress(Refused):  # it stops just now: once more, like a person
+                await self.hub.start(key)
+            await asyncio.sleep(1.0)
         else:
             wished = view.facts.intent == "resume"
             resting = {Phase.SUSPENDED, Phase.SUSPENDING, Phase.RELEASING}

@@ -4,7 +4,7 @@
         --strategy pressure --out week-pressure.json
     .venv/bin/python -m benchmarks.simulation --scale 1000 2000 5000 10000
 
-Simulated people (``simulated_people.py``) in simulated time (``simulated_time.py``)
+Simulated people (``simulated_people.py``) in simulated time (``simulation/loop.py``)
 meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), ``idle`` or
 ``pressure``. The last two are the real controller, policy, work queue and SQLite
 journal over a simulated node and Hub (``simulated_node.py``). ``simulation_plots.py``
@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.simulated_people import DAY, Habits, Seen, person
 from benchmarks.simulated_strategies import BEAT, Ours, Plain, wrong
-from benchmarks.simulated_time import run
+from simulation.loop import run
 
 POINT = 900.0  #: seconds between two points of the plots
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from benchmarks.simulated_gpus import GB, Gpus, Place
 from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
-from benchmarks.simulated_time import LoopClock, run
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     HubState,
@@ -40,6 +39,7 @@ from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
+from simulation.loop import LoopClock, run
 
 MINUTES = 5
 RUNNING = 4  #: one of so many sessions runs
@@ -148,8 +148,7 @@ def _suspended(
         stored_bytes=5 * GB,
     )
     place = Place(key, "i", TreeState.GONE, 10 * GB, now)
-    agent.saved[name] = info, place
-    agent.saved_of[key] = {name: info}
+    agent.keep(info, place)
     row = SessionRow(
         key=key, phase=Phase.SUSPENDED, since=now, checkpoint=name, generation=1, gpus=1
     )

@@ -49,6 +49,9 @@ class Stack:
         settings: what ``demo/jupyterhub_config.py`` reads: ``idle_after`` and so on.
     """
 
+    #: How many times longer a part may take to start and to end, on a busy machine.
+    patience = 1.0
+
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -182,7 +185,7 @@ class Stack:
             process.wait(40)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(10 * self.patience)
 
     def end_sessions(self) -> None:
         """Kill every session of this stack through the agent, if that is there."""
@@ -249,6 +252,7 @@ class Stack:
             )
 
     def _until(self, part: str, ready: Any, seconds: float = 30) -> None:
+        seconds *= self.patience
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with contextlib.suppress(requests.RequestException, OSError):

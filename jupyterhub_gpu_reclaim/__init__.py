@@ -1,8 +1,15 @@
 """Give idle GPUs of a JupyterHub back to the pool, and keep every session.
 
-See ``docs/explanation/architecture.md`` for the rooms and which way data flows. "Law 5"
-in a comment is the fifth of ``docs/explanation/laws.md``; "T8" or "trap T8" is a row of
-``docs/reference/jupyterhub-traps.md``.
+An idle session is suspended: its processes and their GPU memory are written into a
+checkpoint and ended. When its user returns, the checkpoint is restored. Three programs
+share the work: the spawner in the Hub's process (``hub``), the service with policy and
+control plane (``service``), and the agent on each node (``node``).
+
+"Law 5" in a comment is the fifth of ``docs/explanation/laws.md``, which lists what is
+guaranteed; "T8" or "trap T8" is a row of ``docs/reference/jupyterhub-traps.md``.
+
+Read next: ``docs/explanation/architecture.md`` for the rooms and which way data flows,
+then ``walks.md`` beside it.
 """
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

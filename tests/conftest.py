@@ -19,7 +19,7 @@ from tests.support import flaky, network, root, screenshots
 from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
-WITH_A_WHOLE_HUB = ["e2e", "browser", "hub", "kube", "service"]
+LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
 #: Runs the tests with the mark "extra" as well.
 SWITCH = "GPU_RECLAIM_SLOW_TESTS"
 #: Modules that take the place of slow ones that no test needs.
@@ -79,5 +79,5 @@ def _folder(item: pytest.Item) -> str:
 
 def _turn(item: pytest.Item) -> int:
     folder = _folder(item)
-    known = WITH_A_WHOLE_HUB
+    known = LONGEST_FIRST
     return known.index(folder) if folder in known else len(known)

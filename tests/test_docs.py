@@ -114,3 +114,22 @@ def test_commands_that_pages_show_are_understood() -> None:
     assert len(shown) > 20
     for command in shown:
         parser.parse_args(shlex.split(command))
+
+
+def test_files_and_methods_that_the_walks_name_are_there() -> None:
+    code = {
+        f"/{path.relative_to(ROOT)}": path.read_text()
+        for path in (ROOT / "jupyterhub_gpu_reclaim").rglob("*.py")
+    }
+    text = (ROOT / "docs" / "explanation" / "walks.md").read_text()
+    files = re.findall(r"`([\w/]+\.py)`", text)
+    methods = re.findall(r"`([A-Z]\w+)\.([a-z_]\w+)`", text)
+    assert len(files) > 50
+    assert len(methods) > 10
+    for name in set(files) - {"jupyterhub_config.py"}:
+        assert any(path.endswith(f"/{name}") for path in code), name
+    for owner, name in methods:
+        named = re.compile(rf"\b(def {name}\b|{name}:|{name} = )")
+        places = [one for one in code.values() if f"class {owner}" in one]
+        if not owner.endswith(("Service", "App")):  # their settings are looked at above
+            assert any(map(named.search, places)), f"{owner}.{name}"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import string
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PACKAGE = Path(jupyterhub_gpu_reclaim.__file__).parent
 #: Format specifications that take numbers alone.
@@ -50,14 +54,11 @@ def said(tree: ast.AST) -> list[tuple[Reason, ast.Call]]:
     return found
 
 
-def places() -> list[object]:
-    found = []
+def places() -> Iterator[tuple[str, Reason, ast.Call]]:
     for file in sorted(PACKAGE.rglob("*.py")):
         where = file.relative_to(PACKAGE)
         for reason, call in said(ast.parse(file.read_text())):
-            label = f"{where}:{call.lineno}-{reason.value}"
-            found.append(pytest.param(reason, call, id=label))
-    return found
+            yield f"{where}:{call.lineno}", reason, call
 
 
 def is_text(node: ast.AST) -> bool:
@@ -65,16 +66,33 @@ def is_text(node: ast.AST) -> bool:
     return constant or isinstance(node, ast.JoinedStr)
 
 
-@pytest.mark.parametrize(("reason", "call"), places())
-def test_sentence_gets_its_facts(reason: Reason, call: ast.Call) -> None:
+def mistakes(reason: Reason, call: ast.Call) -> Iterator[str]:
+    """What is wrong with a call that says that reason."""
     given = {each.arg: each.value for each in call.keywords}
     wanted = fields(reason)
     if None not in given:  # **facts
         added = ADDED.get(ast.unparse(call.func).rpartition(".")[2], set())
-        assert wanted.keys() <= given.keys() | added
+        yield from (f"lacks {name}" for name in wanted.keys() - given.keys() - added)
     for name, spec in wanted.items():
-        if spec and spec[-1] in NUMBERS and name in given:
-            assert not is_text(given[name]), f"{name} is a number"
+        if spec and spec[-1] in NUMBERS and name in given and is_text(given[name]):
+            yield f"{name} is a number"
+
+
+def test_sentences_get_their_facts() -> None:
+    found = list(places())
+    assert len(found) > 200
+    wrong = [
+        f"{where}: {reason.value} {what}"
+        for where, reason, call in found
+        for what in mistakes(reason, call)
+    ]
+    assert wrong == []
+
+
+def test_mistakes_are_found() -> None:
+    told = ast.parse('Refused(Reason.GPU_BUSY, percent="many")', mode="eval")
+    assert isinstance(told.body, ast.Call)
+    assert "percent is a number" in list(mistakes(Reason.GPU_BUSY, told.body))
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -86,7 +104,3 @@ def test_sentence_can_be_said(reason: Reason) -> None:
     told = reason.sentence(**facts)
     assert "{" not in told
     assert reason.sentence()  # without any it still says what is known
-
-
-def test_places_are_found() -> None:
-    assert len(places()) > 200

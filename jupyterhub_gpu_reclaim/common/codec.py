@@ -2,8 +2,7 @@
 
 For HTTP bodies, NDJSON streams and the agent's files. A value that does not fit its
 type is a :class:`~jupyterhub_gpu_reclaim.common.errors.BadRequest` that names the
-field,
-never a traceback.
+field, never a traceback.
 """
 
 from __future__ import annotations

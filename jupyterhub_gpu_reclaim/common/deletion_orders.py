@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,26 @@ _log = logging.getLogger(__name__)
 #: Name of the folder inside the service's.
 FOLDER = "deletions"
 _SUFFIX = ".json"
+
+
+class Deletion(Value, frozen=True, kw_only=True):
+    """What the spawner says when a server was deleted.
+
+    Attributes:
+        user: whose server.
+        server: its name.
+        order: of the file, without its ending; empty: none could be written. A call
+            that comes late is known by it: there may be a new server of that name.
+    """
+
+    user: str
+    server: str = ""
+    order: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z]{0,64}$")] = ""
+
+    @property
+    def key(self) -> SessionKey:
+        """The server."""
+        return SessionKey(self.user, self.server)
 
 
 def write(folder: Path, key: SessionKey) -> Path:
@@ -57,6 +79,11 @@ def pending(folder: Path) -> Iterator[tuple[Path, SessionKey]]:
                 path.replace(path.with_suffix(".bad"))
                 continue
             yield path, key
+
+
+def is_left(folder: Path, order: str) -> bool:
+    """Whether the file of that order, by its name without the ending, is there."""
+    return (folder / FOLDER / f"{order}{_SUFFIX}").exists()
 
 
 def remove(path: Path) -> None:

@@ -47,9 +47,8 @@ class OneLineFormatter(logging.Formatter):
     """A record as one line: control characters are shown, not obeyed.
 
     Names of users, paths and programs come from people; none of them may start a line
-    of its
-    own in the log. A traceback keeps its lines, indented; the message is always one
-    line.
+    of its own in the log. A traceback keeps its lines, indented; the message is always
+    one line.
     """
 
     converter = staticmethod(time.gmtime)

@@ -2,8 +2,7 @@
 
 Plain frozen values, checked when they are decoded (``msgspec``); no I/O and no
 decisions. As JSON they are the wire format of all our APIs: see ``common/codec.py``.
-All
-times are seconds since the epoch (UTC), all durations seconds, all sizes bytes.
+All times are seconds since the epoch (UTC), all durations seconds, all sizes bytes.
 """
 
 from __future__ import annotations
@@ -240,6 +239,7 @@ class Tree(Value, frozen=True, kw_only=True):
     state: TreeState
     init_pid: int  #: host pid of the session's init; 0 when gone
     checkpoint: str = ""  #: of the capture or restore under way, or the last one
+    origin: str = ""  #: the checkpoint that its programs were restored from, if known
     generation: int = 0
     operation: str = ""
     steps: list[Step] = []

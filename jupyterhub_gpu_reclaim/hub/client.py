@@ -30,12 +30,15 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
+
 T = TypeVar("T")
 
 #: Seconds between two requests to a service that is being started, and in all.
 STARTING_PAUSE, STARTING_LIMIT = 0.5, 60.0
-#: Longest silence of a progress stream, seconds; then it is asked for again.
-MAX_SILENCE = 3600.0
+#: Longest silence of a progress stream, seconds; then it is asked for again. An empty
+#: line comes every 15 s (``service.api.context.Limits.heartbeat``).
+MAX_SILENCE = 45.0
 
 
 class ServiceClient:
@@ -104,9 +107,9 @@ class ServiceClient:
         """A real stop has happened. Idempotent."""
         await self._tell("stopped", placement)
 
-    async def forget(self, key: SessionKey) -> None:
+    async def forget(self, deletion: Deletion) -> None:
         """The server was deleted. Idempotent."""
-        await self._tell("forget", key)
+        await self._tell("forget", deletion)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
         """Steps of the restore under way, from event number ``after`` on, to its end.
@@ -131,10 +134,11 @@ class ServiceClient:
         return _understood(body, kind, call)
 
     async def _tell(
-        self, call: str, what: Placement | SessionKey, *, limit: float = 0.0
+        self, call: str, what: Placement | Deletion, *, limit: float = 0.0
     ) -> bytes:
         limit, body = limit or self._timeout, codec.encode(what)
-        waited = 0.0
+        now = asyncio.get_running_loop().time
+        until = now() + STARTING_LIMIT
         while True:
             try:
                 answer = await self._far.ask(
@@ -146,10 +150,9 @@ class ServiceClient:
                 return answer.body
             refusal = _refusal(answer, call)
             starts = refusal.reason is Reason.SERVICE_STARTING
-            if not starts or waited >= STARTING_LIMIT:
+            if not starts or now() >= until:
                 raise refusal
             await asyncio.sleep(STARTING_PAUSE)
-            waited += STARTING_PAUSE
 
 
 def _unreachable(detail: str) -> Unreachable:

@@ -1,8 +1,7 @@
 """Checks what a ``jupyterhub_config.py`` passes to us, before the Hub acts on it.
 
 A mistake there must never keep a Hub from starting: after an unattended restart, no
-user
-would have a server. So each function returns what can be used and, apart from it,
+user would have a server. So each function returns what can be used and, apart from it,
 sentences about the rest; ``configure(c)`` passes those to the service, which shows them
 and leaves every session alone. Nothing is started, read or written.
 """

@@ -52,19 +52,19 @@ _SCOPE: Final = re.compile(
 )
 
 
-class Container(NamedTuple):
+class ContainerCgroup(NamedTuple):
     """Where a process lives."""
 
     pod: str  #: uid, with dashes where it is a UUID
     id: str  #: of the container, 64 hexadecimal digits; empty for the pod's own group
 
 
-def container_of(pid: int) -> Container | None:
+def container_of(pid: int) -> ContainerCgroup | None:
     """The container of a process; None for one that is in no pod, or has ended."""
     return parse_container(procfs.text(pid, "cgroup"))
 
 
-def parse_container(table: str) -> Container | None:
+def parse_container(table: str) -> ContainerCgroup | None:
     """The container named in a /proc/<pid>/cgroup; pure.
 
     None also where the hierarchies name different pods: then nothing is known.
@@ -81,7 +81,7 @@ def parse_container(table: str) -> Container | None:
     return next(iter(named or found))
 
 
-def _parse_path(path: str) -> Container | None:
+def _parse_path(path: str) -> ContainerCgroup | None:
     parts = path.split("/")
     for at, part in enumerate(parts):
         match = _SLICE.fullmatch(part)
@@ -89,7 +89,7 @@ def _parse_path(path: str) -> Container | None:
             match = _FOLDER.fullmatch(part)
         if match is not None:
             scope = _SCOPE.fullmatch(parts[at + 1]) if at + 1 < len(parts) else None
-            return Container(
+            return ContainerCgroup(
                 match["uid"].replace("_", "-"), scope[1] if scope is not None else ""
             )
     return None

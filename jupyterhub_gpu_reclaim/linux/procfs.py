@@ -53,8 +53,8 @@ def pids(proc: Path = PROC) -> list[int]:
     return [int(name) for name in os.listdir(proc) if name.isdecimal()]
 
 
-def read(pid: int, name: str, proc: Path = PROC) -> bytes:
-    """A file of /proc/<pid>.
+def read(pid: int | str, name: str, proc: Path = PROC) -> bytes:
+    """A file of /proc/<pid>; a pid may be ``self``.
 
     Raises:
         OSError: the process has ended, or the file may not be read.
@@ -70,10 +70,10 @@ def read(pid: int, name: str, proc: Path = PROC) -> bytes:
         os.close(descriptor)
 
 
-def text(pid: int, name: str) -> str:
+def text(pid: int | str, name: str, proc: Path = PROC) -> str:
     """A file of /proc/<pid>, decoded like a path; empty when it is not there."""
     try:
-        return read(pid, name).decode("utf-8", "surrogateescape")
+        return read(pid, name, proc).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
@@ -94,10 +94,12 @@ def target_status(pid: int, name: str) -> os.stat_result | None:
         return None
 
 
-def status(pid: int, thread: int | None = None) -> dict[str, str]:
+def status(
+    pid: int | str, thread: int | None = None, proc: Path = PROC
+) -> dict[str, str]:
     """The fields of /proc/<pid>/status, or of a thread's; empty when it is gone."""
     name = "status" if thread is None else f"task/{thread}/status"
-    pairs = (line.partition(":") for line in text(pid, name).splitlines())
+    pairs = (line.partition(":") for line in text(pid, name, proc).splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 

@@ -48,7 +48,7 @@ _UNIX_REQUEST = struct.Struct("=BBxxIII8x")
 _SOCKID = struct.Struct("!HH16s16s")
 
 
-class State(IntEnum):
+class TcpState(IntEnum):
     """TCP's states, which UDP borrows (``net/tcp_states.h``)."""
 
     ESTABLISHED = 1
@@ -78,7 +78,7 @@ class InetSocket(NamedTuple):
 
     family: int
     protocol: int
-    state: State
+    state: TcpState
     local: Endpoint
     remote: Endpoint
     inode: int  #: 0 when no descriptor refers to it (accept queue, TIME_WAIT)
@@ -153,7 +153,7 @@ class UnixSocket(NamedTuple):
 
     inode: int
     kind: int  #: ``SOCK_STREAM``, …
-    state: State
+    state: TcpState
     peer: int  #: 0 for none, and for one that has ended or was not accepted yet
     name: str  #: where it is bound; for most clients only their peer has a name
     waiting: tuple[int, ...] = ()  #: a listener's clients that were not accepted yet
@@ -162,7 +162,7 @@ class UnixSocket(NamedTuple):
     @property
     def is_connected(self) -> bool:
         """Whether it is a stream, or of packets, with a peer."""
-        stream = self.kind != socket.SOCK_DGRAM and self.state is State.ESTABLISHED
+        stream = self.kind != socket.SOCK_DGRAM and self.state is TcpState.ESTABLISHED
         return stream and (self.peer != 0 or not self.is_over)
 
 
@@ -184,7 +184,7 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
                 UnixSocket(
                     inode,
                     its_kind,
-                    State(state),
+                    TcpState(state),
                     int.from_bytes(values.get(_UNIX_PEER, b"")[:4], "little"),
                     os.fsdecode(name),
                     struct.unpack(f"={len(waiting) // 4}I", waiting),
@@ -234,7 +234,7 @@ def _socket_of(payload: bytes, protocol: int) -> InetSocket:
     return InetSocket(
         family,
         protocol,
-        State(state),
+        TcpState(state),
         Endpoint(address_of(source[:width]), source_port),
         Endpoint(address_of(peer[:width]), peer_port),
         inode,

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
 from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
 from jupyterhub_gpu_reclaim.node.http.listener import (
     CannotStartError,
@@ -49,6 +50,7 @@ from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+from jupyterhub_gpu_reclaim.node.workflows.verification import StoreChecks
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
@@ -66,6 +68,8 @@ _log = logging.getLogger(__name__)
 #: Threads for what blocks. Every capture and restore holds one for as long as it takes;
 #: asyncio's own six on two cores would make looking and thawing wait behind them.
 _THREADS = 256
+#: Heaps that they share; Python lets few of them allocate at the same time.
+_ARENAS = 4
 #: Seconds for closing everything, once nothing is under way. With stop_seconds it stays
 #: below what systemd's unit (120) and the DaemonSet (180) give the agent.
 _CLOSE_SECONDS = 10.0
@@ -77,6 +81,7 @@ class AgentApp(AgentSettings):
     def start(self) -> None:
         """Run until a signal ends it."""
         logs.set_up(self.log_level)
+        limit_arenas(_ARENAS)
         try:
             asyncio.run(self._main())
         except (CannotStartError, ReclaimError) as error:
@@ -109,6 +114,7 @@ class AgentApp(AgentSettings):
             )
             await node.recovery.recover()
             await asyncio.to_thread(self._watch, state)
+            checks = self._checks(store.repository, clock)
             server = listen(self, node)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             for found in readiness.inotify_findings():
@@ -117,6 +123,8 @@ class AgentApp(AgentSettings):
                 await _signalled()
             finally:
                 server.stop()
+                if checks is not None:
+                    checks.close()
                 late = await operations.finish(self.stop_seconds)
                 for incarnation in late:
                     _log.warning(
@@ -147,6 +155,16 @@ class AgentApp(AgentSettings):
             )
         )
         cgroup_escape.move(pid)
+
+    def _checks(self, store: Repository, clock: Clock) -> StoreChecks | None:
+        """Begin to verify the store, where that is set."""
+        if not self.verify_days:
+            return None
+        made = StoreChecks(
+            store, clock, days=self.verify_days, metrics=self.verify_metrics_file
+        )
+        self._checking = asyncio.create_task(made.run())
+        return made
 
     def _accelerator(self) -> Accelerator:
         limits = self.limits()

@@ -93,7 +93,7 @@ class LocalNode:
         """What keeps that session from being saved; touches nothing."""
         session = await self._find(incarnation)
         found = await in_thread(
-            lambda: capture.examine(self.tools, session, trees.look(session)).found,
+            lambda: capture.examine(self.tools, session, trees.inspect(session)).found,
             step="preflight",
             limit=self.tools.limits.check,
         )
@@ -118,9 +118,9 @@ class LocalNode:
 
         return await asyncio.to_thread(read)
 
-    async def tell(self, incarnation: str, hint: PodHint) -> None:
+    async def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about a session, before any other call."""
-        await asyncio.to_thread(self.placements.tell, incarnation, hint)
+        await asyncio.to_thread(self.placements.set_hint, incarnation, hint)
 
     # --- doing --------------------------------------------------------------------
 

@@ -163,8 +163,8 @@ class Rights(Value, frozen=True, kw_only=True):
 
     ``uids`` are all user ids in use, ``capabilities`` all that one has or could get by
     running a program (bits of the kernel's sets), of which it has ``held`` already;
-    ``filtered`` says that every one has
-    a seccomp filter, ``no_new_privileges`` that no program can raise its rights.
+    ``filtered`` says that every one has a seccomp filter, ``no_new_privileges`` that no
+    program can raise its rights.
     """
 
     uids: list[int]

@@ -89,8 +89,7 @@ class Policy(Protocol):
         """Why (not), the deciding one first; never empty.
 
         Either the one verdict that says ``reclaim``, or every reason against it. An
-        unknown
-        fact is a reason against it.
+        unknown fact is a reason against it.
         """
 
 

@@ -1,11 +1,10 @@
 """Pressure: sessions go earlier while others wait for a GPU, and only then.
 
 ``PressurePolicy`` is one more policy of ``decide``: it applies to a selected session,
-and
-asks for its suspend if that is idle by the usual reasons, for a shorter time.
-``PreemptionPolicy``
-selects, once per tick, from all sessions and the GPU queue: only as many as are needed,
-the longest idle with the most GPU memory first. Both are pure and suspend nothing.
+and asks for its suspend if that is idle by the usual reasons, for a shorter time.
+``PreemptionPolicy`` selects, once per tick, from all sessions and the GPU queue: only
+as many as are needed, the longest idle with the most GPU memory first. Both are pure
+and suspend nothing.
 """
 
 from __future__ import annotations

@@ -61,10 +61,8 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
     """What to delete, the least recently suspended first.
 
     Checkpoints that are set aside go before those that a session is suspended in, and
-    the
-    latter go only if the administrator allows it. A quota that cannot be kept otherwise
-    is
-    exceeded.
+    the latter go only if the administrator allows it. A quota that cannot be kept
+    otherwise is exceeded.
     """
     plan = _Plan(kept, retention)
     plan.by_number()

@@ -100,9 +100,8 @@ class Rules(Configurable):
             for name in open_ if fits else ():
                 found[name] = rule[name]
                 by[name] = name_of(rule)
-        return SessionPolicy(
-            **found, by=by, unknown=" and ".join(dict.fromkeys(unknown))
-        )
+        lacking = " and ".join(dict.fromkeys(unknown))
+        return SessionPolicy(**found, by=by, unknown=lacking)
 
     def longest(self, setting: str) -> float:
         """The largest value of that setting in any rule, in seconds; 0: in none."""

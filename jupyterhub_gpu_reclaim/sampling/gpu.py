@@ -2,7 +2,7 @@
 
 What cannot be known of a session stays ``None``: a card that does not answer may be the
 one that a session works on, so then nothing is known of any. ``nvml`` supplies the use
-of the cards; ``dcgm`` supplies the same from outside of the machine, by pods.
+of the cards; ``service/dcgm`` supplies the same from outside of the machine, by pods.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CardUse(Value, frozen=True, kw_only=True):
 class CardSource(Protocol):
     """Tells what every card of this machine does."""
 
-    def look(self, since: float) -> list[CardUse] | None:
+    def measure(self, since: float) -> list[CardUse] | None:
         """Every card; empty where there is none, None where unknown.
 
         Blocks for milliseconds, or until the driver answers; harmless to repeat.
@@ -57,7 +57,7 @@ class CardSource(Protocol):
 class NoCards:
     """The source of a machine without GPUs."""
 
-    def look(self, since: float) -> list[CardUse] | None:
+    def measure(self, since: float) -> list[CardUse] | None:
         """None there, and that is known."""
         del since
         return []

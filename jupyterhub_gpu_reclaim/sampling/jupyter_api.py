@@ -89,7 +89,7 @@ class Version(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a session's server listens, and what lets us in.
 
     ``pid`` and ``start`` name a process (its init) whose network namespace the server
@@ -109,7 +109,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TaggedAnswer:
     """An answer, and the name that the server has given to it."""
 
     etag: str
@@ -117,7 +117,7 @@ class Answer:
 
 
 class _Connector(TCPClient):
-    """Connects to servers in network namespaces by the names of :class:`Address`."""
+    """Connects to servers in network namespaces: :attr:`ServerAddress.host`."""
 
     async def connect(  # type: ignore[override]
         self, host: str, port: int, **options: Any
@@ -157,13 +157,13 @@ def make_client() -> AsyncHTTPClient:
 
 async def ask(
     client: AsyncHTTPClient,
-    address: Address,
+    address: ServerAddress,
     path: str,
     kind: type[T],
     *,
     seconds: float,
     track: bool = False,
-    known: dict[str, Answer] | None = None,
+    known: dict[str, TaggedAnswer] | None = None,
 ) -> T:
     """``GET <prefix><path>`` as that type.
 
@@ -214,8 +214,8 @@ async def ask(
 
 
 async def _fetch(
-    client: AsyncHTTPClient, request: HTTPRequest, before: Answer | None
-) -> Answer:
+    client: AsyncHTTPClient, request: HTTPRequest, before: TaggedAnswer | None
+) -> TaggedAnswer:
     """The answer, or the one before, which is still right."""
     fetched = asyncio.ensure_future(client.fetch(request))
     fetched.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -226,7 +226,7 @@ async def _fetch(
         if error.code == 304 and before is not None:
             return before
         raise
-    return Answer(response.headers.get("Etag", ""), bytes(response.body or b""))
+    return TaggedAnswer(response.headers.get("Etag", ""), bytes(response.body or b""))
 
 
 def timestamp(moment: datetime) -> float:

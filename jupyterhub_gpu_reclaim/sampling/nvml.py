@@ -51,7 +51,7 @@ class Nvml:
         self._open = False
         self._said = ""
 
-    def look(self, since: float) -> list[CardUse] | None:
+    def measure(self, since: float) -> list[CardUse] | None:
         """Every card; empty where there is none, None where unknown.
 
         Args:

@@ -49,7 +49,7 @@ class SampleTarget:
     init_pid: int
     root_pid: int
     pids: list[int]
-    address: jupyter_api.Address | None
+    address: jupyter_api.ServerAddress | None
     stopped: bool = False
     pod: str = ""
 
@@ -83,7 +83,9 @@ class Sampler:
         self._client: AsyncHTTPClient = jupyter_api.make_client()
         self._seconds = answer_seconds
         #: What each server has answered; of those that were sampled last.
-        self._known: dict[jupyter_api.Address, dict[str, jupyter_api.Answer]] = {}
+        self._known: dict[
+            jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
+        ] = {}
         #: Looks at processes that have not ended yet, by incarnation.
         self._looks: dict[str, asyncio.Future[process_tree.TreeUsage]] = {}
 
@@ -124,7 +126,7 @@ class Sampler:
         """All cards, once for all sessions; None where they do not answer in time."""
         now = self._clock.now()
         since = min(self._looked_at_cards, now - CARD_SECONDS)
-        look = asyncio.create_task(asyncio.to_thread(self._cards.look, since))
+        look = asyncio.create_task(asyncio.to_thread(self._cards.measure, since))
         done, _ = await asyncio.wait({look}, timeout=self._seconds)
         if not done:
             return None
@@ -159,7 +161,7 @@ class Sampler:
             done.exception()  # told above, if it was still awaited
 
     async def _ask_server(
-        self, address: jupyter_api.Address, problems: list[str]
+        self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> _Answers:
         """All questions at once, each with its own time limit."""
         kernels, terminals, status, (notebooks, saved) = await asyncio.gather(
@@ -172,7 +174,7 @@ class Sampler:
 
     async def _ask(
         self,
-        address: jupyter_api.Address,
+        address: jupyter_api.ServerAddress,
         problems: list[str],
         path: str,
         kind: type[T],
@@ -183,7 +185,9 @@ class Sampler:
             problems.append(error.detail)
             return None
 
-    async def _know(self, address: jupyter_api.Address, path: str, kind: type[T]) -> T:
+    async def _know(
+        self, address: jupyter_api.ServerAddress, path: str, kind: type[T]
+    ) -> T:
         """Ask, or learn that the answer is as before."""
         return await jupyter_api.ask(
             self._client,
@@ -195,7 +199,7 @@ class Sampler:
         )
 
     async def _terminals(
-        self, address: jupyter_api.Address, problems: list[str]
+        self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> list[jupyter_api.Terminal] | None:
         """A server without the terminals extension has none: that is known."""
         try:
@@ -209,7 +213,7 @@ class Sampler:
             return None
 
     async def _notebooks(
-        self, address: jupyter_api.Address, problems: list[str]
+        self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
         """The open notebooks, and when one of them was last saved."""
         try:
@@ -230,7 +234,7 @@ class Sampler:
         return notebooks, max((save for save in saves if save), default=None)
 
     async def _last_saved(
-        self, address: jupyter_api.Address, path: str
+        self, address: jupyter_api.ServerAddress, path: str
     ) -> float | None:
         """When that notebook was saved; one that was never saved or moved has none."""
         try:

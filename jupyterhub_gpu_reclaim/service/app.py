@@ -111,8 +111,7 @@ class ReclaimService(Application, Options):
 
         Raises:
             Refused: the named file is missing or is no Python, or a setting is unknown
-            or has
-                an invalid value.
+                or has an invalid value.
         """
         words = json.loads(os.environ.get(OPTIONS, "[]"))
         super().initialize([*words, *(sys.argv[1:] if argv is None else argv)])
@@ -139,10 +138,11 @@ class ReclaimService(Application, Options):
         environment = HubEnvironment.read(os.environ)
         supervised = self.reporter.listening is not None
         if supervised and not self.end_with_hub:
-            self.reporter.tell("stays")
+            self.reporter.report("stays")
         ends = supervised or self.end_with_hub
-        hub = 0 if supervised else lifeline.hub_of(os.environ)
-        parent = lifeline.die_with_parent(hub) if ends else None
+        # A supervisor that was killed while we were being loaded is not our parent now.
+        starter = self.reporter.supervisor or lifeline.hub_of(os.environ)
+        parent = lifeline.die_with_parent(starter) if ends else None
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:
@@ -170,7 +170,7 @@ class ReclaimService(Application, Options):
                 journal = self._journal(state)
                 if server is None:
                     server = self._listen(environment, stage)
-                    self.reporter.tell("ready", f"{self.hung_after:g}")
+                    self.reporter.report("ready", f"{self.hung_after:g}")
                     beating = asyncio.ensure_future(self.reporter.beat(self.hung_after))
                 await self._work(environment, state, stage, journal, told)
         finally:
@@ -373,11 +373,11 @@ def main() -> None:
     try:
         ReclaimService.launch_instance()
     except ReclaimError as error:
-        reporter.tell("failed", error.message)
+        reporter.report("failed", error.message)
         detail = error.detail.partition("\n")[0]
         _give_up(f"{error.message} {detail}".strip())
     except TraitError as error:
-        reporter.tell("failed", f"A setting makes no sense: {error}")
+        reporter.report("failed", f"A setting makes no sense: {error}")
         _give_up(f"A setting makes no sense: {error}")
 
 

@@ -1,15 +1,16 @@
 """The checkpoint store: a checkpoint is committed, or it does not exist.
 
 It keeps sessions' memory and files, deduplicated against the session's last generation,
-compressed and encrypted, in a folder or an object store. It exists so that nothing that
-is read is ever taken for a checkpoint unless all of it was written, synced and read
-back, whatever dies meanwhile: this process, its workers, the machine, another node.
+compressed and encrypted, in a folder or an object store. Nothing is taken for a
+checkpoint unless all of it was written, synced and read back, whatever dies meanwhile:
+this process, its workers, the machine, another node.
 
 ``repository`` is the door. ``write`` and ``packing`` turn bytes into packs, ``workers``
-do it in processes of their own; ``read`` brings them back, ``checkpoint`` opens one.
-``catalogue`` knows what is committed, being written or being deleted. ``backends`` keep
-named bytes; ``format`` has what stands in them, as ``FORMAT.md`` specifies.
+do it in processes of their own; ``read`` brings them back, and ``transfer`` moves whole
+checkpoints. ``catalogue`` knows what is committed, being written or being deleted.
+``backends`` keep named bytes; ``format`` has what stands in them.
 
-Each failure is a ``StoreError`` with a reason; all bytes are authenticated before they
-are parsed. Read ``FORMAT.md`` next, then ``repository``.
+Each failure is a ``StoreError`` with a reason; no contents are used before they were
+authenticated. Read next: ``FORMAT.md``, then ``repository`` and
+``docs/explanation/store.md``.
 """

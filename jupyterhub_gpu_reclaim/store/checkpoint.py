@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.store.read.blocks import (
     rest_of,
 )
 from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPiece
+from jupyterhub_gpu_reclaim.store.read.subset import ALL, Subset
 from jupyterhub_gpu_reclaim.store.workers.group import CopyGroup
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class CheckpointReader:
         #: Blocks of small files, the last that was needed at the end.
         self._few: OrderedDict[int, Future[Buffer]] = OrderedDict()
         self._files: dict[str, tuple[int, int]] = {}
+        #: Bytes that :meth:`verify` has read and found whole.
+        self.verified_bytes = 0
         first = 0
         for name, length in index.files:
             self._files[name] = first, length
@@ -180,32 +183,58 @@ class CheckpointReader:
         return CopyGroup(self._pool, self._source, spec, plan)
 
     def verify(
-        self, progress: Callable[[int, int], None] | None = None
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        part: Subset = ALL,
+        whole: set[tuple[str, int]] | None = None,
     ) -> list[Problem]:
         """Read everything; return what is damaged, in the order of the packs.
 
         Args:
             progress: called with blocks done and blocks in all.
+            part: only its packs are read.
+            whole: blocks that need not be read again, by pack and number; those that
+                are found whole are added.
 
         Raises:
             StoreError: the store does not work, which says nothing of the checkpoint.
         """
         problems = []
         opener = BlockOpener(self._backend)
-        total = len(self._index.blocks)
-        for block in range(total):
-            try:
-                self._blocks.plain(block, opener)
-            except StoreError as error:
-                if error.reason is not damaged("").reason:
-                    raise
-                pack = self._body.packs[int(self._index.blocks["pack"][block])]
-                where = self._body.pack_name(pack)
-                why = str(error.facts["why"])
-                problems += [Problem(file, where, why) for file in self._users(block)]
+        blocks = self._blocks_of(part)
+        for done, block in enumerate(blocks, 1):
+            problems += self._verify(block, opener, whole)
             if progress is not None:
-                progress(block + 1, total)
+                progress(done, len(blocks))
         return problems
+
+    def _verify(
+        self, block: int, opener: BlockOpener, whole: set[tuple[str, int]] | None
+    ) -> list[Problem]:
+        row = self._index.blocks[block]
+        pack = self._body.pack_name(self._body.packs[int(row["pack"])])
+        name = pack, int(row["number"])
+        if whole is not None and name in whole:
+            return []
+        try:
+            self._blocks.plain(block, opener)
+        except StoreError as error:
+            if error.reason is not damaged("").reason:
+                raise
+            why = str(error.facts["why"])
+            return [Problem(file, pack, why) for file in self._users(block)]
+        self.verified_bytes += int(row["stored"])
+        if whole is not None:
+            whole.add(name)
+        return []
+
+    def _blocks_of(self, part: Subset) -> list[int]:
+        """The blocks that stand in packs of that part."""
+        packs = [part.has(self._body.pack_name(pack)) for pack in self._body.packs]
+        return np.flatnonzero(
+            np.array(packs, bool)[self._index.blocks["pack"]]
+        ).tolist()
 
     def _users(self, block: int) -> list[str]:
         """The files that need a block."""

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from playwright.sync_api import sync_playwright
 
 from demo.admin import Admin
+from demo.user import User
 from tests.support import chromium as chromium_program
 from tests.support import light_server
 from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
@@ -46,7 +47,7 @@ def stack(
 ) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     settings = getattr(request.module, "SETTINGS", ON_REQUEST_ONLY)
-    with Stack(folder, server=light_server.COMMAND, **settings) as stack:
+    with Stack(folder, server=light_server.WITH_LAB, **settings) as stack:
         yield stack
 
 
@@ -73,20 +74,17 @@ def new_name() -> str:
 
 @pytest.fixture
 def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
-    """Opens a browser of a person who signs in; their server is left as it is."""
+    """Opens a browser of a person who has signed in; their server is left as it is."""
     contexts = []
 
     def sign_in(name: str) -> Page:
+        user = User(stack.url, name, stack.password)
+        user.login()
         context = chromium.new_context(viewport={"width": 1280, "height": 800})
         contexts.append(context)
-        page = context.new_page()
+        context.add_cookies(chromium_program.cookies(user))
         context.set_default_timeout(60_000)
-        page.goto(f"{stack.url}/hub/login?next=%2Fhub%2Ftoken")
-        page.get_by_label("Username").fill(name)
-        page.get_by_label("Password").fill(stack.password)
-        page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url("**/hub/token")
-        return page
+        return context.new_page()
 
     yield sign_in
     for context in contexts:

@@ -65,6 +65,12 @@ class Place:
     def tree(self) -> processes.Snapshot:
         return processes.snapshot(self.init_pid, self.init_start)
 
+    @property
+    def living(self) -> tuple[processes.Process, ...]:
+        """Of the tree; what has ended may wait a moment for its init."""
+        there = self.tree.processes
+        return tuple(one for one in there if one.state not in processes.DEAD)
+
     def read_until(self, what: str, timeout: float = 20) -> str:
         """Output up to and with ``what``; it must come in time."""
         deadline = time.monotonic() + timeout

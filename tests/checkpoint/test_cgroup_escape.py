@@ -50,7 +50,7 @@ def test_a_process_leaves_its_container_and_stays_in_its_pod(contained):
     assert before.id
     cgroup_escape.move(pid)
     cgroup_escape.move(pid)
-    assert cgroups.container_of(pid) == cgroups.Container(pod, "")
+    assert cgroups.container_of(pid) == cgroups.ContainerCgroup(pod, "")
     for group in cgroups.groups_of(pid, at_host=True):
         assert before.id not in str(group.folder)
         assert group.folder.name == cgroup_escape.NAME

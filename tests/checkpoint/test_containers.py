@@ -5,7 +5,7 @@ import os
 import pytest
 
 from jupyterhub_gpu_reclaim.linux.cgroups import (
-    Container,
+    ContainerCgroup,
     container_of,
     parse_container,
 )
@@ -44,12 +44,12 @@ OTHER = "ffffffff-3b1a-4c39-9c3f-2d1f5f0a7b11"
 )
 @pytest.mark.parametrize("line", ["0::{}\n", "11:memory:{}\n1:name=systemd:{}\n0::/\n"])
 def test_container_of_a_cluster_is_known(path, line):
-    assert parse_container(line.format(path, path)) == Container(UID, ID)
+    assert parse_container(line.format(path, path)) == ContainerCgroup(UID, ID)
 
 
 def test_pod_of_the_kubelet_itself_has_a_hash_for_a_uid():
     path = f"/kubepods/burstable/pod{STATIC}/{ID}"
-    assert parse_container(f"0::{path}\n") == Container(STATIC, ID)
+    assert parse_container(f"0::{path}\n") == ContainerCgroup(STATIC, ID)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_what_is_in_no_pod_is_none(table):
 )
 def test_groups_that_a_user_has_made_below_his_own_do_not_count(mine):
     above = f"/kubepods/burstable/pod{UID}/{ID}"
-    assert parse_container(f"0::{above}/{mine}\n") == Container(UID, ID)
-    assert parse_container(f"0::/kubepods/burstable/pod{UID}/{mine}\n") == Container(
-        UID, ""
-    )
+    assert parse_container(f"0::{above}/{mine}\n") == ContainerCgroup(UID, ID)
+    assert parse_container(
+        f"0::/kubepods/burstable/pod{UID}/{mine}\n"
+    ) == ContainerCgroup(UID, "")
 
 
 def test_own_process_is_in_no_pod_and_a_gone_one_neither():

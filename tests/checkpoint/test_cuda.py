@@ -8,7 +8,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import State
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
@@ -40,7 +40,7 @@ def stands(process) -> bool:
 
 
 def all_run(driver) -> bool:
-    return set(driver.states.values()) == {State.RUNNING}
+    return set(driver.states.values()) == {CudaState.RUNNING}
 
 
 def test_empty_locks_everybody_before_it_moves_anybody(pair):
@@ -48,7 +48,7 @@ def test_empty_locks_everybody_before_it_moves_anybody(pair):
 
     empty(driver, pair)
 
-    assert set(driver.states.values()) == {State.CHECKPOINTED}
+    assert set(driver.states.values()) == {CudaState.CHECKPOINTED}
     assert [call for call, _ in driver.calls] == ["lock"] * 2 + ["checkpoint"] * 2
 
 
@@ -221,7 +221,7 @@ def test_a_user_stands_with_its_memory_in_place_when_it_is_settled(program):
 
     empty(driver, [program], settle=settle)
 
-    assert seen == [(State.LOCKED, {"t"})]
+    assert seen == [(CudaState.LOCKED, {"t"})]
 
 
 def test_what_settle_finds_brings_all_back_before_any_memory_has_moved(pair):
@@ -288,7 +288,7 @@ def test_fill_leaves_out_what_has_ended(pair):
 
     cuda.fill(driver, pair, seconds=1)
 
-    assert driver.states == {pair[1].pid: State.RUNNING}
+    assert driver.states == {pair[1].pid: CudaState.RUNNING}
 
 
 def test_empty_with_a_silent_driver_says_so(pair):

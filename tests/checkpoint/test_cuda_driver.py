@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
+    CudaState,
     Driver,
     DriverError,
     Memory,
-    State,
 )
 
 BEGIN = """
@@ -83,7 +83,7 @@ def test_many_calls_go_at_the_same_time_and_answers_find_their_callers(made):
     begun = time.monotonic()
     with ThreadPoolExecutor(20) as pool:
         states = list(pool.map(driver.state, range(400, 420)))
-    assert states == [State(number % 2) for number in range(20)]
+    assert states == [CudaState(number % 2) for number in range(20)]
     assert time.monotonic() - begun < 7  # one after the other they take eight
 
 

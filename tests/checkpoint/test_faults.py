@@ -264,7 +264,7 @@ def test_restore_source_fails_leaves_only_the_init(world, engine, places):
         with pytest.raises(StoreError) as caught:
             engine.restore(place, ImageThatIsDamaged(image), result)
         assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
-        assert place.tree.processes == ()
+        assert place.living == ()
     # The same init can take the tree once the source is well again.
     proceed(engine.restore(place, image, result), result.stopped)
     assert_runs(world.at(place))
@@ -282,7 +282,7 @@ def test_restore_file_missing_says_which(world, engine, places, tmp_path):
     with pytest.raises(RestoreFailed) as caught:
         engine.restore(place, image, result)
     assert "open-file" in caught.value.message
-    assert place.tree.processes == ()
+    assert place.living == ()
 
 
 def test_restore_called_off_leaves_only_the_init(world, engine, places):
@@ -296,7 +296,7 @@ def test_restore_called_off_leaves_only_the_init(world, engine, places):
     with pytest.raises(RestoreFailed) as caught:
         engine.restore(place, source, result, cancel=cancel)
     assert caught.value.reason is Reason.CANCELLED
-    assert place.tree.processes == ()
+    assert place.living == ()
 
 
 def test_restore_under_init_that_ended_is_not_found(world, engine, places):

@@ -245,7 +245,7 @@ def fails(world, engine, places, kind, **options) -> ReclaimError:
         source.reached = options["cancel"]
     with pytest.raises(ReclaimError) as caught:
         engine.restore(place, source, result, **options)
-    assert place.tree.processes == ()
+    assert place.living == ()
     proceed(engine.restore(place, image, result), result.stopped)
     assert_whole(world.at(place))
     return caught.value

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import ports
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Connection, Port
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import (
     Reservations,
     format_ranges,
@@ -198,10 +198,10 @@ def test_check_free_own_connection_from_the_port_of_a_connection_is_no_conflict(
         listener.accept()[0],
     ):
         local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
-        elsewhere = Connection(local, Endpoint(ip_address("127.0.0.1"), 9))
+        elsewhere = TcpConnection(local, Endpoint(ip_address("127.0.0.1"), 9))
         assert ports.check_free(os.getpid(), [], [elsewhere]) == []
         remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
-        both = [Connection(local, remote), Connection(remote, local)]
+        both = [TcpConnection(local, remote), TcpConnection(remote, local)]
         found = ports.check_free(os.getpid(), [], both)
         assert [one.code for one in found] == ["port_in_use"] * 2
         assert f"(process {os.getpid()})" in found[0].message
@@ -218,7 +218,7 @@ def test_await_free_waits_for_a_short_connection():
         theirs = listener.accept()[0]
         local = Endpoint(ip_address("127.0.0.1"), mine.getsockname()[1])
         remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
-        needed = [Connection(local, remote)]
+        needed = [TcpConnection(local, remote)]
 
         def end() -> None:
             mine.setsockopt(

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.linux import sock_diag
-from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, State
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
@@ -73,14 +73,14 @@ def test_close_external_loopback_pair_within_the_tree_is_kept():
 
 def test_close_external_half_closed_pair_within_the_tree_is_kept():
     pair = [
-        entry(SERVER, CLIENT, state=State.CLOSE_WAIT, ino=1),
-        entry(CLIENT, SERVER, state=State.FIN_WAIT2, ino=2),
+        entry(SERVER, CLIENT, state=TcpState.CLOSE_WAIT, ino=1),
+        entry(CLIENT, SERVER, state=TcpState.FIN_WAIT2, ino=2),
     ]
     assert inet.close_external(files_img(*pair)) == files_img(*pair)
 
 
 def test_close_external_loopback_peer_outside_the_tree_is_closed():
-    listener = entry(SERVER, state=State.LISTEN, ino=3)
+    listener = entry(SERVER, state=TcpState.LISTEN, ino=3)
     result = after(entry(SERVER, CLIENT, state=1), listener)
     assert result == [CLOSED, (10, [LOOPBACK], 8888, 0)]
 
@@ -93,7 +93,9 @@ def test_close_external_pair_of_mapped_and_plain_address_is_kept():
     assert inet.close_external(files_img(*pair)) == files_img(*pair)
 
 
-@pytest.mark.parametrize("state", [State.SYN_SENT, State.SYN_RECV, State.TIME_WAIT])
+@pytest.mark.parametrize(
+    "state", [TcpState.SYN_SENT, TcpState.SYN_RECV, TcpState.TIME_WAIT]
+)
 def test_close_external_half_open_connection_is_closed(state):
     pair = [
         entry(CLIENT, SERVER, state=state, ino=1),
@@ -103,19 +105,19 @@ def test_close_external_half_open_connection_is_closed(state):
 
 
 def test_close_external_close_wait_without_peer_is_closed():
-    assert after(entry(SERVER, CLIENT, state=State.CLOSE_WAIT)) == [CLOSED]
+    assert after(entry(SERVER, CLIENT, state=TcpState.CLOSE_WAIT)) == [CLOSED]
 
 
 def test_close_external_socket_that_was_cut_is_unbound():
     # The kernel leaves the old address on a destroyed socket, and CRIU would bind it.
-    dead = entry(("127.0.0.1", 40001), state=State.CLOSE, ino=5)
+    dead = entry(("127.0.0.1", 40001), state=TcpState.CLOSE, ino=5)
     assert after(dead, cut=[5]) == [CLOSED]
     assert after(dead) == [(7, [LOOPBACK], 40001, 0)]
 
 
 def test_close_external_port_of_a_connection_that_has_ended_is_not_bound_again():
     ended = images.parse(
-        "file_entry", entry(("10.1.2.3", 40001), state=State.CLOSE, ino=5)
+        "file_entry", entry(("10.1.2.3", 40001), state=TcpState.CLOSE, ino=5)
     )
     ended.isk.shutdown = 1  # as CRIU tells it
     image = files_img(images.serialize(ended))
@@ -135,25 +137,25 @@ def test_ended_connections_are_those_of_tcp_that_lead_out():
         entry(CLIENT, SERVER, state=1, ino=2),
     ]
     out = entry(("10.1.2.3", 40000), ("8.8.8.8", 443), state=1, ino=3)
-    connecting = entry(CLIENT, ("8.8.8.8", 443), state=State.SYN_SENT, ino=4)
+    connecting = entry(CLIENT, ("8.8.8.8", 443), state=TcpState.SYN_SENT, ino=4)
     resolver = entry(("10.1.2.3", 40000), ("8.8.8.8", 53), state=1, proto=UDP, ino=5)
-    new = entry(("0.0.0.0", 0), state=State.CLOSE, ino=6)
-    bound = entry(("10.1.2.3", 41000), state=State.CLOSE, ino=7)
-    listener = entry(("10.1.2.3", 9000), state=State.LISTEN, ino=8)
+    new = entry(("0.0.0.0", 0), state=TcpState.CLOSE, ino=6)
+    bound = entry(("10.1.2.3", 41000), state=TcpState.CLOSE, ino=7)
+    listener = entry(("10.1.2.3", 9000), state=TcpState.LISTEN, ino=8)
     image = files_img(*pair, out, connecting, resolver, new, bound, listener)
     assert inet.ended_connections(image) == {3, 4}
     assert inet.ended_connections(image, (), [2]) == {1, 2, 3, 4}
 
 
 def test_close_external_listener_on_an_address_that_is_gone_listens_everywhere():
-    listener = entry(("10.1.2.3", 9000), state=State.LISTEN)
+    listener = entry(("10.1.2.3", 9000), state=TcpState.LISTEN)
     own = struct.unpack("=I", bytes([10, 1, 2, 3]))[0]
     assert after(listener) == [(10, [0], 9000, 0)]
     assert after(listener, addresses=["10.1.2.3"]) == [(10, [own], 9000, 0)]
 
 
 def test_close_external_v6_listener_on_an_address_that_is_gone_listens_everywhere():
-    listener = entry(("fd00::5", 9000), state=State.LISTEN)
+    listener = entry(("fd00::5", 9000), state=TcpState.LISTEN)
     assert after(listener) == [(10, [0, 0, 0, 0], 9000, 0)]
 
 
@@ -177,7 +179,7 @@ def test_close_external_connected_udp_is_closed_unless_local():
 def test_close_external_repeated_changes_nothing_more():
     image = files_img(
         entry(SERVER, CLIENT, state=1),
-        entry(("10.1.2.3", 9000), state=State.LISTEN, ino=2),
+        entry(("10.1.2.3", 9000), state=TcpState.LISTEN, ino=2),
     )
     once = inet.close_external(image)
     assert inet.close_external(once) == once
@@ -185,8 +187,8 @@ def test_close_external_repeated_changes_nothing_more():
 
 def test_ports_of_lists_what_will_be_bound():
     image = files_img(
-        entry(SERVER, state=State.LISTEN, ino=1),
-        entry(("::", 9000), state=State.LISTEN, ino=2),
+        entry(SERVER, state=TcpState.LISTEN, ino=1),
+        entry(("::", 9000), state=TcpState.LISTEN, ino=2),
         entry(("127.0.0.1", 53), state=7, proto=UDP, ino=3),
         entry(("0.0.0.0", 0), state=7, ino=4),
     )
@@ -319,7 +321,7 @@ def test_reset_all_leaves_nothing_on_the_port(child):
         left = [
             one
             for one in diag.sockets()
-            if port in (one.local.port, one.remote.port) and one.state != State.CLOSE
+            if port in (one.local.port, one.remote.port) and one.state != TcpState.CLOSE
         ]
     assert left == []
     with socket.socket() as again:  # without SO_REUSEADDR
@@ -342,7 +344,7 @@ def test_tree_sockets_of_a_foreign_network_namespace_are_seen():
     ) as process:
         assert process.stdout.readline() == b"up\n"
         (one,) = tree_sockets(process.pid, [process.pid])
-        assert (one.state, one.local.port) == (State.LISTEN, 4711)
+        assert (one.state, one.local.port) == (TcpState.LISTEN, 4711)
         assert ip_address("127.0.0.1") not in sock_diag.own_addresses(process.pid)
         process.stdin.close()
     with Diag(os.getpid()) as diag:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub import client as service
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
+from jupyterhub_gpu_reclaim.service.api.context import Limits
 
 VOUCHING = Vouching(b"secret")
 KEY = SessionKey("a/b", "")
@@ -103,6 +104,24 @@ async def test_answer_that_is_not_the_services_is_no_answer(client, status):
     ANSWERS["release"] = status, b"<html>nginx</html>"
     with pytest.raises(Unreachable):
         await client.release(PLACEMENT)
+
+
+async def test_stream_that_falls_silent_is_given_up_after_three_heartbeats(
+    client, monkeypatch
+):
+    """Else a start whose stream hangs would do so until the Hub's own limit."""
+    assert 2 * Limits().heartbeat < service.MAX_SILENCE <= 3 * Limits().heartbeat
+    monkeypatch.setattr(service, "MAX_SILENCE", 0.3)
+
+    async def hang(handler):
+        handler.write(b"\n")
+        await handler.flush()
+        await asyncio.sleep(5)
+
+    ANSWERS["progress"] = hang
+    first = anext(client.progress(KEY, 0))
+    with pytest.raises(Unreachable, match="does not answer"):
+        await asyncio.wait_for(first, 3)
 
 
 async def test_service_that_hangs_is_unreachable_within_the_limit(client):

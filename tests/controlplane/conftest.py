@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -28,6 +29,7 @@ from tests.controlplane.doubles import (
 )
 
 KEY = SessionKey("ada")
+DELETED = Deletion(user="ada")  # without a file
 QUICK = Settings(
     sample_interval=0.05,
     tick_interval=0.05,
@@ -97,11 +99,25 @@ class World:
         self.hub.controller = None
         await controller.stop()
 
+    async def journal_lost(self, controller: Controller) -> Controller:
+        """A new service, with an empty journal; the rest goes on as it is."""
+        await self.kill(controller)
+        self.url = self.url.replace("journal.sqlite", "empty.sqlite")
+        return await self.controller()
+
     async def running(self, contents: str = "work", key: SessionKey = KEY) -> str:
         """A session that the Hub has started."""
         place = self.node.run(key, contents)
         self.hub.run(key, place.incarnation)
         return place.incarnation
+
+    async def suspended_afresh(self, controller: Controller) -> None:
+        """Puts the suspended session aside; a new one is suspended beside it."""
+        await controller.users.start_fresh(KEY, "ada")
+        assert await self.hub.start(KEY) == "cold"
+        await self.until(lambda: self.phase(controller) == "running")
+        await controller.users.suspend(KEY, "ada")
+        await self.until(lambda: self.phase(controller) == "suspended")
 
     async def until(self, condition, limit: float = 10.0):
         """Wait until it holds; its last value."""

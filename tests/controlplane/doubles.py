@@ -12,8 +12,9 @@ import contextlib
 import json
 import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
+import msgspec
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
@@ -26,24 +27,24 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
-    CheckpointInfo,
     Event,
     Failure,
     Finding,
-    Identity,
     Placement,
     Sample,
     SessionKey,
     Step,
-    Tree,
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent, MemorySession
 
 TOKEN = "agent-token"
 #: How long the Hub waits for a server before it answers (``slow_spawn_timeout``).
 SLOW = 10.0
+#: What the Hub calls it while a server is in that state.
+PENDING = {"spawning": "spawn", "stopping": "stop", "checking": "check"}
 STEPS = ("preflight", "dump", "commit")
 
 
@@ -71,48 +72,29 @@ class Remote:
         return answer
 
 
-@dataclass
-class Place:
+@dataclass(eq=False)
+class Place(MemorySession):
     """One incarnation on the node."""
 
-    key: SessionKey
-    incarnation: str
-    state: TreeState
-    contents: str = ""
-    checkpoint: str = ""
-    generation: int = 0
-    failure: Failure | None = None
-    cancel: bool = False
-    events: list[Event] = field(default_factory=list)
-    task: asyncio.Task | None = None
-    pod: str = ""
-    came_from: str = ""  # checkpoint that it was restored from
+    @property
+    def events(self) -> list[Event]:
+        """Of its last capture or restore."""
+        return self.operation.events if self.operation is not None else []
 
-    def tree(self) -> Tree:
-        return Tree(
-            incarnation=self.incarnation,
-            key=self.key,
-            state=self.state,
-            init_pid=1,
-            checkpoint=self.checkpoint,
-            generation=self.generation,
-            failure=self.failure,
-            pod=self.pod,
-        )
+    @property
+    def task(self) -> asyncio.Task | None:
+        return self.operation.task if self.operation is not None else None
 
 
-class NodeInMemory:
+class NodeInMemory(MemoryAgent[Place]):
     """What the agent's routes ask for, with switches for faults."""
 
     def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
-        self.saved: dict[str, tuple[CheckpointInfo, str]] = {}
-        self.hold_at = (
-            ""  # a capture waits at that step until it is cancelled or let go
-        )
+        super().__init__()
+        self.step_seconds = 0.002
+        self.hold_at = ""  # an operation waits at that step until cancelled or let go
         self.capture_failure: Failure | None = None
         self.restore_failure: Failure | None = None
-        self.lost: list[str] = []  # contents that were ended without a checkpoint
         self.breaks_streams = False
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
@@ -120,6 +102,7 @@ class NodeInMemory:
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
         self.samples_fail = False
+        self.sample_seconds = 0.0
         self.silent: set[str] = set()  # incarnations whose node does not answer
         self.told: dict[str, list] = {}  # of each incarnation, by the service
         self.findings: list[Finding] = []  # of the node itself
@@ -127,7 +110,7 @@ class NodeInMemory:
     # --- for tests
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
         incarnation = incarnation or uuid.uuid4().hex
-        place = Place(key, incarnation, TreeState.RUNNING, contents)
+        place = Place(key, incarnation, TreeState.RUNNING, contents=contents)
         self.places[incarnation] = place
         return place
 
@@ -143,33 +126,58 @@ class NodeInMemory:
             in {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
         ]
 
-    def end(self, incarnation: str) -> None:
-        """A real stop, by the spawner."""
-        self.places.pop(incarnation, None)
+    # --- MemoryAgent
+    async def capturing(self, place):
+        for step in STEPS:
+            yield Event(step=Step(step=step, title=step))
+            await self._wait(place, step)
+            if self.capture_failure is not None:
+                yield Event(failure=self.capture_failure)
+            yield Event(step=Step(step=step, title=step, state="done", seconds=0.002))
+
+    async def restoring(self, place):
+        yield Event(step=Step(step="criu", title="criu"))
+        await self._wait(place, "criu")
+        running = sum(p.state is TreeState.RUNNING for p in self.places.values())
+        failure = self.restore_failure
+        if self.room is not None and running >= self.room:
+            failure = Failure(code="gpu_memory", message="Too little.", retryable=True)
+        if failure is not None:
+            yield Event(failure=failure)
+        yield Event(step=Step(step="criu", title="criu", state="done"))
+
+    async def _wait(self, place: Place, step: str) -> None:
+        await asyncio.sleep(self.step_seconds)
+        while self.hold_at == step and not place.operation.cancelled:
+            await asyncio.sleep(0.002)
+
+    def info(self, place):
+        return msgspec.structs.replace(
+            super().info(place),
+            created=float(place.generation),
+            logical_bytes=1000,
+            stored_bytes=100,
+        )
 
     # --- Node
     async def ready(self):
         return self.findings
 
-    async def trees(self):
-        return [place.tree() for place in self.places.values()]
-
-    async def tell(self, incarnation, told):
+    async def set_hint(self, incarnation, told):
         self.told.setdefault(incarnation, []).append(told)
         if told.pod != getattr(self.places.get(incarnation), "pod", told.pod):
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
-    async def tree(self, incarnation):
-        return self._place(incarnation).tree()
-
     async def samples(self):
         if self.samples_fail:
             raise ReclaimError(Reason.INTERNAL)
+        now = time.time()
+        await asyncio.sleep(self.sample_seconds)
         return [
             Sample(
                 incarnation=place.incarnation,
                 key=place.key,
-                at=time.time(),
+                at=now,
                 kernels=self.kernels,
                 gpus=self.gpus,
                 pod=place.pod,
@@ -181,156 +189,43 @@ class NodeInMemory:
     async def preflight(self, incarnation):
         return []
 
-    async def checkpoints(self):
-        return [info for info, _ in self.saved.values()]
-
-    async def identity(self, checkpoint):
-        if checkpoint not in self.saved:
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return Identity(api_token="secret", port=8888)
-
     async def discard(self, checkpoint):
         self.calls.append(f"discard {checkpoint}")
-        self.saved.pop(checkpoint, None)
+        await super().discard(checkpoint)
 
     async def capture(self, incarnation, checkpoint, generation):
-        place = self._place(incarnation)
-        if place.checkpoint != checkpoint:
-            if place.state is not TreeState.RUNNING:
-                raise Refused(Reason.WRONG_PHASE, phase=place.state, action="save")
-            place.state, place.checkpoint = TreeState.CAPTURING, checkpoint
-            place.cancel, place.failure, place.events = False, None, []
-            place.task = asyncio.create_task(self._capture(place, generation))
-        return self._follow(place)
-
-    async def _capture(self, place: Place, generation: int) -> None:
-        for step in STEPS:
-            place.events.append(Event(step=Step(step=step, title=step)))
-            await asyncio.sleep(0.002)
-            while self.hold_at == step and not place.cancel:
-                await asyncio.sleep(0.002)
-            failure = self.capture_failure
-            if place.cancel:
-                failure = Failure(code="cancelled", message="Called off.")
-            if failure is not None:
-                place.state, place.failure = TreeState.RUNNING, failure
-                place.events.append(Event(failure=failure))
-                return
-            done = Step(step=step, title=step, state="done", seconds=0.002)
-            place.events.append(Event(step=done))
-        info = CheckpointInfo(
-            id=place.checkpoint,
-            key=place.key,
-            incarnation=place.incarnation,
-            generation=generation,
-            created=float(generation),
-            logical_bytes=1000,
-            stored_bytes=100,
-            parent=place.came_from,
-        )
-        self.saved[info.id] = (info, place.contents)
-        place.state = TreeState.CAPTURED
-        place.events.append(Event(checkpoint=info))
+        return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
     async def restore(self, incarnation, checkpoint):
-        place = self._place(incarnation)
-        anew = place.failure is not None and place.failure.code == "gpu_memory"
-        if place.state is TreeState.HOLDING and (
-            anew or place.checkpoint != checkpoint
-        ):
-            others = [p for p in self.places.values() if p is not place]
-            if any(
-                p.checkpoint == checkpoint
-                and p.state in {TreeState.RESTORING, TreeState.RUNNING}
-                for p in others
-            ):
-                raise Refused(Reason.CHECKPOINT_BUSY)
-            place.state, place.checkpoint = TreeState.RESTORING, checkpoint
-            place.events, place.failure = [], None
-            place.task = asyncio.create_task(self._restore(place))
-        return self._follow(place)
+        return self._told(self.begin_restore(incarnation, checkpoint))
 
-    async def _restore(self, place: Place) -> None:
-        place.events.append(Event(step=Step(step="criu", title="criu")))
-        await asyncio.sleep(0.005)
-        while self.hold_at == "criu" and not place.cancel:
-            await asyncio.sleep(0.002)
-        running = sum(p.state is TreeState.RUNNING for p in self.places.values())
-        if self.room is not None and running >= self.room:
-            full = Failure(code="gpu_memory", message="Too little.", retryable=True)
-            place.state, place.failure = TreeState.HOLDING, full
-            place.events.append(Event(failure=full))
-            return
-        if self.restore_failure is not None or place.cancel:
-            failure = self.restore_failure or Failure(code="cancelled", message="Off.")
-            place.state, place.failure = TreeState.HOLDING, failure
-            place.events.append(Event(failure=failure))
-            return
-        place.contents = self.saved[place.checkpoint][1]
-        place.came_from = place.checkpoint
-        place.state = TreeState.RUNNING
-        place.events.append(Event(tree=place.tree()))
-
-    async def _follow(self, place: Place):
-        at = 0
-        while True:
-            while at < len(place.events):
-                if self.breaks_streams and at:
-                    return
-                yield place.events[at]
-                if place.events[at].step is None:
-                    return
-                at += 1
-            await asyncio.sleep(0.002)
+    async def _told(self, events):
+        async for event in events:
+            yield event
+            if self.breaks_streams:
+                return
 
     async def thaw(self, incarnation):
-        place = self._place(incarnation)
         self.calls.append("thaw")
-        if place.state is TreeState.CAPTURED:
-            self.saved.pop(place.checkpoint, None)
-            place.state, place.checkpoint = TreeState.RUNNING, ""
-        return place.tree()
+        return await super().thaw(incarnation)
 
     async def release(self, incarnation, checkpoint):
         place = self.places.get(incarnation)
-        if checkpoint not in self.saved:
-            raise Refused(Reason.NOT_CAPTURED)
-        if place is None:
-            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        if place.state is not TreeState.CAPTURED:
-            raise Refused(Reason.NOT_CAPTURED)
-        if self.wakes:
-            self.wakes -= 1
-            await self.thaw(incarnation)
-            refused = Refused(Reason.WENT_ON, who="7 (sleep)")
-            place.checkpoint, place.failure = checkpoint, codec.failure_of(refused)
-            raise refused
-        self.places.pop(incarnation)
-        return replace(place, state=TreeState.GONE).tree()
+        if not self.wakes or place is None or place.state is not TreeState.CAPTURED:
+            return await super().release(incarnation, checkpoint)
+        self.wakes -= 1
+        await self.thaw(incarnation)
+        refused = Refused(Reason.WENT_ON, who="7 (sleep)")
+        place.failure = codec.failure_of(refused)
+        raise refused
 
     async def kill(self, incarnation):
-        place = self.places.get(incarnation)
-        if place is None:
-            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        self.calls.append(f"kill {place.state}")
-        if place.state is TreeState.CAPTURING:
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
-        if place.state is TreeState.RESTORING:
-            place.cancel = True
-            await asyncio.wait({place.task})
-        if place.contents and place.checkpoint not in self.saved:
-            self.lost.append(place.contents)
-        self.places.pop(incarnation, None)
-        return replace(place, state=TreeState.GONE).tree()
+        self.calls.append(f"kill {getattr(self.places.get(incarnation), 'state', '')}")
+        return await super().kill(incarnation)
 
     async def cancel(self, incarnation):
         self.calls.append("cancel")
-        self._place(incarnation).cancel = True
-
-    def _place(self, incarnation: str) -> Place:
-        if incarnation not in self.places:
-            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        return self.places[incarnation]
+        await super().cancel(incarnation)
 
 
 class HubInMemory:
@@ -351,6 +246,7 @@ class HubInMemory:
         self.plans: list[str] = []
         self.errors: list[str] = []
         self.tasks: set[asyncio.Task] = set()
+        self.starts: dict[SessionKey, asyncio.Task] = {}
 
     def placement(self, key: SessionKey) -> Placement:
         """Where a start in hand is to be."""
@@ -391,6 +287,14 @@ class HubInMemory:
         except ReclaimError as error:
             self.plans.append(f"stop failed {error.reason.value}")
         self.states[key] = "stopped"
+
+    def interrupt(self, key: SessionKey) -> None:
+        """Stop a server that starts: JupyterHub gives the start up."""
+        self.starts[key].cancel()
+        self.states[key] = "stopped"
+        for place in list(self.node.places.values()):
+            if (place.key, place.state) == (key, TreeState.HOLDING):
+                self.node.end(place.incarnation)
 
     async def start(self, key: SessionKey) -> str:
         self.states[key] = "spawning"
@@ -465,15 +369,10 @@ class _HubHandler(RequestHandler):
         found = {}
         for key, state in self.hub.states.items():
             if key.user == user and state != "stopped":
-                pending = {
-                    "spawning": "spawn",
-                    "stopping": "stop",
-                    "checking": "check",
-                }.get(state)
                 found[key.server] = {
                     "name": key.server,
                     "ready": state == "running",
-                    "pending": pending,
+                    "pending": PENDING.get(state),
                     "user_options": self.hub.options.get(key, {}),
                 }
         return found
@@ -526,11 +425,13 @@ class _Server(_HubHandler):
         if state == "running":
             self.fail(400, f"{key} is already running")
         elif state == "stopped":
-            started = self.hub.spawn(self.hub.start(key))
+            started = self.hub.starts[key] = self.hub.spawn(self.hub.start(key))
             _, pending = await asyncio.wait({started}, timeout=SLOW)
             self.set_status(202 if pending else 201)
+        elif state == "spawning":
+            self.set_status(202)
         else:
-            self.fail(400, f"{key} is pending {state}")
+            self.fail(400, f"{key} is pending {PENDING[state]}")
 
     async def delete(self, user: str, server: str | None = None) -> None:
         key = SessionKey(user, server or "")
@@ -543,7 +444,9 @@ class _Server(_HubHandler):
             _, pending = await asyncio.wait({stopped}, timeout=SLOW)
             self.set_status(202 if pending else 204)
         else:
-            self.set_status(204)
+            if state == "spawning":
+                self.hub.interrupt(key)
+            self.set_status(202 if state == "stopping" else 204)
 
 
 def _serve(application: Application) -> tuple[HTTPServer, str]:

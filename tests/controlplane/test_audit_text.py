@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
-from tests.controlplane.conftest import KEY
+from tests.controlplane.conftest import DELETED, KEY
 
 #: Codes that are the plain word for it, too.
 PLAIN = {"warned", "started", "stopped", "released", "suspend"}
@@ -49,7 +49,7 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     await world.until(lambda: world.phase(controller) == "running")
     await controller.users.suspend(KEY, "root")
     await world.until(lambda: world.phase(controller) == "suspended")
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     assert controller.users.sessions() == []
     page = controller.users.story("ada", limit=1000)
     told = [line.sentence for line in reversed(page.lines)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.controlplane.conftest import KEY
 from tests.controlplane.test_old_journal import contents, info, resume, running, suspend
 
@@ -52,6 +55,72 @@ async def test_bring_back_of_a_suspended_session_swaps_and_swaps_back(world):
     await _settled(world, controller)
     assert contents(world) == "new"
     assert again in _kept(controller)
+
+
+async def test_bring_back_of_what_is_gone_is_refused_and_changes_nothing(world):
+    """The journal is older than the store, and names what was deleted since."""
+    controller = await running(world, "old")
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    newer = await suspend(world, controller)
+    world.node.saved.pop(older)
+    with pytest.raises(NotFound, match="checkpoint"):
+        await controller.users.bring_back(KEY, older, "ada")
+    assert controller.users.session(KEY).checkpoint == newer
+    assert await world.hub.start(KEY) == "restore"
+    await _settled(world, controller)
+    assert contents(world) == "new"
+
+
+class Slow:
+    """An agent that tells what is saved when it is let go on."""
+
+    def __init__(self, agent, asked, goes_on) -> None:
+        self._agent = agent
+        self._asked = asked
+        self._goes_on = goes_on
+
+    async def checkpoints(self, key=None):
+        self._asked.set()
+        await self._goes_on.wait()
+        return await self._agent.checkpoints(key)
+
+
+async def test_bring_back_that_waits_for_the_store_does_not_hit_the_next_session(
+    world,
+):
+    controller = await running(world, "old")
+    saved = await suspend(world, controller)
+    await controller.users.start_fresh(KEY, "ada")
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+    controller.users._agent = Slow(controller.users._agent, asked, goes_on)
+    wish = asyncio.ensure_future(
+        controller.users.bring_back(KEY, saved, "ada", save_running=True)
+    )
+    await asked.wait()
+    assert await world.hub.start(KEY) == "cold"
+    await _settled(world, controller)
+    goes_on.set()
+    with pytest.raises(Refused, match="runs"):
+        await wish
+    assert _runs(world, controller, "cold")
+
+
+async def test_bring_back_while_the_store_is_silent_waits_for_it(world):
+    controller = await running(world, "old")
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    await suspend(world, controller)
+    listed = world.node.checkpoints
+
+    async def away(key=None):
+        raise StoreError(Reason.STORE_FAILED, why="it does not answer")
+
+    world.node.checkpoints = away
+    await controller.users.bring_back(KEY, older, "ada")
+    world.node.checkpoints = listed
+    await _settled(world, controller)
+    assert contents(world) == "old"
 
 
 async def test_bring_back_while_it_runs_saves_it_first_and_loses_nothing(world):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 
@@ -13,9 +14,16 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Decision, Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
+    Failure,
+    Placement,
+    SessionKey,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.controlplane.conftest import KEY
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from tests.controlplane.conftest import DELETED, KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
@@ -142,6 +150,91 @@ async def test_set_aside_is_deleted_when_its_time_is_over(world):
     await world.until(lambda: controller.users.sessions() == [])
 
 
+@pytest.mark.parametrize("code", ["checkpoint_damaged", "key_missing"])
+async def test_set_aside_stays_while_the_sessions_own_state_cannot_be_read(world, code):
+    """It may be all that is left."""
+    controller = await _suspended(world)
+    (older,) = world.node.saved
+    await world.suspended_afresh(controller)
+    world.node.restore_failure = Failure(code=code, message="It cannot be read.")
+    await world.hub.start(KEY)
+    await world.until(lambda: controller.users.session(KEY).failure is not None)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    sessions = controller._sessions
+    over = expiry.kept(sessions, older, Keeping.ASIDE, seconds=0)
+    sessions.journal.keep(over)
+    await asyncio.sleep(0.5)  # many ticks
+    assert older in world.node.saved
+
+    world.node.restore_failure = None
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: older not in world.node.saved)
+
+
+async def test_superseded_stays_if_the_session_has_ended_since_the_last_tick(world):
+    """Its machine has lost power: what it came from is all there is."""
+    controller = await _suspended(world)
+    assert await world.hub.start(KEY) == "restore"
+    sessions = controller._sessions
+    await world.until(lambda: world.phase(controller) == "running")
+    await world.until(lambda: sessions.runtime(KEY).compared)
+    await controller.stop()
+    (came_from,) = world.node.saved
+    sessions.journal.keep(expiry.kept(sessions, came_from, Keeping.SUPERSEDED, 0))
+    (place,) = world.node.living(KEY)
+    world.node.end(place.incarnation)
+    agent, _ = world.clients()
+    await expiry.collect(sessions, agent)
+    assert came_from in world.node.saved
+
+
+async def test_superseded_does_not_outlive_the_newer_one_if_the_clock_has_jumped(
+    world,
+):
+    """Otherwise the next start is cold beside an older state."""
+    controller = await _suspended(world)
+    for _ in range(2):
+        assert await world.hub.start(KEY) == "restore"
+        await world.until(lambda: world.phase(controller) == "running")
+        last = len(world.node.saved) == 2
+        if not last:
+            await controller.users.suspend(KEY, "ada")
+            await world.until(lambda: world.phase(controller) == "suspended")
+    older, newer = world.node.saved
+    sessions = controller._sessions
+    await world.until(lambda: sessions.runtime(KEY).compared)
+    sessions.journal.keep(
+        expiry.kept(sessions, older, Keeping.SUPERSEDED, 3600)
+        + expiry.kept(sessions, newer, Keeping.SUPERSEDED, 0)
+    )
+    await world.until(lambda: not world.node.saved)
+    assert [c for c in world.node.calls if c.startswith("discard")] == [
+        f"discard {older}",
+        f"discard {newer}",
+    ]
+
+
+async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_time(
+    world,
+):
+    """An older one that was asked for, while what was left for it expires."""
+    controller = await _suspended(world)
+    (older,) = world.node.saved
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    newer = controller.users.session(KEY).checkpoint
+    await controller.users.bring_back(KEY, older, "ada")
+    await world.until(lambda: world.phase(controller) == "running")
+    sessions = controller._sessions
+    await world.until(lambda: sessions.runtime(KEY).compared)
+    assert sessions.row(KEY).checkpoint == older
+    sessions.journal.keep(expiry.kept(sessions, newer, Keeping.SUPERSEDED, 0))
+    await world.until(lambda: newer not in world.node.saved)
+    assert older in world.node.saved
+
+
 async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):
     controller = await _suspended(world)
     assert (await controller.users.discard(KEY, "ada")).phase == "stopped"
@@ -151,8 +244,8 @@ async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):
 
 async def test_forget_deletes_everything_even_if_the_agent_is_down(world):
     controller = await _suspended(world)
-    await controller.forget(KEY)
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
+    await controller.forget(DELETED)
     with pytest.raises(NotFound):
         controller.users.session(KEY)
     assert world.node.saved == {}
@@ -177,6 +270,18 @@ async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     await world.hub.stop(KEY)
     assert world.hub.plans == ["stop stop"]
     assert world.node.saved == world.node.places == {}
+
+
+async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world):
+    """The session went on meanwhile, and cannot be saved again: it is kept."""
+    controller, incarnation = await _running(world)
+    controller._sessions.update(KEY, stop_asked=time.time())
+    world.node.capture_failure = Failure(code="capture_failed", message="No.")
+    with pytest.raises(Refused) as refused:
+        await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
+    assert refused.value.reason is Reason.OPERATION_IN_FLIGHT
+    assert world.node.places[incarnation].contents
+    assert world.phase(controller) == "running"
 
 
 async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
@@ -356,6 +461,7 @@ async def test_end_of_a_restore_that_no_service_heard_is_told_by_the_next_one(wo
 
 async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
     controller = await _suspended(world)
+    world.hub.states[KEY] = "spawning"  # else the return is given up
     placement = Placement(key=KEY, incarnation="i2")
     plan = await controller.plan_start(placement)
     assert (plan.action, plan.renew_login) == ("restore", False)

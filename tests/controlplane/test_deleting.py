@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.controlplane.conftest import KEY
 
@@ -18,6 +20,14 @@ async def _suspended(world):
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     return controller
+
+
+async def _suspended_beside_another(world):
+    """Suspended, after a fresh start that has put a first checkpoint aside."""
+    controller = await _suspended(world)
+    (aside,) = world.node.saved
+    await world.suspended_afresh(controller)
+    return controller, aside
 
 
 async def test_delete_of_everything_includes_what_a_running_session_came_from(world):
@@ -33,16 +43,10 @@ async def test_delete_of_everything_includes_what_a_running_session_came_from(wo
 
 
 async def test_delete_of_what_was_put_aside_tells_what_stays_until_when(world):
-    controller = await _suspended(world)
-    (aside,) = world.node.saved
-    await controller.users.start_fresh(KEY, "ada")
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
+    controller, aside = await _suspended_beside_another(world)
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
-    answer = await controller.users.delete(KEY, "ada")
+    answer = await controller.users.delete(KEY, "ada", aside)
     assert answer.deleted == [aside]
     (left,) = answer.kept
     assert left.checkpoint in world.node.saved
@@ -80,3 +84,46 @@ async def test_delete_while_it_is_brought_back_says_what_is_in_use(world):
     assert [left.checkpoint for left in answer.kept] == [saved]
     world.node.hold_at = ""
     assert await start == "restore"
+
+
+async def test_delete_from_a_page_of_before_the_visit_takes_nothing_put_aside(world):
+    """The page's button means what the session was suspended in, nothing beside it."""
+    controller, aside = await _suspended_beside_another(world)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: world.phase(controller) == "resuming")
+    with pytest.raises(Refused, match="resuming"):
+        await controller.users.delete(KEY, "ada")
+    world.node.hold_at = ""
+    assert await start == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    with pytest.raises(Refused, match="running"):
+        await controller.users.delete(KEY, "ada")
+    assert aside in world.node.saved
+
+
+async def test_older_one_that_cannot_be_deleted_outlives_no_newer_one(world):
+    world.settings = dataclasses.replace(world.settings, grace=0.5)
+    controller = await _suspended(world)
+    (older,) = world.node.saved
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    newer = controller.users.session(KEY).checkpoint
+    discard, asked = world.node.discard, []
+
+    async def fails(checkpoint):
+        asked.append(checkpoint)
+        if checkpoint == older:
+            raise StoreError(Reason.STORE_FAILED, why="it is damaged")
+        await discard(checkpoint)
+
+    world.node.discard = fails
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    await asyncio.sleep(world.settings.grace + 0.2)
+    assert older in asked
+    assert set(world.node.saved) == {older, newer}
+    world.node.discard = discard
+    await world.until(lambda: not world.node.saved)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common import deletion_orders
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.common.models import Placement, TreeState
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from tests.controlplane.conftest import KEY
+from jupyterhub_gpu_reclaim.policy.retention import Retention
+from tests.controlplane.conftest import DELETED, KEY
 
 
 def _away(world, *names: str):
@@ -62,7 +67,7 @@ async def test_session_deleted_while_its_release_failed_does_not_come_back(world
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     (place,) = world.node.places.values()
     assert place.state is TreeState.CAPTURED
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     back()
     await _nothing_is_left(world, controller)
@@ -74,7 +79,7 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
 ):
     controller = await _suspended(world)
     back = _away(world, missing)
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     await asyncio.sleep(0.2)
     assert controller._sessions.deletions.pending_keys() == {KEY}
@@ -85,7 +90,7 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
 async def test_deletion_survives_the_service(world):
     controller = await _suspended(world)
     back = _away(world, "discard", "checkpoints")
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     await world.kill(controller)
     back()
@@ -105,13 +110,75 @@ async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tm
 async def test_order_that_is_told_as_well_is_one_order(world, tmp_path):
     controller = await _suspended(world, folder=tmp_path)
     deletion_orders.write(tmp_path, KEY)
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
     audit = Journal(world.url)
     lines = [line.what for line in audit.audit(KEY)]
     audit.close()
     assert lines.count("forget") == lines.count("forgotten") == 1
+
+
+async def test_order_that_is_told_late_does_not_hit_the_next_session(world, tmp_path):
+    """The call hung in the network; a new account of that name works by now."""
+    controller = await _suspended(world, folder=tmp_path)
+    path = deletion_orders.write(tmp_path, KEY)
+    world.hub.pointers.pop(KEY, None)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert not path.exists()
+    await controller.forget(Deletion(user=KEY.user, order=path.stem))
+    await asyncio.sleep(0.2)
+    assert world.phase(controller) == "running"
+    assert [place.contents for place in world.node.living(KEY)] == ["cold"]
+
+
+async def test_order_of_a_folder_that_the_service_does_not_see_is_carried_out_once(
+    world, tmp_path
+):
+    controller = await _suspended(world)
+    order = Deletion(user=KEY.user, order="elsewhere")
+    await controller.forget(order)
+    world.hub.pointers.pop(KEY, None)
+    await _nothing_is_left(world, controller)
+    await controller.forget(order)
+    assert controller._sessions.deletions.pending_keys() == set()
+
+
+async def test_marks_of_orders_are_not_kept_for_ever(world, tmp_path):
+    controller = await _suspended(world)
+    journal = controller._sessions.journal
+    journal.write(*audit_log.set_mark("order to delete:old", 1.0))
+    await controller.forget(Deletion(user=KEY.user, order="new"))
+    marks = audit_log.marks(journal, "order to delete:")
+    assert marks.keys() == {"order to delete:new"}
+
+
+async def test_mark_of_an_order_whose_file_is_still_there_is_kept(
+    world, tmp_path, monkeypatch
+):
+    def fails(path):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(deletion_orders, "remove", fails)
+    controller = await _suspended(world, folder=tmp_path)
+    path = deletion_orders.write(tmp_path, SessionKey("eve"))
+    journal = controller._sessions.journal
+    journal.write(*audit_log.set_mark(f"order to delete:{path.stem}", 1.0))
+    await controller.forget(Deletion(user=KEY.user, order="new"))
+    assert f"order to delete:{path.stem}" in audit_log.marks(journal, "order")
+
+
+async def test_order_that_was_taken_up_is_known_whatever_is_announced(world, tmp_path):
+    """Announcements of deletions have marks, too, and forget them."""
+    controller = await _suspended(world, folder=tmp_path)
+    path = deletion_orders.write(tmp_path, KEY)
+    world.hub.pointers.pop(KEY, None)
+    await _nothing_is_left(world, controller)
+    await world.until(lambda: world.phase(controller) == "running")
+    expiry.give_notice(controller._sessions, Retention(), 3600.0)
+    await controller.forget(Deletion(user=KEY.user, order=path.stem))
+    assert controller._sessions.deletions.pending_keys() == set()
 
 
 async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
@@ -125,7 +192,7 @@ async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
     with monkeypatch.context() as broken:
         broken.setattr(deletion_orders, "remove", fails)
         path = deletion_orders.write(tmp_path, KEY)
-        await controller.forget(KEY)
+        await controller.forget(DELETED)
         world.hub.pointers.pop(KEY, None)
         await _nothing_is_left(world, controller)
         await world.until(lambda: world.phase(controller) == "running")
@@ -156,7 +223,7 @@ async def test_new_session_of_that_name_is_not_hit_by_the_order(world):
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     (old,) = world.node.places
     back = _away(world, "kill", "discard")
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     release()
     assert await world.hub.start(KEY) == "cold"
@@ -185,14 +252,14 @@ async def test_capture_that_is_under_way_when_its_server_is_deleted_leaves_nothi
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.node.living(KEY)[0].state == "capturing")
     world.hub.states[KEY] = "stopped"
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     await _nothing_is_left(world, controller)
 
 
 async def test_new_session_that_no_service_saw_begin_is_taken_up_not_ended(world):
     controller = await _suspended(world)
     back = _away(world, "discard")
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     await world.kill(controller)
     new = await world.running("of the new one")
     second = await world.controller()
@@ -203,11 +270,76 @@ async def test_new_session_that_no_service_saw_begin_is_taken_up_not_ended(world
     assert world.node.lost == []
 
 
+async def _suspended_between_two_ticks(world, tmp_path):
+    """A controller that will not look for orders by itself for a long time."""
+    world.settings = dataclasses.replace(world.settings, tick_interval=600.0)
+    await world.running("of the old one")
+    controller = await world.controller(folder=tmp_path)
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return controller
+
+
+async def _only_the_old_one_is_deleted(world, controller, new: str) -> None:
+    """When the next tick has come, and all that it begins is done."""
+    await controller._loops.tick()
+    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    assert world.node.lost == []
+    assert [place.incarnation for place in world.node.living(KEY)] == [new]
+    assert controller.users.session(KEY).incarnation == new
+    assert world.phase(controller) == "running"
+    assert not world.node.saved
+
+
+async def test_new_session_that_is_found_before_the_order_is_not_ended(world, tmp_path):
+    """Neither the order nor the start that followed it was told; both are found."""
+    controller = await _suspended_between_two_ticks(world, tmp_path)
+    deletion_orders.write(tmp_path, KEY)
+    world.hub.pointers.pop(KEY, None)
+    new = await world.running("of the new one")
+    controller._queue.add(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    await _only_the_old_one_is_deleted(world, controller, new)
+
+
+async def test_new_session_that_is_reported_before_the_order_is_not_ended(
+    world, tmp_path
+):
+    """The order and the start were not told; that the new session runs, was."""
+    controller = await _suspended_between_two_ticks(world, tmp_path)
+    deletion_orders.write(tmp_path, KEY)
+    world.hub.pointers.pop(KEY, None)
+    new = await world.running("of the new one")
+    await controller.placed(Placement(key=KEY, incarnation=new))
+    await _only_the_old_one_is_deleted(world, controller, new)
+
+
+async def test_new_session_that_begins_while_its_node_is_asked_is_not_ended(
+    world, tmp_path
+):
+    """The old one is deleted and the new one begins after a look has begun."""
+    controller = await _suspended_between_two_ticks(world, tmp_path)
+    trees, begun = world.node.trees, []
+
+    async def as_of_then(*args):
+        if not begun:
+            deletion_orders.write(tmp_path, KEY)
+            world.hub.pointers.pop(KEY, None)
+            begun.append(await world.running("of the new one"))
+        return await trees(*args)
+
+    world.node.trees = as_of_then
+    controller._queue.add(KEY)
+    await world.until(lambda: begun and world.phase(controller) == "running")
+    await _only_the_old_one_is_deleted(world, controller, begun[0])
+
+
 async def test_silent_node_of_a_deleted_session_hinders_no_new_one(world):
     controller = await _suspended(world)
     world.hub.pointers.pop(KEY, None)
     back = _away(world, "trees")
-    await controller.forget(KEY)
+    await controller.forget(DELETED)
     with pytest.raises(NotFound):
         controller.users.session(KEY)
     plan = await controller.plan_start(Placement(key=KEY, incarnation="new"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
@@ -13,6 +16,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     TreeState,
 )
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide import sampler
 from tests.controlplane.conftest import KEY
 from tests.controlplane.doubles import STEPS
 
@@ -159,6 +164,21 @@ async def test_suspend_without_a_fresh_look_is_not_begun(world):
     assert world.node.places[incarnation].events == []
 
 
+async def test_suspend_is_not_begun_on_an_answer_that_took_too_long(world, monkeypatch):
+    """Its user may have come back since; with a quick answer it is."""
+    monkeypatch.setattr(sampler, "LATE_SECONDS", 0.2)
+    world.settings = dataclasses.replace(world.settings, sample_interval=60.0)
+    controller, incarnation = await _running(world)
+    world.node.sample_seconds = 0.4
+    await asyncio.sleep(sampler.FRESH_SECONDS + 0.1)
+    world.verdict = IDLE
+    await asyncio.sleep(1.5)
+    assert world.phase(controller) == "running"
+    assert world.node.places[incarnation].events == []
+    world.node.sample_seconds = 0.0
+    await world.until(lambda: world.phase(controller) == "suspended")
+
+
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
     controller, incarnation = await _running(world)
     world.hub.never_answers = True
@@ -284,6 +304,123 @@ async def test_session_lost_right_after_its_return_is_suspended_again(world):
     assert await world.hub.start(KEY) == "restore"
 
 
+class SilentAtTimes:
+    """An agent that does not answer while ``silent`` is set."""
+
+    def __init__(self, agent) -> None:
+        self._agent = agent
+        self.silent = False
+
+    def __getattr__(self, name):
+        if not self.silent:
+            return getattr(self._agent, name)
+
+        async def nothing(*args):
+            raise Unreachable(Reason.AGENT_UNREACHABLE)
+
+        return nothing
+
+
+async def test_session_lost_right_after_its_return_with_a_silent_agent_is_no_stop(
+    world,
+):
+    # The machine lost power; Hub and service are up again before the agent.
+    first = await _suspended(world)
+    await world.kill(first)
+    agent = SilentAtTimes(world.clients()[0])
+    controller = await world.controller(agent=agent)
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    incarnation = controller.users.session(KEY).incarnation
+    world.node.places.clear()
+    agent.silent = True
+    place = Placement(key=KEY, incarnation=incarnation)
+    with pytest.raises(Unreachable):  # the spawner sees for itself that it has ended
+        await controller.plan_stop(place)
+    world.hub.states[KEY] = "stopped"
+    agent.silent = False
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_session_lost_as_the_grace_ends_keeps_what_it_came_from(world):
+    # The Hub has not seen its end yet, and the checkpoint is all that is left.
+    controller = await _suspended(world, grace=0.3)
+    await world.hub.start(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
+    world.node.places.clear()
+    await asyncio.sleep(0.8)
+    assert len(world.node.saved) == 1
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_session_lost_before_its_return_was_noted_is_no_stop(world):
+    controller = await _suspended(world)
+    world.hub.ignores_restored = True  # as long as the Hub's start is not over
+    await world.hub.start(KEY)
+    await world.until(
+        lambda: any(p.parent and p.contents for p in world.node.places.values())
+    )
+    assert world.phase(controller) == "resuming"
+    await asyncio.sleep(0.1)
+    incarnation = controller.users.session(KEY).incarnation
+    world.node.places.clear()
+    plan = await controller.plan_stop(Placement(key=KEY, incarnation=incarnation))
+    assert plan.action == "release"
+    assert world.phase(controller) == "suspended"
+
+
+async def _returned_before_a_new_service(world):
+    """It runs again; the service that brought it back has ended before it knew."""
+    first = await _suspended(world)
+    (saved,) = world.node.saved
+    world.hub.ignores_restored = True
+    await world.hub.start(KEY)
+    await world.until(
+        lambda: any(p.parent and p.contents for p in world.node.places.values())
+    )
+    incarnation = first.users.session(KEY).incarnation
+    await world.kill(first)
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "tick_interval": 60.0, "settle_limit": 0.2}
+    )
+    world.hub.states[KEY] = "spawning"  # the worker leaves it alone
+    second = await world.controller()
+    assert world.phase(second) == "resuming"
+    mine = Placement(key=KEY, incarnation=incarnation)
+    return second, mine, saved
+
+
+async def test_session_that_returned_and_died_before_a_new_service_knew_is_no_stop(
+    world,
+):
+    """Otherwise the Hub forgets it, and starts it cold while the service is away."""
+    controller, mine, saved = await _returned_before_a_new_service(world)
+    world.node.places.clear()
+    plan = await controller.plan_stop(mine)
+    assert (plan.action, plan.checkpoint) == ("release", saved)
+    assert world.phase(controller) == "suspended"
+
+
+async def test_session_that_returned_before_a_new_service_knew_is_stopped_by_a_stop(
+    world,
+):
+    controller, mine, _ = await _returned_before_a_new_service(world)
+    assert (await controller.plan_stop(mine)).action == "stop"
+    assert world.phase(controller) == "running"
+
+
+async def test_session_that_is_frozen_again_and_the_journal_does_not_know_is_kept(
+    world,
+):
+    controller, mine, _ = await _returned_before_a_new_service(world)
+    (place,) = world.node.living(KEY)
+    place.state = TreeState.CAPTURED
+    with pytest.raises(Refused, match="suspend"):
+        await controller.plan_stop(mine)
+
+
 async def test_tree_that_nobody_knows_and_has_no_checkpoint_is_left_alone(world):
     place = world.node.run(SessionKey("eve"), "precious")
     await world.controller()
@@ -320,12 +457,12 @@ async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
     for key in keys:
         await controller.users.suspend(key, "admin")
     await world.until(
-        lambda: all(v.phase == "suspended" for v in controller.users.sessions()), 20
+        lambda: all(v.phase == "suspended" for v in controller.users.sessions()), 60
     )
     for key in keys:
         await controller.users.resume(key, "admin")
     await world.until(
-        lambda: all(v.phase == "running" for v in controller.users.sessions()), 20
+        lambda: all(v.phase == "running" for v in controller.users.sessions()), 60
     )
     assert {p.contents for p in world.node.places.values()} == {str(k) for k in keys}
     assert world.node.lost == world.hub.errors == []

@@ -116,12 +116,12 @@ def test_journal_same_key_is_replaced_and_due_ones_are_found(journal):
 
 def test_journal_forget_keeps_checkpoints_until_they_are_deleted(journal):
     journal.save(ROW, None, [CHECKPOINT])
-    doomed = CheckpointRow(
-        id="ckpt-1", key=KEY, generation=3, keeping=Keeping.DOOMED, expires=0.0
+    to_delete = CheckpointRow(
+        id="ckpt-1", key=KEY, generation=3, keeping=Keeping.TO_DELETE, expires=0.0
     )
-    journal.forget(KEY, AUDIT, [doomed])
+    journal.forget(KEY, AUDIT, [to_delete])
     assert journal.session(KEY) is None
-    assert journal.due(1.0) == [doomed]
+    assert journal.due(1.0) == [to_delete]
 
 
 def test_journal_is_durable_by_its_settings(journal, tmp_path):

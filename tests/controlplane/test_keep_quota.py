@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
     DAY,
-    Span,
+    KeepSpan,
     possible_at,
     used,
 )
@@ -17,7 +17,7 @@ HOUR = 3600.0
 NOW = 1_700_000_000.0
 spans = st.lists(
     st.builds(
-        lambda start, length: Span(NOW + start, NOW + start + length),
+        lambda start, length: KeepSpan(NOW + start, NOW + start + length),
         st.floats(-2 * DAY, 0),
         st.floats(0, DAY),
     ),
@@ -26,14 +26,14 @@ spans = st.lists(
 
 
 def test_what_lies_ahead_counts_and_what_is_a_day_old_does_not():
-    assert used([Span(NOW, NOW + HOUR)], NOW) == HOUR
-    assert used([Span(NOW - DAY - HOUR, NOW - DAY + HOUR)], NOW) == HOUR
-    assert used([Span(NOW - 2 * DAY, NOW - DAY)], NOW) == 0
-    assert used([Span(NOW, NOW + 5.0), Span(NOW, NOW + 5.0)], NOW) == 10.0
+    assert used([KeepSpan(NOW, NOW + HOUR)], NOW) == HOUR
+    assert used([KeepSpan(NOW - DAY - HOUR, NOW - DAY + HOUR)], NOW) == HOUR
+    assert used([KeepSpan(NOW - 2 * DAY, NOW - DAY)], NOW) == 0
+    assert used([KeepSpan(NOW, NOW + 5.0), KeepSpan(NOW, NOW + 5.0)], NOW) == 10.0
 
 
 def test_more_is_possible_as_the_oldest_slides_out():
-    had = [Span(NOW - 20 * HOUR, NOW - 16 * HOUR)]
+    had = [KeepSpan(NOW - 20 * HOUR, NOW - 16 * HOUR)]
     assert possible_at(had, HOUR, 4 * HOUR, NOW) == pytest.approx(NOW + 5 * HOUR)
     assert possible_at(had, 4 * HOUR, 4 * HOUR, NOW) == pytest.approx(NOW + 8 * HOUR)
     assert possible_at([], HOUR, HOUR, NOW) == NOW

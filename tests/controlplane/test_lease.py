@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, LeaseHolder
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from tests.controlplane.conftest import KEY
+from tests.controlplane.conftest import DELETED, KEY
 from tests.support.postgres import Postgres
 
 #: A program on another machine: nobody here can see whether it lives.
@@ -204,7 +204,7 @@ async def test_service_that_has_lost_the_journal_answers_no_spawner(world):
     await _holding(world)
     new = Placement(key=SessionKey("new"), incarnation="i1")
     for ask in (first.plan_start, first.plan_stop, first.placed, first.forget):
-        what = new.key if ask == first.forget else new
+        what = DELETED if ask == first.forget else new
         with pytest.raises(Unreachable) as caught:
             await ask(what)
         assert caught.value.reason.value == "journal_held"

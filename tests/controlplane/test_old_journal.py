@@ -16,15 +16,18 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
+    Failure,
     HubState,
     Phase,
     Placement,
+    TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
-from tests.controlplane.conftest import KEY
+from tests.controlplane.conftest import DELETED, KEY
 
 
 class Backup:
@@ -309,16 +312,15 @@ async def test_journal_older_superseded_checkpoint_that_is_all_there_is_stays(
     assert second.users.session(KEY).failure.code == "ended_after_return"
 
 
-async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(
-    world, tmp_path
-):
+async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(world):
     first = await running(world, "old")
     older = await suspend(world, first)
     kept = world.node.saved[older]
     await resume(world, first, "new")
     newer = await suspend(world, first)
-    first._sessions.journal.drop(older)  # its grace was over
     await world.kill(first)
+    with closing(Journal(world.url)) as journal:
+        journal.drop(older)  # its grace was over
     world.node.saved = {older: kept}
     second = await world.controller()
     assert await world.hub.start(KEY) == "checkpoint_missing"
@@ -350,17 +352,13 @@ async def test_store_and_journal_older_than_the_hub_the_older_one_only_by_a_word
     assert contents(world) == "old"
 
 
-async def test_journal_lost_the_newest_comes_back_and_the_counter_goes_on(
-    world, tmp_path
-):
+async def test_journal_lost_the_newest_comes_back_and_the_counter_goes_on(world):
     first = await running(world, "one")
     for text in ("two", "three"):
         await suspend(world, first)
         await resume(world, first, text)
     last = await suspend(world, first)
-    await world.kill(first)
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
+    second = await world.journal_lost(first)
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "three"
@@ -371,19 +369,189 @@ async def test_journal_lost_the_newest_comes_back_and_the_counter_goes_on(
     assert world.node.saved[again][0].parent == last
 
 
-async def test_journal_lost_while_it_runs_the_counter_does_not_begin_anew(
+async def test_journal_lost_and_the_captured_tree_has_ended_its_stop_is_a_release(
+    world,
+):
+    """The Hub has not seen its end yet, and would forget it: a cold start is next."""
+    first = await running(world, "tensors")
+    (place,) = world.node.living(KEY)
+    saved = await suspend(world, first)
+    await world.kill(first)
+    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
+    world.hub.states[KEY] = "running"
+    world.hub.pointers.pop(KEY, None)
+    second = await world.controller()
+    mine = Placement(key=KEY, incarnation=place.incarnation)
+    plan = await second.plan_stop(mine)
+    assert (plan.action, plan.checkpoint) == ("release", saved)
+    assert (await second.plan_stop(mine)).action == "release"
+    world.hub.states[KEY] = "stopped"
+    world.hub.pointers[KEY] = saved
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "tensors"
+
+
+async def test_journal_newer_than_store_and_hub_asks_before_the_older_one_comes_back(
+    world,
+):
+    """Both are from one backup: what they agree on is not the newest."""
+    controller = await running(world, "old")
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    newer = await suspend(world, controller)
+    world.node.saved.pop(newer)
+    world.hub.pointers[KEY] = older
+    for _ in range(2):
+        assert await world.hub.start(KEY) == "checkpoint_missing"
+    assert controller.users.session(KEY).checkpoint == newer
+
+
+async def test_journal_from_before_a_deletion_the_next_session_comes_back(
     world, tmp_path
 ):
+    """Its generations began anew, so only the Hub can say that it is the newer one."""
+    first = await running(world, "of the old one")
+    await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await first.forget(DELETED)
+    await world.until(lambda: not world.node.saved)
+    world.hub.pointers.pop(KEY, None)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
+    saved = await suspend(world, first)
+    assert world.node.saved[saved][0].generation == 1
+    second = await restored_journal(world, first, backup)
+    await world.until(
+        lambda: saved in {state.id for state in second.users.session(KEY).kept}
+    )
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "cold"
+
+
+async def test_journal_lost_while_a_place_is_held_is_no_cold_start(world, tmp_path):
+    """The Hub was killed in a return: an empty place is left of that."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    await world.kill(first)
+    world.node.hold(KEY, "held")
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
+    plan = await second.plan_start(mine)
+    assert (plan.action, plan.checkpoint) == ("restore", saved)
+
+
+async def test_journal_lost_in_the_middle_of_a_restore_is_no_cold_start(
+    world, tmp_path
+):
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: restoring(world))
+    await world.kill(first)
+    start.cancel()
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    world.hub.states[KEY] = "spawning"  # nobody else may look at it meanwhile
+    mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
+    plan = await second.plan_start(mine)
+    assert (plan.action, plan.failure.code) == ("refuse", "operation_in_flight")
+    world.node.hold_at = ""
+    await world.until(lambda: world.node.living(KEY))
+    assert (await second.plan_start(mine)).action == "adopt"
+
+
+class SilentOnceFound:
+    """An agent whose store does not answer a start; others find something meanwhile."""
+
+    def __init__(self, agent, found) -> None:
+        self._agent = agent
+        self._found = found
+
+    def __getattr__(self, name):
+        return getattr(self._agent, name)
+
+    async def checkpoints(self, key=None):
+        while not self._found():
+            await asyncio.sleep(0.01)
+        raise StoreError(Reason.STORE_FAILED, why="no answer")
+
+
+async def test_journal_lost_what_is_found_while_a_start_waits_is_not_passed_over(
+    world, tmp_path
+):
+    first = await running(world, "tensors")
+    await suspend(world, first)
+    await world.kill(first)
+    world.hub.pointers.pop(KEY, None)
+    listed = world.node.checkpoints
+
+    async def away():
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    world.node.checkpoints = away
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    agent = second._starts._agent
+    second._starts._agent = SilentOnceFound(
+        agent, lambda: world.phase(second) == "suspended"
+    )
+    plan = asyncio.ensure_future(
+        second.plan_start(Placement(key=KEY, incarnation="new"))
+    )
+    await asyncio.sleep(0.1)
+    world.node.checkpoints = listed
+    assert (await plan).action == "refuse"
+
+
+def restoring(world):
+    return any(p.state is TreeState.RESTORING for p in world.node.places.values())
+
+
+async def test_journal_lost_while_it_runs_the_counter_does_not_begin_anew(world):
     first = await running(world, "one")
     await suspend(world, first)
     await resume(world, first)
     world.node.places[world.hub.incarnations[KEY]].generation = 0  # nor does the agent
-    await world.kill(first)
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
+    second = await world.journal_lost(first)
     await world.until(lambda: world.phase(second) == "running")
     again = await suspend(world, second)
     assert world.node.saved[again][0].generation == 2
+
+
+async def test_journal_lost_while_it_runs_nothing_older_outlives_what_it_came_from(
+    world,
+):
+    """Otherwise its next start, once it has ended, is cold beside an older state."""
+    first = await running(world, "one")
+    older = await suspend(world, first)
+    await resume(world, first, "two")
+    parent = await suspend(world, first)
+    await resume(world, first, "three")
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "running")
+    await world.until(lambda: len(second.users.session(KEY).kept) == 2)
+    kept = {state.id: state for state in second.users.session(KEY).kept}
+    assert {kept[older].keeping, kept[parent].keeping} == {"superseded"}
+    assert kept[older].expires == kept[parent].expires
+
+
+async def test_journal_lost_after_a_failed_suspend_what_it_came_from_is_known(world):
+    """Put aside, it would be left behind by the cold start after a power cut."""
+    first = await running(world, "one")
+    saved = await suspend(world, first)
+    await resume(world, first)
+    world.node.capture_failure = Failure(code="capture_failed", message="It fails.")
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: first.users.session(KEY).failure is not None)
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "running")
+    await world.until(lambda: second.users.session(KEY).kept)
+    (kept,) = second.users.session(KEY).kept
+    assert (kept.id, kept.keeping) == (saved, "superseded")
 
 
 async def test_journal_lost_and_hub_too_all_are_suspended_and_ask(world, tmp_path):

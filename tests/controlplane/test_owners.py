@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from tests.controlplane.conftest import KEY
+from tests.controlplane.conftest import DELETED, KEY
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
+#: Made before and after anything is saved; the double's checkpoints are of 1970.
+EPOCH = "7.19700101T000000000000"
+LATER = f"9.{datetime.now(UTC) + timedelta(days=1):%Y%m%dT%H%M%S%f}"
 
 
 def _placement(incarnation: str, owner: str, key: SessionKey = KEY) -> Placement:
@@ -38,6 +44,81 @@ async def test_same_account_gets_its_session_back_under_its_name(world):
     controller = await _left_by_the_old_one(world)
     plan = await controller.plan_start(_placement("i2", OLD))
     assert plan.action == "restore"
+
+
+@pytest.mark.parametrize("found_first", [True, False])
+async def test_journal_lost_what_was_saved_before_the_account_was_made_is_not_its(
+    world, found_first
+):
+    """The account was deleted while the store was away, and the order is lost, too."""
+    first = await _left_by_the_old_one(world)
+    if not found_first:
+        world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+        world.hub.states[KEY] = "spawning"
+    second = await world.journal_lost(first)
+    if found_first:
+        await world.until(lambda: world.phase(second) == "suspended")
+    for _ in range(2):
+        plan = await second.plan_start(_placement("i2", LATER))
+        assert (plan.action, plan.failure.code) == ("refuse", "former_account")
+    with pytest.raises(Refused, match="another account"):
+        await second.users.resume(KEY, "ada")
+    assert (await second.users.start_fresh(KEY, "ada")).saved == []
+    assert (await second.plan_start(_placement("i3", LATER))).action == "cold"
+
+
+@pytest.mark.parametrize("tried_before", [True, False])
+async def test_managers_word_is_enough_for_what_is_older_than_the_account(
+    world, tried_before
+):
+    """It was imported from another Hub, or the Hub has lost its database as well."""
+    second = await world.journal_lost(await _left_by_the_old_one(world))
+    await world.until(lambda: world.phase(second) == "suspended")
+    if tried_before:
+        plan = await second.plan_start(_placement("i2", LATER))
+        assert plan.failure.code == "former_account"
+    await second.users.renew_login(KEY, "root")
+    await second.users.resume(KEY, "root", manages=True)
+    assert (await second.plan_start(_placement("i3", LATER))).action == "restore"
+    known = second._sessions.owners._known(KEY)
+    assert (known["owner"], known["claimed"]) == (LATER, "")
+
+
+async def test_journal_lost_an_account_as_old_as_what_is_saved_is_not_kept_out(world):
+    """A younger one of that name had tried before the Hub's database was put back."""
+    second = await world.journal_lost(await _left_by_the_old_one(world))
+    await world.until(lambda: world.phase(second) == "suspended")
+    plan = await second.plan_start(_placement("i2", LATER))
+    assert plan.failure.code == "former_account"
+    plan = await second.plan_start(_placement("i3", EPOCH))
+    assert plan.failure.code == "saved_found"  # which its user may answer
+    await second.users.resume(KEY, "ada")
+    assert (await second.plan_start(_placement("i4", EPOCH))).action == "restore"
+
+
+async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_account(
+    world,
+):
+    first = await _left_by_the_old_one(world)
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "suspended")
+    discard = world.node.discard
+
+    async def away(checkpoint):
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    world.node.discard = away
+    await second.forget(DELETED)
+    assert (await second.plan_start(_placement("i2", LATER))).action == "cold"
+    world.node.discard = discard
+    await world.until(lambda: not world.node.saved)
+
+
+async def test_journal_lost_the_account_that_saved_it_gets_it_back(world):
+    second = await world.journal_lost(await _left_by_the_old_one(world))
+    await world.until(lambda: world.phase(second) == "suspended")
+    await second.users.resume(KEY, "ada")
+    assert (await second.plan_start(_placement("i2", EPOCH))).action == "restore"
 
 
 async def test_new_account_of_that_name_is_neither_given_nor_shown_the_old_session(

@@ -102,6 +102,7 @@ TABLE = [
     ),
     (row("running"), R, [tree("running"), tree("running", "i2")], ActionKind.KILL),
     (row("running"), S, [tree("running"), tree("running", "i2", "")], ActionKind.READY),
+    (row("running"), R, [tree("captured", "i2", "c2")], ActionKind.ADOPT),
     # SUSPENDING
     (row("suspending"), R, [tree("capturing")], ActionKind.ATTACH),
     (row("suspending"), R, [tree("captured")], ActionKind.COMMITTED),
@@ -125,7 +126,11 @@ TABLE = [
     (row("releasing"), HubState.UNSETTLED, [tree("captured")], ActionKind.THAW),
     (row("releasing"), HubState.UNSETTLED, [], ActionKind.WAIT),
     (row("releasing", checkpoint="cx"), S, [tree("captured")], ActionKind.THAW),
+    (row("releasing"), R, [tree("running", "i2")], ActionKind.RELEASED),
+    (row("releasing"), R, [tree("capturing", "i2")], ActionKind.RELEASED),
     # SUSPENDED
+    (row("suspended"), R, [tree("capturing", "i2", "c2")], ActionKind.ADOPT),
+    (row("suspended"), R, [tree("captured", "i2", "c2")], ActionKind.ADOPT),
     (row("suspended"), S, [], ActionKind.NOTHING),
     (row("suspended"), R, [], ActionKind.STOP_AT_HUB),
     (row("suspended"), R, [tree("running", "i2")], ActionKind.ADOPT),
@@ -135,6 +140,9 @@ TABLE = [
     (row("suspended"), S, [tree("captured")], ActionKind.RELEASE),
     (row("suspended"), S, [tree("running", "i2", "")], ActionKind.REPORT),
     # RESUMING
+    (row("resuming"), R, [tree("capturing", checkpoint="c2")], ActionKind.RESTORED),
+    (row("resuming"), S, [tree("captured", checkpoint="c2")], ActionKind.RESTORED),
+    (row("resuming"), R, [tree("running", "i2")], ActionKind.ADOPT),
     (
         row("resuming", placed=True),
         P,

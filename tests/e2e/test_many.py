@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SESSIONS = 5
+SESSIONS = 10
 
 
-def test_five_sessions_suspended_in_turn_all_come_back(
+@pytest.mark.extra  # two at once are in test_cycle.py, hundreds in "make soak"
+def test_ten_sessions_suspended_in_turn_all_come_back(
     stack: Stack, admin: Admin, new_user: Callable[[], User]
 ) -> None:
     kernels = []

@@ -204,7 +204,7 @@ def nvml() -> Iterator[Nvml]:
 
 def used(nvml: Nvml) -> int:
     """Bytes of the cards' memory that are not free; 0 where there is no card."""
-    return sum(card.total - card.free for card in nvml.look(time.time() - 1))
+    return sum(card.total - card.free for card in nvml.measure(time.time() - 1))
 
 
 def metric(admin: Admin, name: str) -> float:

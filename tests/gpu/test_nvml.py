@@ -24,7 +24,7 @@ threading.Thread(target=work, daemon=True).start()
     nvml = Nvml()
     began = time.time()
     time.sleep(2)
-    uses = {p.pid: p for card in nvml.look(began) for p in card.processes}
+    uses = {p.pid: p for card in nvml.measure(began) for p in card.processes}
     (of_idle,) = (uses[pid] for pid in idle.pids if pid in uses)
     (of_busy,) = (uses[pid] for pid in busy.pids if pid in uses)
     assert of_idle.sm_percent == 0
@@ -36,4 +36,4 @@ threading.Thread(target=work, daemon=True).start()
 
 
 def _pids(nvml: Nvml) -> set[int]:
-    return {p.pid for card in nvml.look(time.time() - 1) for p in card.processes}
+    return {p.pid for card in nvml.measure(time.time() - 1) for p in card.processes}

@@ -78,7 +78,7 @@ def test_a_client_of_mps_is_refused_by_name_and_computes_on(mps, session):
     before = one(TORCH + "float(x.sum())")
     if not list(mps.glob("log/server.log")):
         pytest.skip("the session's program does not come to MPS here")
-    cards = Nvml().look(time.time()) or []
+    cards = Nvml().measure(time.time()) or []
     listed = [u.pid for card in cards for u in card.processes or () if u.mps]
     print("NVML calls them clients:", listed, "we know:", clients_of_mps(one.pids))
     paths = {m.path for pid in one.pids for m in procfs.mappings(pid)}

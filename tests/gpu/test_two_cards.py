@@ -63,7 +63,7 @@ def test_a_session_comes_back_on_the_other_card(session, driver, cards):
 
 def _cards_of(pid: int) -> set[str]:
     nvml = Nvml()
-    found = nvml.look(time.time() - 1)
+    found = nvml.measure(time.time() - 1)
     nvml.close()
     large = 2**27
     return {

@@ -20,11 +20,11 @@ EVENT_EXEC, EVENT_EXIT, EVENT_STOP = 4, 6, 128
 WALL = 0x40000000
 
 
-def our_mounts() -> set[str]:
-    """The ids of the mounts that this process sees."""
+def mounts(pid: int | str = "self") -> set[str]:
+    """The ids of the mounts that a process sees."""
     return {
         line.split()[0]
-        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     }
 
 
@@ -64,7 +64,7 @@ def reachable(pid: int) -> list[str]:
             descriptor = climb(descriptor)
         # Pipes and sockets are on mounts of the kernel's, devices lead nowhere.
         leads = stat.S_ISDIR(kind) or stat.S_ISREG(kind)
-        if leads and mount_of(descriptor) in our_mounts():
+        if leads and mount_of(descriptor) in mounts():
             found.append(f"{name} -> {path.readlink()}")
         os.close(descriptor)
     return found

@@ -11,12 +11,17 @@ import signal
 import socket
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
-from tests.hub.test_service_that_fails import Stack, came_back
-from tests.support.hub import proxy_command, wait_until
+from tests.hub.test_service_that_fails import came_back
+from tests.support import failing_service
+from tests.support.hub import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.failing_service import Stack
 
 
 class Thief(threading.Thread):
@@ -52,17 +57,7 @@ class Thief(threading.Thread):
         self.join(10)
 
 
-@pytest.fixture
-def stack(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("sessions in namespaces of their own need root")
-    if proxy_command() is None:
-        pytest.skip("configurable-http-proxy is not installed (npm install)")
-    stack = Stack(tmp_path)
-    try:
-        yield stack
-    finally:
-        stack.hub.close()
+stack = pytest.fixture(failing_service.stack)
 
 
 def start(stack: Stack, hung_after: float = 60) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -22,6 +23,8 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from tests.hostile import birth_watch
 
 WATCH = Path(birth_watch.__file__)
+#: Made by a process of the session that CRIU has stopped (compel's ``MEMFD_FNAME``).
+SHARED = "/memfd:CRIUMFD (deleted)"
 
 
 def strangers(place) -> list[int]:
@@ -158,26 +161,57 @@ def write_the_same(path: Path) -> None:
         os.close(descriptor)
 
 
+def files_of_ours(place, pid: int) -> dict[Path, str]:
+    """What a process of ours has open and is not the session's own, and its name.
+
+    CRIU opens the session's files to dump them: the session has a way to these anyway.
+    So it has to the memory that CRIU has one of its processes make, and shares with it.
+    """
+    found = {}
+    theirs, here = birth_watch.mounts(place.init_pid), Path(f"/proc/{pid}")
+    try:
+        paths = (here / "exe", *(here / "fd").iterdir())
+    except FileNotFoundError:  # it has ended since it was found
+        return {}
+    for path in paths:
+        try:
+            target = str(path.readlink())
+            descriptor = os.open(path, os.O_PATH)
+        except FileNotFoundError:  # it was closed since it was listed
+            continue
+        try:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            own = birth_watch.mount_of(descriptor) in theirs or target == SHARED
+            if regular and not own:
+                found[path] = target
+        finally:
+            os.close(descriptor)
+    return found
+
+
 def test_program_of_ours_cannot_be_written_to_through_a_descriptor(world, engine):
+    # The more of the session's files CRIU opens, the likelier it is seen with one.
+    world(
+        "import mmap, pathlib\n"
+        "for number in range(300):\n"
+        "    path = pathlib.Path(f'/dev/shm/mapped{number}')\n"
+        "    path.write_bytes(bytes(mmap.PAGESIZE))\n"
+        "    with path.open('r+b') as opened:\n"
+        "        scope[path] = mmap.mmap(opened.fileno(), 0)\n"
+    )
     image = engine.image()
     tried, written = set(), set()
 
     def sink(name):
         for pid in strangers(world.place):
-            here = Path(f"/proc/{pid}")
-            for path in (here / "exe", *(here / "fd").iterdir()):
-                try:
-                    target = str(path.readlink())
-                except FileNotFoundError:  # it was closed since it was listed
+            for path, target in files_of_ours(world.place, pid).items():
+                # The folder that CRIU writes to.
+                if target.endswith("criu.log"):
                     continue
-                # The session's own /proc, and the folder that CRIU writes to.
-                if target.startswith("/proc/") or target.endswith("criu.log"):
-                    continue
-                if path.is_file():
-                    tried.add(path.name)
-                    with contextlib.suppress(OSError):
-                        write_the_same(path)
-                        written.add(f"{path.name} -> {target}")
+                tried.add(path.name)
+                with contextlib.suppress(OSError):
+                    write_the_same(path)
+                    written.add(f"{path.name} -> {target}")
         return image.sink(name)
 
     engine.dump(world.place, sink)

@@ -75,7 +75,7 @@ def refuse(victim, *codes: str, **options) -> RestoreFailed:
     with pytest.raises(RestoreFailed) as caught:
         victim.restore(**options)
     assert caught.value.reason.value in codes, caught.value
-    assert victim.places.made[-1].tree.processes == ()
+    assert victim.places.made[-1].living == ()
     return caught.value
 
 
@@ -317,7 +317,7 @@ def test_rename_race_while_criu_runs_changes_nothing(victim, secret, moment):
         world = victim.restore(image=race, prepare=race.begin)
     except RestoreFailed:
         # CRIU reads some of them only sometimes; refused is as good as harmless.
-        assert victim.places.made[-1].tree.processes == ()
+        assert victim.places.made[-1].living == ()
     else:
         assert world("reads.read()").strip() == "own read"
         assert world("bytes(mapped[:7])") == b"own map"

@@ -173,7 +173,7 @@ def test_process_that_its_user_kills_while_it_comes_back_leaves_nothing(session)
         whole = fill(place.session, restored, source=image, limit=60)
         proceed(whole, result.stopped)
         pytest.fail("a session without its server came back")
-    assert place.tree.processes == ()
+    assert place.living == ()
     # And what is saved comes back once he lets it.
     place = places.hold()
     restored = engine.restore(place, image, result, opened=opened)
@@ -200,7 +200,7 @@ def test_tree_that_its_user_wakes_before_its_memory_is_there_does_not_come_back(
     # It is noticed, or has ended by itself, of what was not there.
     with pytest.raises(RestoreFailed):
         engine.restore(place, Woken(image), result, opened=opened)
-    assert place.tree.processes == ()
+    assert place.living == ()
 
 
 #: prctl(2) lets every program say where its arguments and its environment are.

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -46,8 +45,7 @@ def hub(tmp_path):
 
 
 def test_command_lines_hold_no_secret_and_the_settings_hold(hub):
-    health = f"{hub.url}/services/gpu-reclaim/readyz"
-    wait_until(lambda: requests.get(health, timeout=5).ok, 60, hub.log)
+    wait_until(hub.service_ready, 60, hub.log)
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in hub.marked()]
     assert any("gpu-reclaim-service" in line for line in lines)
     files = [hub.folder / "state" / f"{name}.token" for name in ("spawner", "service")]

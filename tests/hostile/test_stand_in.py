@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 
 import pytest
 
 from jupyterhub_gpu_reclaim.service.process import standin
-from jupyterhub_gpu_reclaim.service.process.standin import StandIn, State
+from jupyterhub_gpu_reclaim.service.process.standin import Outage, StandIn
 
 PREFIX = "/services/gpu-reclaim/"
 
@@ -20,7 +21,7 @@ async def stand_in():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         made = StandIn(listening, PREFIX)
-        await made.begin()
+        made.begin()
         yield made, listening.getsockname()[1]
         made.end()
 
@@ -43,7 +44,7 @@ def get(path: str) -> bytes:
 
 async def test_sentence_with_markup_is_shown_and_not_run(stand_in):
     made, port = stand_in
-    made.state = State("idle_after must be a number, not '<script>alert(1)</script>'.")
+    made.state = Outage("idle_after must be a number, not '<script>alert(1)</script>'.")
     page = await say(port, get(PREFIX))
     assert page.startswith(b"HTTP/1.1 200 ")
     assert b"<script>" not in page
@@ -101,9 +102,34 @@ async def test_large_body_is_answered_and_not_kept(stand_in):
 
 async def test_answer_never_says_that_a_session_may_start_cold(stand_in):
     made, port = stand_in
-    for state in (State(), State("The journal is away.")):
+    for state in (Outage(), Outage("The journal is away.")):
         made.state = state
         for call in ("plan-start", "plan-stop", "release", "forget"):
             said = await say(port, get(f"{PREFIX}api/spawner/{call}"))
             assert said.startswith(b"HTTP/1.1 503 ")
             assert b'"action"' not in said
+
+
+async def test_caller_at_the_moment_of_a_change_is_answered(stand_in):
+    """By it or by who follows it; asyncio's own server loses whom it accepts then."""
+    made, port = stand_in
+    asking = True
+
+    async def changes() -> None:
+        for turn in itertools.count():
+            made.begin()
+            for _ in range(1 + turn % 5):
+                await asyncio.sleep(0)
+            if not asking:
+                return
+            made.end()
+            await asyncio.sleep(0)
+
+    changing = asyncio.ensure_future(changes())
+    try:
+        for _ in range(300):
+            answer = await asyncio.wait_for(say(port, get(PREFIX)), 3)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+    finally:
+        asking = False
+        await changing

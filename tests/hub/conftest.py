@@ -65,6 +65,18 @@ def small_server(spawner):
         spawner.popen_kwargs = {"preexec_fn": limit_files}
         spawner.mem_limit = "512M"
 c.Spawner.pre_spawn_hook = small_server
+
+import asyncio, os
+from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
+start = SessionProcessSpawner.start
+async def held_start(spawner):
+    where = await start(spawner)
+    held = os.path.join(FOLDER, "held-start-of-" + spawner.user.name)
+    while os.path.exists(held):
+        open(held, "w").write("it runs")
+        await asyncio.sleep(0.05)
+    return where
+SessionProcessSpawner.start = held_start
 """
 NUMBERS = itertools.count(1)
 
@@ -84,7 +96,8 @@ def shared_service(tmp_path_factory):
 def shared_hub(shared_service):
     """A Hub that runs, with ReclaimLocalSpawner and our templates."""
     folder = shared_service.folder
-    config = f"{shared_service.config}\nPROGRAM = {PROGRAM!r}\n{CONFIG}"
+    config = f"{shared_service.config}\nPROGRAM = {PROGRAM!r}\n"
+    config += f"FOLDER = {str(folder)!r}\n{CONFIG}"
     hub = HubUnderTest(folder, config)
     try:
         yield hub.start()

@@ -68,6 +68,38 @@ def test_session_of_a_lost_database_comes_back_by_a_managers_order_alone(
     assert len(tokens(hub, lost.name)) == 1
 
 
+def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service, amy):
+    """Its Hub has forgotten login and server, and stops what it could not start."""
+    init = service.init(amy.name)
+    placed = next(facts for call, facts in reversed(service.calls) if call == "placed")
+    hub.terminate()
+    (hub.folder / "jupyterhub.sqlite").unlink()
+    hub.start()
+    again = User(hub.url, amy.name, PASSWORD)
+    again.login()
+    service.plan = {"action": "adopt", "incarnation": placed["incarnation"]}
+
+    for _ in range(2):
+        refused = start(hub, amy.name)
+        assert refused.status_code == 409
+        assert REVOKED in refused.json()["message"]
+        assert service.init(amy.name) == init
+        assert not hub.server(amy.name)["ready"]
+        assert tokens(hub, amy.name) == []
+    told = [call for call, facts in service.calls if facts["key"] == placed["key"]]
+    assert told == ["plan-start", "placed", "plan-start", "plan-start"]
+
+    service.plan["renew_login"] = True
+    assert start(hub, amy.name).status_code in {201, 202}
+    wait_until(lambda: hub.server(amy.name)["ready"], 60, hub.log)
+    assert service.init(amy.name) == init
+    assert again.visit(f"/user/{amy.name}/lab").status_code == 200
+    service.plan = None
+    hub.stop_server(amy.name)
+    with pytest.raises(LookupError):
+        service.init(amy.name)
+
+
 def test_order_makes_no_token_valid_that_is_anothers_or_that_no_hub_has_made(
     hub, service, suspended
 ):

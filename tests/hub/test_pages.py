@@ -31,12 +31,7 @@ def chromium():
 def tab(chromium, amy):
     """A tab in amy's browser, with her cookies."""
     context = chromium.new_context(base_url=amy.base)
-    context.add_cookies(
-        [
-            {"name": c.name, "value": c.value, "domain": "127.0.0.1", "path": c.path}
-            for c in amy.http.cookies
-        ]
-    )
+    context.add_cookies(chromium_program.cookies(amy))
     # of JupyterLab, its page is enough: what it loads takes five seconds of processor
     context.route("**/static/lab/**", lambda route: route.abort())
     yield context.new_page()

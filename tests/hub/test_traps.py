@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import threading
 import time
 
 import jupyterhub
@@ -185,6 +186,29 @@ def test_t6_hub_killed_during_a_resume_keeps_the_session(hub, service, suspended
     assert comes_back(suspended)
 
 
+def test_t25_hub_killed_as_a_cold_start_ends_finds_the_session_again(
+    hub, service, name
+):
+    """It has noted the incarnation, and not yet where that runs."""
+    held = hub.folder / f"held-start-of-{name}"
+    held.touch()
+    amy = hub.user(name)
+    hub.api("POST", f"users/{name}/server")
+    wait_until(held.read_text, 30, hub.log)
+    init = service.init(name)
+    hub.kill()
+    held.unlink()
+    hub.start()
+    wait_until(lambda: hub.server(name)["ready"], 60, hub.log)
+    assert service.init(name) == init
+    assert pointer(hub, name)["place"]["pid"] == init
+    assert len(tokens(hub, name)) == 1
+    assert amy.visit(f"/user/{name}/lab").status_code == 200
+    hub.stop_server(name)
+    assert gone(service, name)
+    assert tokens(hub, name) == []
+
+
 def test_t7_revoked_token_is_not_resurrected(hub, suspended):
     [number] = tokens(hub, suspended.name)
     revoked = hub.api("DELETE", f"users/{suspended.name}/tokens/a{number}")
@@ -226,6 +250,21 @@ def test_t8_stopped_tree_is_kept_without_the_service_and_adopted_later(
     assert len(tokens(hub, amy.name)) == 1
 
 
+def test_t8_tree_that_goes_on_while_no_plan_comes_is_kept(hub, service, amy):
+    """The stop was the service's, to release it; what runs now is not saved."""
+    service.capture(amy.name)
+    init = service.init(amy.name)
+    service.late["plan-stop"] = 3.0
+    service.unanswered.add("plan-stop")
+    waker = threading.Timer(1.5, service.thaw, [amy.name])
+    waker.start()
+    hub.stop_server(amy.name)
+    waker.join()
+    assert service.called("plan-stop")
+    assert pointer(hub, amy.name)["phase"] == "unknown"
+    assert service.init(amy.name) == init
+
+
 def test_t9_stop_during_a_resume_leaves_no_orphan_and_keeps_the_session(
     hub, service, suspended
 ):
@@ -257,7 +296,8 @@ def test_stop_during_a_resume_is_not_held_up_by_a_service_that_answers_late(
     assert not settled(hub, name)["ready"]
     service.hold_restore.set()
     wait_until(lambda: gone(service, name), 10)
-    assert pointer(hub, name)["phase"] == "suspended"
+    # The place is ended first, and the pointer is written then.
+    wait_until(lambda: pointer(hub, name)["phase"] == "suspended", 10)
     service.late.clear()
     assert comes_back(suspended)
 
@@ -279,7 +319,7 @@ def test_t10_suspended_named_server_is_not_renamed_and_deletes_its_login(
 
     answer = hub.api("DELETE", f"users/{name}/servers/lab1", json={"remove": True})
     assert answer.status_code == 204
-    assert service.called("forget") == 1
+    wait_until(lambda: service.called("forget") == 1, 30, hub.log)
     assert tokens(hub, name, "lab1") == []
 
 

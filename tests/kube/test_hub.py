@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from tests.kube.conftest import MODEL
 from tests.support.cluster import NAMESPACE
 from tests.support.elsewhere import (
@@ -173,9 +174,11 @@ def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, 
     wait(lambda: phase(hub, user) == "running", hub)
     name = cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
     node = next(n for n in cluster.nodes if n.name == name)
+    (place,) = node.agent.living(SessionKey(user))
     node.agent.hold_at = "dump"
     assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
     wait(lambda: phase(hub, user) == "suspending", hub)
+    wait(lambda: place.state is TreeState.CAPTURING, hub)  # the order has come there
     elsewhere.do(node.stop_agent)
     elsewhere.do(node.start_agent)
     node.agent.hold_at = ""

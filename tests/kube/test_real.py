@@ -23,6 +23,7 @@ from tests.support.elsewhere import (
     Elsewhere,
     phase,
     reclaim,
+    suspended,
     wait,
 )
 from tests.support.hub import HubUnderTest, free_port, proxy_command
@@ -117,7 +118,7 @@ def test_a_kernel_goes_on_in_another_pod(hub, elsewhere):
     for _ in range(2):
         wait(lambda: phase(hub, "ada") == "running", hub)
         assert reclaim(hub, "POST", "sessions/ada/-/suspend").ok
-        wait(lambda: phase(hub, "ada") == "suspended", hub)
+        suspended(hub, "ada")
         wait(lambda: elsewhere.cluster.pod("jupyter-ada") is None, hub)
         user.start_server()
         with kernel:

@@ -179,7 +179,8 @@ async def test_a_return_that_no_node_takes_says_why_before_the_hub_gives_up(
 ):
     gpu = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
     cluster.gpus = 0
-    spawner = make(start_timeout=1, **gpu)
+    # within it the pod is made, judged by the scheduler, and heard of
+    spawner = make(start_timeout=8, **gpu)
     identity = Identity(
         api_token="saved", port=SERVER_PORT, node_labels={"gpu": "none-of-ours"}
     )

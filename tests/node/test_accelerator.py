@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Card, State
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Card, CudaState
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -78,7 +78,7 @@ class Cards:
     def __init__(self, *cards: CardUse) -> None:
         self.cards = list(cards)
 
-    def look(self, since: float) -> list[CardUse]:
+    def measure(self, since: float) -> list[CardUse]:
         return self.cards
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class BusyCards(Cards):
         super().__init__(*cards)
         self.times = times
 
-    def look(self, since: float) -> list[CardUse] | None:
+    def measure(self, since: float) -> list[CardUse] | None:
         self.times -= 1
         return None if self.times >= 0 else self.cards
 
@@ -134,17 +134,17 @@ def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(GpuUser(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
     described = accelerator.describe(survey)
     assert described.bytes() == 100
     assert described.users == [process.ns_pid]
 
     accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
-    assert driver.states == {process.pid: State.CHECKPOINTED}
+    assert driver.states == {process.pid: CudaState.CHECKPOINTED}
     wait_for(lambda: processes.is_stopped(process))
     accelerator.fill(described, NO_LIMIT, sleeper)
 
-    assert driver.states == {process.pid: State.RUNNING}
+    assert driver.states == {process.pid: CudaState.RUNNING}
     assert processes.is_stopped(process)
 
 
@@ -163,7 +163,7 @@ def test_memory_that_is_not_told_counts_as_all_that_is_in_use(
             processes=[ProcessUse(pid=process.pid, memory=None)],
         )
     )
-    survey = Survey(users=(GpuUser(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
     assert accelerator.describe(survey).bytes() == expected
 
 
@@ -173,7 +173,7 @@ def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
     uses = [ProcessUse(pid=process.pid)] if known else None
     accelerator = told(CardUse(uuid=gpu.CARD.uuid, processes=uses))
     with pytest.raises(Refused) as caught:
-        accelerator.describe(Survey(users=(GpuUser(process, State.RUNNING),)))
+        accelerator.describe(Survey(users=(GpuUser(process, CudaState.RUNNING),)))
     assert caught.value.reason is Reason.GPU_DRIVER_SILENT
 
 
@@ -186,7 +186,7 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(GpuUser(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
     described = accelerator.describe(survey)
     accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
     crowded = make(driver, free=99)
@@ -194,10 +194,10 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     with pytest.raises(ReclaimError) as caught:
         crowded.fill(described, NO_LIMIT, sleeper)
     assert caught.value.reason.value == "gpu_memory"
-    assert driver.states == {process.pid: State.CHECKPOINTED}
+    assert driver.states == {process.pid: CudaState.CHECKPOINTED}
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
-    assert driver.states == {process.pid: State.RUNNING}
+    assert driver.states == {process.pid: CudaState.RUNNING}
 
 
 class SlowDriver(gpu.WellDriver):
@@ -222,7 +222,7 @@ def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
         pids = [popen.pid for popen in popens]
         both = [p for p in whole.processes if p.pid in pids]
         driver = SlowDriver(*pids)
-        driver.states = dict.fromkeys(pids, State.CHECKPOINTED)
+        driver.states = dict.fromkeys(pids, CudaState.CHECKPOINTED)
         card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=150, processes=[])
         accelerator = Accelerator(
             driver, Cards(card), lock_seconds=1, seconds=60, room_seconds=60
@@ -247,7 +247,7 @@ def test_two_that_are_filled_at_once_never_count_on_the_same_memory():
         driver.go_on.set()
         for thread in threads:
             thread.join()
-        assert set(driver.states.values()) == {State.RUNNING}
+        assert set(driver.states.values()) == {CudaState.RUNNING}
     finally:
         for popen in popens:
             popen.kill()
@@ -258,7 +258,7 @@ def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
     sleeper,
 ):
     (process,) = sleeper.processes
-    survey = Survey(users=(GpuUser(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
     use = [ProcessUse(pid=process.pid, memory=100)]
     card = CardUse(uuid=gpu.CARD.uuid, free=9, processes=use)
     options = {"lock_seconds": 1, "seconds": 1, "look_seconds": 0.1}
@@ -283,7 +283,7 @@ def test_fill_of_what_was_never_emptied_needs_no_room():
     try:
         process = holder.process(holder.pid)
         driver = gpu.WellDriver(process.pid)
-        survey = Survey(users=(GpuUser(process, State.RUNNING),))
+        survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
         described = make(driver, pid=process.pid).describe(survey)
         make(driver, free=0).fill(described, NO_LIMIT, holder.snapshot())
         assert driver.calls == []
@@ -310,7 +310,7 @@ def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
             )
             *above, shell, program = tree.processes
             driver = gpu.WellDriver(program.pid)
-            survey = Survey(users=(GpuUser(program, State.RUNNING),))
+            survey = Survey(users=(GpuUser(program, CudaState.RUNNING),))
             make(driver).empty(lambda: tree, survey, NO_LIMIT)
             wait_for(lambda: processes.is_stopped(shell))
             wait_for(lambda: processes.is_stopped(program))
@@ -339,7 +339,7 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     (process,) = sleeper.processes
     driver, init = FourCards(process.pid), sleeper.init.pid
     first, second = (card.uuid for card in driver.cards()[1:3])
-    survey = Survey(users=(GpuUser(process, State.RUNNING),))
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
     before = make(driver, visible={process.pid: {first}}.get)
     described = before.describe(survey)
     assert [card.uuid for card in described.cards] == [first]
@@ -370,7 +370,7 @@ def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
 def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
     (process,) = sleeper.processes
     accelerator = make(gpu.WellDriver(process.pid), divided=True)
-    survey = Survey(users=(GpuUser(process, State.RUNNING),), stopped=(process,))
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),), stopped=(process,))
     assert [one.code for one in accelerator.findings(survey, sleeper)] == [
         "gpu_stopped",
         "gpu_mig",
@@ -382,7 +382,7 @@ def test_findings_name_a_client_of_mps_also_one_that_the_driver_does_not_know(
     sleeper, known
 ):
     (process,) = sleeper.processes
-    user = (GpuUser(process, State.RUNNING),)
+    user = (GpuUser(process, CudaState.RUNNING),)
     survey = Survey(users=user) if known else Survey(others=(process,))
     accelerator = make(gpu.WellDriver(process.pid), pid=process.pid, mps=True)
     assert [one.code for one in accelerator.findings(survey, sleeper)] == ["gpu_mps"]

@@ -11,7 +11,11 @@ from threading import Thread
 
 import pytest
 
-from jupyterhub_gpu_reclaim.node.jupyter.server import Login, answers_tls, speaks_tls
+from jupyterhub_gpu_reclaim.node.jupyter.server import (
+    ServerLogin,
+    answers_tls,
+    speaks_tls,
+)
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from tests.support.agent import SERVER, wait_for
 
@@ -62,7 +66,7 @@ def place(request, folder, places, certificate):
 
     def listens() -> bool:
         assert place.popen.poll() is None, place.output.read_text()
-        return answers_tls(jupyter_api.Address(port, "/", ""))
+        return answers_tls(jupyter_api.ServerAddress(port, "/", ""))
 
     wait_for(listens)
     return place
@@ -76,9 +80,9 @@ def test_capture_server_behind_tls_is_refused_and_left_alone(agent, place):
     assert place.alive
 
 
-def login(url: str) -> Login:
+def login(url: str) -> ServerLogin:
     environment = {"JUPYTERHUB_SERVICE_URL": url}
-    return Login(0, "/", "", 0, "/", environment)
+    return ServerLogin(0, "/", "", 0, "/", environment)
 
 
 class Plain(BaseHTTPRequestHandler):
@@ -97,7 +101,7 @@ class Plain(BaseHTTPRequestHandler):
 def plain():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
     Thread(target=server.serve_forever, daemon=True).start()
-    yield jupyter_api.Address(server.server_port, "/", "")
+    yield jupyter_api.ServerAddress(server.server_port, "/", "")
     server.shutdown()
     server.server_close()
 
@@ -112,7 +116,7 @@ async def test_speaks_server_that_answers_in_plain_http_does_not(plain):
 async def test_speaks_server_that_does_not_answer_is_judged_by_its_address():
     client = jupyter_api.make_client()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        where = jupyter_api.Address(silent.getsockname()[1], "/", "")
+        where = jupyter_api.ServerAddress(silent.getsockname()[1], "/", "")
         assert await speaks_tls(client, where, login("https://127.0.0.1:1/"))
         assert not await speaks_tls(client, where, login("http://127.0.0.1:1/"))
     client.close()
@@ -127,7 +131,7 @@ async def test_speaks_server_with_a_certificate_does(certificate):
     Thread(target=server.serve_forever, daemon=True).start()
     client = jupyter_api.make_client()
     try:
-        where = jupyter_api.Address(server.server_port, "/", "")
+        where = jupyter_api.ServerAddress(server.server_port, "/", "")
         assert await speaks_tls(client, where, login("http://127.0.0.1:1/"))
     finally:
         client.close()

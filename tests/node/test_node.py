@@ -13,7 +13,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import SYSCTL, parse_ranges
-from jupyterhub_gpu_reclaim.linux.sock_diag import State
+from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.support.agent import Agent, criu_folder, wait_for
 
 #: A state of /proc/net/tcp: closed by this side, and not to be used for a minute.
@@ -79,7 +79,7 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     held = inet.tree_inodes(process.pid for process in tree.processes)
     found = inet.sockets_of(server.place.init_pid, held.keys())
     links = inet.links_of(found, held.keys())
-    listening = {one.local.port for one in found if one.state is State.LISTEN}
+    listening = {one.local.port for one in found if one.state is TcpState.LISTEN}
     ephemeral = {one.local.port for one in found if one.inode in links} - listening
     assert ephemeral
     agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})

@@ -1,6 +1,7 @@
 """One operation per session; followers see all of it, whenever they come."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     Operation,
     Operations,
-    Progress,
+    StepReporter,
     durably,
     in_thread,
 )
@@ -104,6 +105,22 @@ async def test_attach_while_another_runs_is_refused():
     assert operations.attach("i", "capture", "cp-2") is None
 
 
+async def test_operations_that_have_ended_are_kept_without_a_descriptor():
+    async def work(operation):
+        operation.cancel.check()
+        yield step("dump")
+
+    operations = Operations()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(20):
+        name = f"session{number}"
+        operation = operations.begin(name, Operation("capture", KEY, "cp"), work)
+        await operation.wait(10)
+        assert operations.attach(name, "capture", "cp") is operation
+    assert await operations.finish(10) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
 @pytest.mark.parametrize(("kind", "anew"), [("restore", True), ("capture", False)])
 async def test_attach_to_a_restore_that_failed_begins_anew(kind, anew):
     async def work(operation):
@@ -144,7 +161,7 @@ async def test_in_thread_that_takes_too_long_is_timed_out():
 async def test_step_that_fails_says_so():
     operation = Operation("capture", KEY, "cp")
     with pytest.raises(RolledBack):
-        async with Progress(operation, SystemClock()).step("dump", "Saving"):
+        async with StepReporter(operation, SystemClock()).step("dump", "Saving"):
             raise RolledBack(Reason.CANCELLED)
     assert [event.step.state for event in operation.events] == ["begun", "failed"]
 
@@ -154,11 +171,15 @@ class FullDisk:
 
     def __init__(self) -> None:
         self.saved = []
+        self.remembered = []
 
     def save(self, record: Record) -> None:
         if self.saved:
             raise OSError(28, "No space left on device")
         self.saved.append(record.stage)
+
+    def remember(self, record: Record) -> None:
+        self.remembered.append(record.stage)
 
 
 async def test_durably_record_that_cannot_be_written_rolls_back():
@@ -185,7 +206,10 @@ async def test_durably_record_that_cannot_be_written_rolls_back():
             undone.append(True)
             raise
 
+    disk = FullDisk()
     with pytest.raises(StoreError):
-        async for _ in durably(steps(), FullDisk()):
+        async for _ in durably(steps(), disk):
             pass
     assert undone == [True]
+    # else this agent would take a tree that it could not thaw for one that runs
+    assert disk.remembered == [Stage.ROLLING_BACK]

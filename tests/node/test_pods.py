@@ -73,7 +73,9 @@ def told(pod=POD, **more):
 
 def test_session_of_any_user_is_found_in_the_pod_that_was_told(proc, placements):
     proc.add(mode="hold")
-    placements.tell("inc-1", told(key=ANN, image="x@sha256:1", node_labels={"a": "b"}))
+    placements.set_hint(
+        "inc-1", told(key=ANN, image="x@sha256:1", node_labels={"a": "b"})
+    )
     session = placements.find("inc-1")
     assert (session.init_pid, session.init_start) == (7, 4242)
     assert (session.key, session.holding, session.container) == (ANN, True, ID)
@@ -93,21 +95,21 @@ def test_session_of_which_nothing_was_told_is_listed_but_not_found(proc, placeme
 
 def test_session_without_a_pod_in_the_order_is_not_known(placements):
     with pytest.raises(NotFound):
-        placements.tell("inc-1", PodHint())
+        placements.set_hint("inc-1", PodHint())
 
 
 def test_claim_of_another_pod_is_never_the_session(proc, placements):
     proc.add(7, start=100, pod=OTHER)
     proc.add(8, start=200)
     assert [one.hint.pod for one in placements.list()] == [OTHER, POD]
-    placements.tell("inc-1", told(key=ANN))
+    placements.set_hint("inc-1", told(key=ANN))
     assert placements.find("inc-1").init_pid == 8
     assert [one.init_pid for one in placements.list()] == [8]
 
 
 def test_claim_alone_is_no_session_of_the_pod_that_was_told(proc, placements):
     proc.add(pod=OTHER)
-    placements.tell("inc-1", told())
+    placements.set_hint("inc-1", told())
     with pytest.raises(NotFound):
         placements.find("inc-1")
     assert placements.list() == []
@@ -115,7 +117,7 @@ def test_claim_alone_is_no_session_of_the_pod_that_was_told(proc, placements):
 
 def test_session_that_claims_another_user_is_not_touched(proc, placements):
     proc.add(user="bob")
-    placements.tell("inc-1", told(key=ANN))
+    placements.set_hint("inc-1", told(key=ANN))
     with pytest.raises(NotFound) as caught:
         placements.find("inc-1")
     assert "bob" in caught.value.detail
@@ -124,7 +126,7 @@ def test_session_that_claims_another_user_is_not_touched(proc, placements):
 def test_what_a_user_starts_later_in_the_pod_is_not_the_init(proc, placements):
     proc.add(70, start=500, pids="70\t40", mode="hold")
     proc.add(7, start=100, pids="7\t9")  # below an entry point of the image
-    placements.tell("inc-1", told())
+    placements.set_hint("inc-1", told())
     session = placements.find("inc-1")
     assert (session.init_pid, session.holding) == (7, False)
 
@@ -144,7 +146,7 @@ def test_what_a_user_starts_later_in_the_pod_is_not_the_init(proc, placements):
 )
 def test_impostor_is_no_session(proc, placements, changes):
     proc.add(**changes)
-    placements.tell("inc-1", told())
+    placements.set_hint("inc-1", told())
     assert placements.list() == []
     with pytest.raises(NotFound):
         placements.find("inc-1")
@@ -152,10 +154,10 @@ def test_impostor_is_no_session(proc, placements, changes):
 
 def test_told_again_keeps_what_was_not_said_of_the_same_pod(proc, placements):
     proc.add()
-    placements.tell("inc-1", told(key=ANN, image="x"))
-    placements.tell("inc-1", told())
+    placements.set_hint("inc-1", told(key=ANN, image="x"))
+    placements.set_hint("inc-1", told())
     assert placements.find("inc-1").hint == told(key=ANN, image="x")
-    placements.tell("inc-1", told(OTHER))
+    placements.set_hint("inc-1", told(OTHER))
     with pytest.raises(NotFound):
         placements.find("inc-1")
 
@@ -164,9 +166,9 @@ def test_first_program_that_was_just_started_is_waited_for(proc, placements):
     now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
     proc.add(comm="runc:[2:INIT]", start=now)
     patient = PodPlacements("", proc.folder, patience=60)
-    patient.tell("inc-1", told())
+    patient.set_hint("inc-1", told())
     begun = time.monotonic()
-    placements.tell("inc-1", told())
+    placements.set_hint("inc-1", told())
     with pytest.raises(NotFound):
         placements.find("inc-1")
     assert time.monotonic() - begun >= 0.15

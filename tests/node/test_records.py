@@ -1,5 +1,7 @@
 """Records survive what a folder may go through."""
 
+import errno
+
 import msgspec
 import pytest
 
@@ -98,6 +100,33 @@ def test_delete_is_idempotent(records):
     records.delete("inc-1")
     records.delete("inc-1")
     assert records.list() == []
+
+
+def test_remembered_record_counts_until_one_is_written(records, tmp_path):
+    records.save(record(Stage.CAPTURING))
+    records.remember(record(Stage.ROLLING_BACK))
+    assert records.find("inc-1").stage is Stage.ROLLING_BACK
+    assert [one.stage for one in records.list()] == [Stage.ROLLING_BACK]
+    after_a_restart = Records(tmp_path / "records")
+    assert after_a_restart.find("inc-1").stage is Stage.CAPTURING
+    records.save(record(Stage.FAILED))
+    assert [one.stage for one in records.list()] == [Stage.FAILED]
+    records.remember(record(Stage.ROLLING_BACK))
+    records.delete("inc-1")
+    assert records.list() == []
+
+
+def test_noted_record_counts_whether_it_can_be_written_or_not(records, monkeypatch):
+    def no_room(record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    records.save(record(Stage.CAPTURED))
+    with monkeypatch.context() as full:
+        full.setattr(records, "_write", no_room)
+        records.note(record(Stage.FAILED))
+        assert records.find("inc-1").stage is Stage.FAILED
+    records.note(record(Stage.CAPTURING))
+    assert [one.stage for one in records.list()] == [Stage.CAPTURING]
 
 
 def test_at_changes_the_stage_alone(records):

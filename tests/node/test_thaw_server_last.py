@@ -10,9 +10,9 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
-from jupyterhub_gpu_reclaim.node.jupyter.wake_up import Connection, WakeUp
+from jupyterhub_gpu_reclaim.node.jupyter.wake_up import ConnectionFile, WakeUp
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, this_machine
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from tests.support.agent import goes_on
 
 
@@ -26,8 +26,8 @@ def listener():
 def wake(listener):
     """A wake-up for a server and a kernel that both never answer."""
     port = listener.getsockname()[1]
-    with WakeUp(Address(port, "/", "token")) as made:
-        made.queue([Connection(shell_port=port)], [])
+    with WakeUp(ServerAddress(port, "/", "token")) as made:
+        made.queue([ConnectionFile(shell_port=port)], [])
         yield made
 
 
@@ -59,7 +59,7 @@ def test_server_whose_kernel_never_answers_is_held_for_a_moment_only(
 
 def test_server_without_kernels_is_not_held(counter, listener, saved, monkeypatch):
     monkeypatch.setattr(ptrace, "standing", None)
-    with WakeUp(Address(listener.getsockname()[1], "/", "token")) as wake:
+    with WakeUp(ServerAddress(listener.getsockname()[1], "/", "token")) as wake:
         wake.queue([], [])
         wake_up.thaw_server_last(wake, *saved)
     assert goes_on(counter)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from tests.support.agent import wait_for
 
 #: Longer than what a busy machine takes for a capture and a restore, in which it stands
@@ -61,7 +61,7 @@ def test_restore_idle_kernel_counts_as_used_at_its_return(agent, jupyter, places
 
 def test_queue_of_a_server_that_names_thousands_of_terminals_stays_small():
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as stopped:
-        address = Address(stopped.getsockname()[1], "/", "token")
+        address = ServerAddress(stopped.getsockname()[1], "/", "token")
         with WakeUp(address) as wake:
             wake.queue([], (str(number) for number in range(3000)))
             stopped.setblocking(False)

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 from tests.support.agent import Jupyter, Place, wait_for
 
@@ -54,7 +54,7 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
         "init_pid": tree.init.pid,
         "root_pid": tree.server.pid,
         "pids": [process.pid for process in tree.processes],
-        "address": Address(port or server.port, server.PREFIX, server.TOKEN),
+        "address": ServerAddress(port or server.port, server.PREFIX, server.TOKEN),
     }
     return SampleTarget(**values | changes)
 
@@ -97,7 +97,7 @@ async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
     server = HTTPServer(Application([("/api/(.*)", Heard)]))
     sockets = bind_sockets(0, "127.0.0.1")
     server.add_sockets(sockets)
-    address = Address(sockets[0].getsockname()[1], "/", "secret")
+    address = ServerAddress(sockets[0].getsockname()[1], "/", "secret")
     me = os.getpid()
     one = SampleTarget("i", SessionKey("ann"), me, me, [me], address)
     sampler = Sampler(SystemClock())
@@ -122,7 +122,14 @@ async def test_sample_of_an_idle_server_only_asks_whether_all_is_as_before():
 def test_sample_of_a_server_with_a_kernel_is_complete(server):
     kernel = server.kernels()[0]["id"]
     server.client.post("api/terminals")
-    wait_for(lambda: len(server.place.tree.processes) >= 4)
+
+    def shell_is_ready() -> bool:
+        """It starts programs of its own first, which end at once."""
+        there = server.place.tree.processes
+        time.sleep(0.2)
+        return len(there) == 4 and there == server.place.tree.processes
+
+    wait_for(shell_is_ready)
 
     (taken,) = sample(watched(server))
 
@@ -132,7 +139,7 @@ def test_sample_of_a_server_with_a_kernel_is_complete(server):
     assert taken.kernels[0].execution_state == "idle"
     assert abs(taken.kernels[0].last_activity - time.time()) < 60
     assert taken.connections == 0
-    assert taken.processes == len(server.place.tree.processes)
+    assert taken.processes == 4
     assert 50_000_000 < taken.memory < 2_000_000_000
     assert taken.cpu_server > 0
     assert taken.cpu_work > 0

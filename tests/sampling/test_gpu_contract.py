@@ -53,7 +53,7 @@ class OnTheNode:
 
     def see(self, scene: str):
         library, pids = SCENES[scene]
-        return samples_of(Nvml(library(), driver=Path("/none")).look(0), pids)
+        return samples_of(Nvml(library(), driver=Path("/none")).measure(0), pids)
 
 
 class FromOutside:

@@ -15,7 +15,7 @@ class Cards:
     def __init__(self) -> None:
         self.asked: list[float] = []
 
-    def look(self, since: float) -> list[CardUse]:
+    def measure(self, since: float) -> list[CardUse]:
         self.asked.append(since)
         mine = ProcessUse(pid=os.getpid(), memory=7, sm_percent=40.0)
         return [CardUse(uuid="ab", name="H200", processes=[mine])]
@@ -27,7 +27,7 @@ class Hanging:
     def __init__(self) -> None:
         self.go_on = threading.Event()
 
-    def look(self, since: float) -> list[CardUse]:
+    def measure(self, since: float) -> list[CardUse]:
         self.go_on.wait(10)
         return []
 

@@ -12,7 +12,7 @@ BUSY, IDLE = [nvml.BUSY_PID], [nvml.IDLE_PID]
 
 
 def sample(library, pids):
-    return samples_of(Nvml(library).look(1_700_000_000.0), pids)
+    return samples_of(Nvml(library).measure(1_700_000_000.0), pids)
 
 
 def test_a_card_tells_who_works_and_who_only_holds_memory():
@@ -32,7 +32,7 @@ def test_a_session_of_two_processes_has_their_sum_but_no_more_than_the_card():
 def test_a_session_without_a_card_is_known_to_have_none():
     assert sample(nvml.Recorded(), [1]) == []
     assert sample(nvml.NoDriver(), BUSY) == []
-    assert samples_of(NoCards().look(0), BUSY) == []
+    assert samples_of(NoCards().measure(0), BUSY) == []
 
 
 @pytest.mark.parametrize("library", [nvml.SilentAboutIdle(), nvml.VanishedPid()])
@@ -62,7 +62,7 @@ def test_a_card_that_does_not_answer_leaves_every_session_unknown(library):
 
 
 def test_instances_of_a_divided_card_are_told_apart():
-    cards = Nvml(nvml.Divided()).look(0)
+    cards = Nvml(nvml.Divided()).measure(0)
     assert cards[0].divided
     first, second = samples_of(cards, BUSY + IDLE)
     assert (first.instance, first.memory) == (1, 5)
@@ -70,7 +70,7 @@ def test_instances_of_a_divided_card_are_told_apart():
 
 
 def test_a_client_of_mps_is_listed_and_its_work_is_not_taken_for_idleness():
-    (card,) = Nvml(nvml.Shared()).look(0)
+    (card,) = Nvml(nvml.Shared()).measure(0)
     uses = {use.pid: use for use in card.processes}
     assert uses[nvml.BUSY_PID].mps
     assert uses[nvml.BUSY_PID].sm_percent is None
@@ -81,15 +81,15 @@ def test_a_client_of_mps_is_listed_and_its_work_is_not_taken_for_idleness():
 def test_a_container_without_the_library_does_not_know_the_machines_cards(tmp_path):
     driver = tmp_path / "version"
     source = Nvml(nvml.NoLibrary(), driver=driver)
-    assert source.look(0) == []
+    assert source.measure(0) == []
     driver.touch()
-    assert source.look(0) is None
+    assert source.measure(0) is None
 
 
 def test_a_silence_is_logged_once(caplog):
     source = Nvml(nvml.BrokenDriver())
     for _ in range(3):
-        assert source.look(0) is None
+        assert source.measure(0) is None
     assert len(caplog.records) == 1
 
 
@@ -103,13 +103,13 @@ def test_a_look_that_hangs_makes_the_next_one_unknown_and_no_second_thread():
             return 1
 
     source = Nvml(Hanging())
-    thread = threading.Thread(target=lambda: source.look(0))
+    thread = threading.Thread(target=lambda: source.measure(0))
     thread.start()
     asked.wait(10)
-    assert source.look(0) is None
+    assert source.measure(0) is None
     go_on.set()
     thread.join()
-    assert source.look(0)
+    assert source.measure(0)
 
 
 def test_a_driver_that_comes_back_is_opened_again():
@@ -122,13 +122,13 @@ def test_a_driver_that_comes_back_is_opened_again():
 
     library = Mended()
     source = Nvml(library)
-    assert source.look(0) is None
+    assert source.measure(0) is None
     library.broken = False
-    assert source.look(0)
+    assert source.measure(0)
     source.close()
 
 
 def test_the_real_library_answers_or_says_that_there_is_no_card():
     source = Nvml()
-    assert isinstance(source.look(0), list)
+    assert isinstance(source.measure(0), list)
     source.close()

@@ -267,7 +267,9 @@ class SessionsInMemory:
 class HubThatKnowsTokens(RequestHandler):
     """The one call of the Hub that a login needs."""
 
-    def get(self) -> None:
+    async def get(self) -> None:
+        if self.settings["silent"]:
+            await asyncio.Event().wait()
         if self.settings["broken"]:
             self.set_status(503)
             return
@@ -331,7 +333,8 @@ def failure():
 @pytest.fixture
 async def service(tmp_path):
     """The service over HTTP, with sessions in memory."""
-    hub = Application([(r"/hub/api/user", HubThatKnowsTokens)], broken=False)
+    hub = Application([(r"/hub/api/user", HubThatKnowsTokens)])
+    hub.settings.update(broken=False, silent=False)
     hub_server = HTTPServer(hub)
     hub_server.listen(0, "127.0.0.1")
     hub_port = next(iter(hub_server._sockets.values())).getsockname()[1]

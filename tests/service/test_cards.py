@@ -62,7 +62,7 @@ def test_suspended_card_offers_resume_and_start_fresh():
     one = made(Phase.SUSPENDED, checkpoint="c1", last_suspend=SAVED)
     assert [button.label for button in one.main] == ["Resume"]
     assert one.can_start_fresh
-    assert one.can_delete
+    assert one.deletes == "c1"
     assert one.last == "1.5 GB in 3.4 s, 400 MB stored, 2 min ago"
 
 
@@ -80,7 +80,7 @@ def test_card_of_a_session_on_its_way_has_no_buttons(phase):
     one = made(phase, checkpoint="c1")
     assert actions(one) == []
     assert not one.can_start_fresh
-    assert not one.can_delete
+    assert one.deletes == ""
 
 
 def test_card_under_way_shows_its_steps():

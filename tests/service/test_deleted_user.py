@@ -64,12 +64,6 @@ class Stack:
         )
         self.hub.start(180)
 
-    def ready(self) -> bool:
-        try:
-            return requests.get(f"{self.hub.url}{PAGE}readyz", timeout=5).ok
-        except requests.RequestException:
-            return False
-
     def pid(self) -> int:
         (pid,) = [
             pid
@@ -106,7 +100,7 @@ def test_user_deleted_while_the_service_was_down_is_deleted_when_it_is_back(stac
     hub = stack.hub
     for user in ("ada", "bob"):
         assert hub.api("POST", f"users/{user}").ok
-    wait_until(stack.ready, 120, hub.log)
+    wait_until(hub.service_ready, 120, hub.log)
     wait_until(lambda: stack.sessions("ada") == ["suspended"], 60, hub.log)
     pid = stack.pid()
     os.kill(pid, signal.SIGSTOP)  # it takes calls and answers none
@@ -115,7 +109,7 @@ def test_user_deleted_while_the_service_was_down_is_deleted_when_it_is_back(stac
     assert set(stack.agent.saved) == {"ckpt-of-ada", "ckpt-of-bob"}
 
     wait_until(lambda: set(stack.agent.saved) == {"ckpt-of-bob"}, 120, hub.log)
-    wait_until(stack.ready, 120, hub.log)
+    wait_until(hub.service_ready, 120, hub.log)
     assert hub.api("POST", "users/ada").ok  # somebody else
     assert stack.sessions("ada") == []
     assert stack.sessions("bob") == ["suspended"]

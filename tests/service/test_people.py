@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionView,
     Waiting,
 )
+from jupyterhub_gpu_reclaim.service.api import base
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY
 
 ADA = SessionKey("ada")
@@ -179,6 +180,16 @@ async def test_call_while_the_hub_is_broken_says_that_the_hub_does_not_answer(
     assert response.code == 503
     assert failure(response).code == "hub_unreachable"
     assert failure(response).retryable
+
+
+async def test_call_while_the_hub_is_silent_says_so_within_a_limit(
+    service, failure, monkeypatch
+):
+    monkeypatch.setattr(base, "LOGIN_LIMIT", 0.3)
+    service.hub.settings["silent"] = True
+    response = await service.call("api/sessions")
+    assert response.code == 503
+    assert failure(response).code == "hub_unreachable"
 
 
 async def test_suspend_of_a_running_session_is_begun_in_the_users_name(service):

@@ -7,6 +7,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 
 ADA = SessionKey("ada", "train")
+GONE = Deletion(user="ada", server="train", order="o1")
 PLACE = Placement(key=ADA, incarnation="i2", checkpoint="c1")
 STEPS = [
     Event(step=Step(step="open", title="Opening", state="done")),
@@ -75,12 +77,12 @@ async def test_calls_without_an_answer_pass_the_placement_on(service, client):
     await client.placed(PLACE)
     await client.cancelled(PLACE)
     await client.stopped(PLACE)
-    await client.forget(ADA)
+    await client.forget(GONE)
     assert service.control.calls == [
         ("placed", PLACE),
         ("cancelled", PLACE),
         ("stopped", PLACE),
-        ("forget", ADA),
+        ("forget", GONE),
     ]
 
 
@@ -96,6 +98,16 @@ async def test_calls_without_an_answer_pass_the_placement_on(service, client):
 )
 async def test_placement_that_does_not_fit_is_a_bad_request(service, failure, body):
     response = await service.spawner("placed", body)
+    assert response.code == 400
+    assert failure(response).code == "invalid"
+    assert service.control.calls == []
+
+
+@pytest.mark.parametrize("order", ["../x", "a\x00b", "x" * 65, 7])
+async def test_deletion_whose_order_is_no_name_is_a_bad_request(
+    service, failure, order
+):
+    response = await service.spawner("forget", {"user": "ada", "order": order})
     assert response.code == 400
     assert failure(response).code == "invalid"
     assert service.control.calls == []

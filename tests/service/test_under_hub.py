@@ -89,7 +89,8 @@ class Stack:
         )
         self.hub = HubUnderTest(folder, config)
         self.hub.start()
-        wait_until(self.answers, 60, self.hub.log)  # the Hub does not wait for it
+        # the Hub does not wait for it
+        wait_until(self.hub.service_ready, 60, self.hub.log)
 
     @property
     def service(self) -> str:
@@ -103,12 +104,6 @@ class Stack:
             for pid in self.hub.marked()
             if b"gpu_reclaim.service.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
-
-    def answers(self) -> bool:
-        try:
-            return requests.get(self.service + "readyz", timeout=5).ok
-        except requests.RequestException:
-            return False
 
     def token(self, user: str, **more: object) -> dict[str, str]:
         """A Hub token of that user, as a header."""
@@ -237,7 +232,7 @@ def test_hub_that_is_killed_takes_the_service_along_and_starts_a_new_one(stack):
     stack.hub.kill()
     wait_until(lambda: not stack.pids(), 20, stack.hub.log)
     stack.hub.start()
-    wait_until(stack.answers, 30, stack.hub.log)
+    wait_until(stack.hub.service_ready, 30, stack.hub.log)
     assert len(stack.pids()) == 1
     assert stack.pids() != before
     # the login of the browser outlives it: no redirect to the Hub
@@ -249,7 +244,7 @@ def test_service_that_is_killed_is_started_again_with_its_journal(stack):
     (pid,) = stack.pids()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: stack.pids() not in ([], [pid]), 60, stack.hub.log)
-    wait_until(stack.answers, 30, stack.hub.log)
+    wait_until(stack.hub.service_ready, 30, stack.hub.log)
     (view,) = stack.sessions(stack.token("ada"))
     assert view["phase"] == "suspended"
 

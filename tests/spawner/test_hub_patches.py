@@ -6,10 +6,20 @@ import asyncio
 import logging
 from types import SimpleNamespace
 
+from jupyterhub import orm
 from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub.spawner import mixin, patches  # noqa: F401 - applies it
+from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer, PointerPhase
+from tests.support.mock_hub import (
+    add_user,
+    configured_mockhub_instance,
+    hub_app,
+    mock_hub,
+)
+
+__all__ = ["configured_mockhub_instance", "hub_app", "mock_hub"]
 
 
 def test_patch_is_in_place_once_a_spawner_of_ours_is_imported():
@@ -19,6 +29,31 @@ def test_patch_is_in_place_once_a_spawner_of_ours_is_imported():
     assert patched.__wrapped__.__qualname__ == "JupyterHub.cleanup_oauth_clients"
     starts = JupyterHub.start_service
     assert starts.__wrapped__.__qualname__ == "JupyterHub.start_service"
+
+
+async def test_start_keeps_the_oauth_clients_of_suspended_servers_alone(mock_hub):
+    hub = mock_hub
+    suspended = Pointer(phase=PointerPhase.SUSPENDED, checkpoint="c1")
+    for name, pointer in (("ann", suspended), ("bob", Pointer())):
+        user = add_user(hub, name)
+        row_of_stopped_server(hub, user).state = {KEY: pointer.to_state()}
+        hub.db.commit()
+        del hub.users[user]  # as after a restart
+    hub.cleanup_oauth_clients()
+    left = {client.identifier for client in hub.db.query(orm.OAuthClient)}
+    assert left == {"jupyterhub", "jupyterhub-user-ann"}
+
+
+def row_of_stopped_server(hub, user) -> orm.Spawner:
+    """With an OAuth client, as each server has that ran once."""
+    spawner = user.spawners[""]
+    client = hub.oauth_provider.add_client(
+        client_id=spawner.oauth_client_id,
+        client_secret="secret",
+        redirect_uri=f"{user.url}oauth_callback",
+    )
+    spawner.orm_spawner.oauth_client = client
+    return spawner.orm_spawner
 
 
 class Hub:

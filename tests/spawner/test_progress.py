@@ -15,10 +15,10 @@ from jupyterhub_gpu_reclaim.hub.spawner.progress import (
 
 async def test_late_reader_hears_everything_and_the_end():
     reporter = ProgressReporter()
-    reporter.tell("first")
+    reporter.report("first")
     early = asyncio.create_task(_read(reporter))
     await asyncio.sleep(0)
-    reporter.tell("second")
+    reporter.report("second")
     reporter.end()
     async with asyncio.timeout(5):
         assert await early == await _read(reporter) == ["first", "second"]
@@ -40,7 +40,7 @@ async def test_percents_grow_and_stay_below_the_ceiling():
 def test_story_has_each_step_once_as_it_is_now_and_the_words_after_it():
     reporter = ProgressReporter()
     assert reporter.story == {"percent": 0, "status": "", "steps": []}
-    reporter.tell("Waiting for a free GPU: place 2 of 3")
+    reporter.report("Waiting for a free GPU: place 2 of 3")
     assert reporter.story["status"] == "Waiting for a free GPU: place 2 of 3"
     reporter.step(Step(step="files", title="Files", state="done", seconds=1))
     memory = {"step": "memory", "title": "Reading", "total_bytes": 4000}

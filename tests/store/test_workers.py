@@ -1,5 +1,6 @@
 """Worker processes: a pipe that many share, memory that many fill, and their deaths."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -226,6 +227,29 @@ def test_copy_to_another_process_puts_every_byte_in_its_place(saved):
     assert left == PLAIN[half - 4096 : half]
 
 
+def shared_memory() -> int:
+    """Descriptors of shared memory that this process has."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own
+            found += "memfd:" in str(descriptor.readlink())
+    return found
+
+
+def test_shared_memory_goes_with_the_workers_and_not_with_who_asked_for_them(working):
+    before, kept = shared_memory(), []
+    for number in range(1, 4):
+        writer = begin(working, number)
+        take(writer, "pages-1.img", PLAIN)
+        writer.commit()
+        saved = working.open(f"c{number}")
+        with Target(len(PLAIN)) as target:
+            saved.copy_to("pages-1.img", [(0, len(PLAIN), target.pid, target.address)])
+        kept += [writer, saved]
+    assert shared_memory() == before
+    assert kept[0].stored_bytes > 5_000_000
+
+
 def test_copy_of_nothing_is_nothing(saved):
     assert saved.copy_to("pages-1.img", []) == 0
 
@@ -446,7 +470,7 @@ def test_hung_fork_server_is_replaced_and_its_workers_at_work_live_on(monkeypatc
         assert _alive(hung)
         os.kill(hung, signal.SIGCONT)  # it may: nobody asks it any more
         for worker in at_work:
-            worker.tell(channel.Finish(1.0))  # lives, and has nothing to report
+            worker.send(channel.Finish(1.0))  # lives, and has nothing to report
             worker.end()
         for worker in pool.start():
             worker.end()

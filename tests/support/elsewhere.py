@@ -77,6 +77,16 @@ def wait(condition, hub, seconds=40):
     return wait_until(condition, seconds, hub.log)
 
 
+def suspended(hub, user, seconds=40):
+    """Wait until it is; if it is not, say what the session tells."""
+
+    def told():
+        view = reclaim(hub, "GET", f"sessions/{user}/-").text
+        return f"{hub.log()[-20000:]}\n{view}"
+
+    wait_until(lambda: phase(hub, user) == "suspended", seconds, told)
+
+
 def phase(hub, user):
     answer = reclaim(hub, "GET", f"sessions/{user}/-")
     return answer.json().get("phase") if answer.ok else answer.status_code

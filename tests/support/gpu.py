@@ -12,9 +12,9 @@ from pathlib import Path
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
     Card,
+    CudaState,
     DriverError,
     Memory,
-    State,
 )
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
 
@@ -26,7 +26,7 @@ class WellDriver:
     """Does what the driver does, to the processes that it was told of."""
 
     def __init__(self, *pids: int) -> None:
-        self.states = dict.fromkeys(pids, State.RUNNING)
+        self.states = dict.fromkeys(pids, CudaState.RUNNING)
         self.calls: list[tuple[str, int]] = []
         self.moves: list[tuple[str, str]] = []
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class WellDriver:
     def close(self) -> None:
         """Nothing was started."""
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaState | None:
         return self.states.get(pid)
 
     def thread(self, pid: int) -> int | None:
@@ -52,19 +52,19 @@ class WellDriver:
         return {pid: Memory(own=1 << 29, borrowed=0) for pid in pids}
 
     def lock(self, pid: int, *, seconds: float) -> None:
-        self._step("lock", pid, State.RUNNING, State.LOCKED)
+        self._step("lock", pid, CudaState.RUNNING, CudaState.LOCKED)
 
     def checkpoint(self, pid: int, *, seconds: float) -> None:
-        self._step("checkpoint", pid, State.LOCKED, State.CHECKPOINTED)
+        self._step("checkpoint", pid, CudaState.LOCKED, CudaState.CHECKPOINTED)
 
     def restore(self, pid: int, *, seconds: float, moves=()) -> None:
         self.moves = list(moves)
-        self._step("restore", pid, State.CHECKPOINTED, State.LOCKED)
+        self._step("restore", pid, CudaState.CHECKPOINTED, CudaState.LOCKED)
 
     def unlock(self, pid: int) -> None:
-        self._step("unlock", pid, State.LOCKED, State.RUNNING)
+        self._step("unlock", pid, CudaState.LOCKED, CudaState.RUNNING)
 
-    def _step(self, call: str, pid: int, before: State, after: State) -> None:
+    def _step(self, call: str, pid: int, before: CudaState, after: CudaState) -> None:
         with self._lock:
             self.calls.append((call, pid))
             if self.states[pid] is not before:
@@ -81,7 +81,7 @@ class AbsentDriver(WellDriver):
     def cards(self) -> list[Card]:
         raise DriverError("begin", -1, "no driver")
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaState | None:
         raise AssertionError("nobody asks a driver that is not there")
 
 
@@ -180,7 +180,7 @@ class CardTaken(WellDriver):
 class SilentDriver(WellDriver):
     """Answers nothing at all."""
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaState | None:
         raise DriverError("state", None, "no answer in 20 s")
 
 

@@ -142,6 +142,13 @@ class HubUnderTest:
             return requests.get(f"{self.url}/hub/api/", timeout=5).ok
         return False
 
+    def service_ready(self) -> bool:
+        """Whether our service, which this Hub does not wait for, has begun to work."""
+        with contextlib.suppress(requests.RequestException):
+            health = f"{self.url}/services/gpu-reclaim/readyz"
+            return requests.get(health, timeout=5).ok
+        return False
+
     def kill(self) -> None:
         """SIGKILL to the Hub alone; proxy and sessions live on."""
         self._end(signal.SIGKILL)
@@ -254,4 +261,7 @@ def wait_until(condition: Any, seconds: float, told: Any = lambda: "") -> Any:
         if value := condition():
             return value
         time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s: {condition}\n{told()[-4000:]}")
+    # Without what the Hub answers well, over and over.
+    lines = [line for line in told().splitlines() if " 200 GET /" not in line]
+    end = "\n".join(lines)[-6000:]
+    raise AssertionError(f"not within {seconds} s: {condition}\n{end}")

@@ -1,19 +1,24 @@
-"""A single-user server as ``jupyterhub-singleuser``, in less than half of its time.
+"""A single-user server as ``jupyterhub-singleuser``, in a fraction of its time.
 
-Tests start a hundred of them. JupyterHub's own takes two seconds of processor: half of
-that for the Hub's database and pages, which a server imports and never uses, for Node,
-which JupyterLab starts to read the configuration of npm, and for JupyterLab's manager
-of extensions. All that a user meets is there: login, pages, kernels, terminals.
-``make demo-check`` starts, saves and brings back the whole one.
+Tests start a hundred of them. JupyterHub's own takes two seconds of processor: a
+quarter of that for the Hub's database and pages, which a server imports and never uses,
+and half for JupyterLab and the Notebook, whose pages no test reads that has no browser.
+What a test meets is all there: login, kernels, terminals, our extension; the address of
+JupyterLab answers with an empty page. With a browser a test takes :data:`WITH_LAB`.
+``make demo-check`` starts, saves and brings back the whole server.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
+from typing import Any
 
 #: What a Hub that is configured by tests starts (``c.Spawner.cmd``).
 COMMAND = [sys.executable, __file__]
+WITH_LAB = [*COMMAND, "with-lab"]
+#: Modules that are imported and never used.
 LEFT_OUT = (
     "sqlalchemy",
     "sqlalchemy.exc",
@@ -21,6 +26,13 @@ LEFT_OUT = (
     "jupyterhub.handlers",
     "jupyterhub.handlers.pages",
     "jupyterlab.extensions.pypi",
+)
+#: Extensions of the server that have pages alone.
+PAGES = ("jupyterlab", "jupyter_lsp", "notebook", "notebook_shim")
+#: In place of JupyterLab's; the element is where that one's settings stand.
+EMPTY_PAGE = (
+    "<!doctype html><title>JupyterLab</title>"
+    "<script id=jupyter-config-data type=application/json>{}</script>"
 )
 
 
@@ -33,14 +45,52 @@ class LeftOut(ModuleType):
         return type(name, (Exception,), {})
 
 
-def main() -> int | None:
-    """Become the server; returns its exit status."""
-    sys.modules.update((name, LeftOut(name)) for name in LEFT_OUT)
-    from jupyterhub.singleuser import main as serve
+def leave_out_lab() -> None:
+    """Answer for JupyterLab with an empty page, to whoever is logged in."""
+    from jupyter_server.base.handlers import JupyterHandler
+    from jupyter_server.serverapp import ServerApp
+    from jupyter_server.utils import url_path_join
+    from tornado.web import authenticated
+
+    class Lab(JupyterHandler):
+        @authenticated
+        def get(self) -> None:
+            self.finish(EMPTY_PAGE)
+
+    def find_server_extensions(app: ServerApp) -> None:
+        found(app)
+        app.jpserver_extensions.update(dict.fromkeys(PAGES, False))
+
+    def init_webapp(app: ServerApp) -> None:
+        made(app)
+        page = url_path_join(app.base_url, r"/lab(?:/.*)?")
+        app.web_app.add_handlers(".*$", [(page, Lab)])
+
+    os.environ.setdefault("JUPYTERHUB_DEFAULT_URL", "/lab")
+    patched: Any = ServerApp
+    found, made = patched.find_server_extensions, patched.init_webapp
+    patched.find_server_extensions = find_server_extensions
+    patched.init_webapp = init_webapp
+
+
+def hasten_lab() -> None:
+    """Start no Node for the configuration of npm, and no manager of extensions."""
     from jupyterlab import commands
 
     commands._yarn_config = lambda _: {"yarn config": {}, "npm config": {}}
     sys.argv.append("--LabApp.extension_manager=readonly")
+
+
+def main() -> int | None:
+    """Become the server; returns its exit status."""
+    sys.modules.update((name, LeftOut(name)) for name in LEFT_OUT)
+    from jupyterhub.singleuser import main as serve
+
+    if WITH_LAB[-1] in sys.argv:
+        sys.argv.remove(WITH_LAB[-1])
+        hasten_lab()
+    else:
+        leave_out_lab()
     return serve()
 
 

@@ -11,6 +11,7 @@ server's. ``make demo-check`` starts the commands themselves.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,13 @@ from jupyterhub_gpu_reclaim.linux.descriptors import readable
 #: The functions that the commands call.
 HUB = "jupyterhub.app:main"
 AGENT = "jupyterhub_gpu_reclaim.node.app:main"
+_LOADED_BY_THE_HUB = (
+    "jupyterhub.authenticators",
+    "jupyterhub.proxies",
+    "jupyterhub.spawners",
+)
+#: Reads its environment when it is imported.
+_READS_ENVIRONMENT = "kubernetes_asyncio.config.kube_config"
 _ROOT = Path(__file__).parents[2]
 _LONGEST = 1 << 18  #: bytes of a request
 _LONG_SECONDS = 3600
@@ -138,6 +147,10 @@ def serve(asked: socket.socket) -> None:
     """Start what is asked for, and tell of each end, until the tests have ended."""
     for program in (HUB, AGENT):
         _load(program)
+    for group in _LOADED_BY_THE_HUB:  # all that are installed, at its start
+        for one in entry_points(group=group):
+            with contextlib.suppress(ImportError):
+                one.load()
     gc.freeze()  # a collection in what is forked writes to no page that all share
     woken, wake = socket.socketpair()
     wake.setblocking(False)
@@ -196,6 +209,8 @@ def _become(
     os.close(log)
     os.environ.clear()
     os.environ.update(env)
+    if _READS_ENVIRONMENT in sys.modules:
+        importlib.reload(sys.modules[_READS_ENVIRONMENT])
     main = _load(program)
     sys.path.remove(str(_ROOT))
     sys.argv = words

@@ -44,6 +44,7 @@ class RelaunchingService:
         self.hold_release = threading.Event()
         self.hold_release.set()
         self.late: dict[str, float] = {}  #: seconds until a call is answered
+        self.unanswered: set[str] = set()  #: calls whose answer is lost
         self.restored: dict[Key, threading.Event] = {}
         self.token_file = folder / "spawner.token"
         self.token_file.write_text(TOKEN)
@@ -140,6 +141,7 @@ class RelaunchingService:
         self.plan = self.fail_restore = None
         self.renew_login = False
         self.late.clear()
+        self.unanswered.clear()
         self.saved.clear()
         self.captured.clear()
         self.calls.clear()
@@ -242,10 +244,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._refused():
             return
+        call = self.path.rpartition("/")[2]
         try:
-            status, answer = self.service.answer(self.path.rpartition("/")[2], body)
+            status, answer = self.service.answer(call, body)
         except (LookupError, OSError) as error:
             status, answer = 409, {"code": "internal", "message": repr(error)}
+        if call in self.service.unanswered:
+            return
         self._send(status, b"" if answer is None else json.dumps(answer).encode())
 
     def _send(self, status: int, data: bytes) -> None:

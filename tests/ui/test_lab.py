@@ -15,7 +15,8 @@ STATIC = (
     / "labextension"
     / "static"
 )
-MODULES = sorted(STATIC.glob("*.js"))
+WORDS = STATIC / "view" / "words.js"
+MODULES = sorted(STATIC.rglob("*.js"))
 
 
 def node(code: str, *arguments: str) -> str:
@@ -38,7 +39,7 @@ def words():
 
     def call(*calls: tuple[object, ...]) -> list[object]:
         code = f"""
-            import * as words from {json.dumps((STATIC / "words.js").as_uri())};
+            import * as words from {json.dumps(WORDS.as_uri())};
             const calls = {json.dumps(calls)};
             const answers = calls.map(([name, ...rest]) => words[name](...rest));
             console.log(JSON.stringify(answers));

@@ -57,9 +57,9 @@ IN_PARENT: Final = 1
 LAZY: Final = 2
 PRESENT: Final = 4
 
-# CRIU 4.1's images/*.proto, as far as we touch them:
-# name, number, type. All are optional here, so that a missing one is ours to judge.
-# Paths are bytes on the wire like strings, and need not be UTF-8.
+# CRIU 4.1's images/*.proto, as far as we touch them: name, number, type. All are
+# optional here, so that a missing one is ours to judge. Paths are bytes on the wire
+# like strings, and need not be UTF-8.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "fown_entry": tuple(
         (name, number, "uint32")

@@ -68,7 +68,7 @@ def setns(pidfd: int, kinds: int) -> None:
     checked(libc.setns(pidfd, kinds), "setns")
 
 
-def tell(report: int, **facts: Any) -> None:
+def write_report(report: int, **facts: Any) -> None:
     """One line for the agent; an agent that is gone needs none."""
     try:
         os.write(report, json.dumps(facts).encode() + b"\n")
@@ -138,11 +138,11 @@ def become(spec: dict[str, Any]) -> NoReturn:
         os.setsid()
         # A CRIU that dies of SIGPIPE leaves its parasites in the session.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        tell(report, inner_pid=os.getpid())
+        write_report(report, inner_pid=os.getpid())
         close_others(spec["close"])
         os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606
     except OSError as error:
-        tell(report, error=f"{error.filename or 'exec'}: {error.strerror}")
+        write_report(report, error=f"{error.filename or 'exec'}: {error.strerror}")
     os._exit(127)
 
 
@@ -178,13 +178,13 @@ def main() -> int:
         sys.meta_path.clear()
         child = enter(spec)
     except OSError as error:
-        tell(report, error=f"{error.filename or 'fork'}: {error.strerror}")
+        write_report(report, error=f"{error.filename or 'fork'}: {error.strerror}")
         return 1
     for number in spec["close"]:
         os.close(number)
-    tell(report, pid=child)
+    write_report(report, pid=child)
     _, wait_status = os.waitpid(child, 0)
-    tell(report, status=os.waitstatus_to_exitcode(wait_status))
+    write_report(report, status=os.waitstatus_to_exitcode(wait_status))
     return 0
 
 

@@ -59,7 +59,6 @@ COMMON = (
     "--ext-unix-sk",
     *("--ghost-limit", str(GHOST_LIMIT_BYTES)),
     "--force-irmap",
-    *("--irmap-scan-path", "/tmp"),  # noqa: S108 - the session's own, looked at only
     "-v3",
     *("-o", LOG),
 )

@@ -48,7 +48,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     credentials_now,
     run_as,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Identity, identity
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -266,7 +266,7 @@ class Link(NamedTuple):
     """A name that a capture has given to a deleted file."""
 
     path: bytes
-    identity: Identity
+    identity: FileIdentity
     holder: Credentials
 
 
@@ -290,7 +290,7 @@ def _unlink(root: int, link: Link) -> None:
     folder = open_in_root(root, parent or b"/", os.O_PATH | os.O_DIRECTORY)
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if Identity(status.st_dev, status.st_ino) == link.identity:
+        if FileIdentity(status.st_dev, status.st_ino) == link.identity:
             os.unlink(name, dir_fd=folder)
     finally:
         os.close(folder)

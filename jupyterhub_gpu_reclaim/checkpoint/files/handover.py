@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Ghost, Link
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
-    Identity,
+    FileIdentity,
     Reopener,
     fill_pipe,
     identity,
@@ -91,7 +91,7 @@ class Handover:
 
     saved: SavedFiles
     descriptors: dict[int, int] = field(default_factory=dict)
-    identities: dict[int, Identity] = field(default_factory=dict)
+    identities: dict[int, FileIdentity] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
     def inherit(self) -> dict[str, int]:

@@ -162,7 +162,7 @@ class FileFingerprint(Value, frozen=True, kw_only=True):
     database: bool = False  #: SQLite, and no transaction was under way
 
 
-class _Use:
+class _FileUse:
     """How the descriptors and mappings of a tree use one path, added up."""
 
     def __init__(self) -> None:
@@ -256,25 +256,25 @@ def _finding(one: FileFingerprint, reason: Reason) -> Finding:
     return finding(reason, path=_name(one))
 
 
-def _uses(pids: Iterable[int]) -> dict[bytes, _Use]:
-    uses: dict[bytes, _Use] = {}
+def _uses(pids: Iterable[int]) -> dict[bytes, _FileUse]:
+    uses: dict[bytes, _FileUse] = {}
     for pid in pids:
         for fd, target in procfs.descriptors(pid):
             if target.startswith("/"):
-                use = uses.setdefault(os.fsencode(target), _Use())
+                use = uses.setdefault(os.fsencode(target), _FileUse())
                 use.add_descriptor(procfs.fdinfo(pid, fd))
         folder = procfs.link(pid, "cwd")
         if folder.startswith("/"):
-            uses.setdefault(os.fsencode(folder), _Use())
+            uses.setdefault(os.fsencode(folder), _FileUse())
         for mapping in procfs.mappings(pid):
             if mapping.path.startswith("/"):
-                use = uses.setdefault(os.fsencode(mapping.path), _Use())
+                use = uses.setdefault(os.fsencode(mapping.path), _FileUse())
                 use.add_mapping(mapping.mode)
     return uses
 
 
 def _opened(
-    root: int, path: bytes, use: _Use, skip: Collection[str]
+    root: int, path: bytes, use: _FileUse, skip: Collection[str]
 ) -> FileFingerprint | None:
     """The fingerprint of one path; None for what is not a file of this module."""
     try:

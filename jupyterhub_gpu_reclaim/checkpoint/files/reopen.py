@@ -53,17 +53,17 @@ _SET_NEXT_WATCH: Final = 0x40044900
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     """Which file a descriptor leads to."""
 
     device: int
     inode: int
 
 
-def identity(descriptor: int) -> Identity:
+def identity(descriptor: int) -> FileIdentity:
     """Which file that is."""
     status = os.fstat(descriptor)
-    return Identity(status.st_dev, status.st_ino)
+    return FileIdentity(status.st_dev, status.st_ino)
 
 
 class Reopener:
@@ -231,7 +231,7 @@ class Reopener:
     def _may_have(self, wish: FileRequest, found: int) -> bool:
         """Whether it is the file that was saved, and its holder's or in its memory."""
         saved, status = self._saved.get(wish.path), os.fstat(found)
-        if saved is None or Identity(saved.device, saved.inode) != identity(found):
+        if saved is None or FileIdentity(saved.device, saved.inode) != identity(found):
             return False
         if status.st_uid == self.who.uid:
             return True

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver as cuda_driver
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError, State
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, DriverError
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES, held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -164,7 +164,7 @@ def _refuse_cancelled(cancel: Cancel | None) -> None:
 
 
 def _lock(driver: Driver, process: Process, seconds: float) -> None:
-    if _state(driver, process) is State.RUNNING:
+    if _state(driver, process) is CudaState.RUNNING:
         try:
             driver.lock(process.pid, seconds=seconds)
         except DriverError as error:
@@ -193,7 +193,7 @@ def _checkpoint(
 def _move_out(
     driver: Driver, process: Process, seconds: float, standing: threading.Barrier
 ) -> None:
-    if _state(driver, process) is not State.LOCKED:
+    if _state(driver, process) is not CudaState.LOCKED:
         standing.wait()
         return
     with _held(driver, process) as running:
@@ -214,7 +214,7 @@ def _move_out(
 def _verify(driver: Driver, process: Process) -> None:
     """Check with driver and kernel that it holds no device any more."""
     state = _state(driver, process)
-    if state is not State.CHECKPOINTED or held_by(process.pid):
+    if state is not CudaState.CHECKPOINTED or held_by(process.pid):
         raise _failed(process, f"it is {state.name.lower()} and holds a device")
 
 
@@ -225,16 +225,16 @@ def _fill(
     moves: Sequence[tuple[str, str]],
 ) -> None:
     stopped = processes.is_stopped(process)
-    if not stopped and _state(driver, process) is State.RUNNING:
+    if not stopped and _state(driver, process) is CudaState.RUNNING:
         return
     with _held(driver, process) as running:
         if stopped:
             processes.send(process, signal.SIGCONT)
         try:
             state = _state(driver, process)
-            if state is State.CHECKPOINTED:
+            if state is CudaState.CHECKPOINTED:
                 driver.restore(process.pid, seconds=seconds, moves=moves)
-            if state is not State.RUNNING:
+            if state is not CudaState.RUNNING:
                 driver.unlock(process.pid)
         finally:
             if stopped:
@@ -305,9 +305,9 @@ def _innermost(status: str) -> int:
     return int(line.split()[-1]) if line.split() else 0
 
 
-def _state(driver: Driver, process: Process) -> State:
+def _state(driver: Driver, process: Process) -> CudaState:
     state = driver.state(process.pid)
-    if state is None or state is State.FAILED:
+    if state is None or state is CudaState.FAILED:
         raise _failed(process, "its GPU's state is lost")
     return state
 

@@ -42,7 +42,7 @@ NOT_READY = 600
 NOT_SUPPORTED = 801
 
 
-class State(IntEnum):
+class CudaState(IntEnum):
     """CUprocessState."""
 
     RUNNING = 0
@@ -105,7 +105,7 @@ class Driver:
         """
         return [Card(**card) for card in self._started().facts["cards"]]
 
-    def state(self, pid: int) -> State | None:
+    def state(self, pid: int) -> CudaState | None:
         """Of a process by its host pid; None for one that has no CUDA."""
         try:
             answer = self._ask("state", QUICK_SECONDS, pid=pid)
@@ -113,7 +113,7 @@ class Driver:
             if error.code is None:
                 raise
             return None
-        return State(answer["state"])
+        return CudaState(answer["state"])
 
     def thread(self, pid: int) -> int | None:
         """The thread of a process that does the driver's work there; None for none.

@@ -12,7 +12,7 @@ driver's "CUDA Checkpointing" chapter (cuda.h, driver 570 and later).
 
 One answer the library does not have: whether a process has memory of another one open
 (CUDA IPC). The kernel's driver counts it, in the very call in which NVML asks for the
-memory of processes; NVML does not pass it on. :class:`Resources` makes that call.
+memory of processes; NVML does not pass it on. :class:`KernelDriver` makes that call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NO_GPU = 0xFFFFFFFF
 _FIRST_HANDLE = 0x5C000000
 
 
-class Resources:
+class KernelDriver:
     """The kernel's driver itself, asked whose memory processes have open."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Library:
             self._library: ctypes.CDLL | None = ctypes.CDLL(LIBRARY)
         except OSError:
             self._library = None
-        self._resources: Resources | None = None
+        self._resources: KernelDriver | None = None
         self._asking = threading.Lock()
 
     def begin(self) -> dict[str, Any]:
@@ -251,9 +251,9 @@ class Library:
                 self._resources = None
                 return {"code": NOT_FOUND, "name": str(error)}
 
-    def _asked(self) -> Resources:
+    def _asked(self) -> KernelDriver:
         if self._resources is None:
-            self._resources = Resources()
+            self._resources = KernelDriver()
             self._resources.begin()
         return self._resources
 

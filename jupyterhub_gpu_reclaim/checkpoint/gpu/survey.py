@@ -61,7 +61,7 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import unix_streams
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver, Memory, State
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, Driver, Memory
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
@@ -89,7 +89,7 @@ class GpuUser:
     """A process that the driver knows."""
 
     process: Process
-    state: State
+    state: CudaState
 
 
 @dataclass(frozen=True, slots=True)

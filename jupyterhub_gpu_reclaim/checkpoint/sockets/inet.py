@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
     Diag,
     Endpoint,
     InetSocket,
-    State,
+    TcpState,
     address_of,
 )
 
@@ -41,17 +41,21 @@ if TYPE_CHECKING:
 #: States in which both ends hold a connection that CRIU can take up again.
 _CONNECTED: Final = frozenset(
     {
-        State.ESTABLISHED,
-        State.FIN_WAIT1,
-        State.FIN_WAIT2,
-        State.CLOSE_WAIT,
-        State.LAST_ACK,
-        State.CLOSING,
+        TcpState.ESTABLISHED,
+        TcpState.FIN_WAIT1,
+        TcpState.FIN_WAIT2,
+        TcpState.CLOSE_WAIT,
+        TcpState.LAST_ACK,
+        TcpState.CLOSING,
     }
 )
-_CONNECTING: Final = frozenset({State.SYN_SENT, State.SYN_RECV, State.NEW_SYN_RECV})
+_CONNECTING: Final = frozenset(
+    {TcpState.SYN_SENT, TcpState.SYN_RECV, TcpState.NEW_SYN_RECV}
+)
 _LOOK_AGAIN: Final = 0.01  # seconds
-_WAITING: Final = frozenset({State.ESTABLISHED, State.CLOSE_WAIT, State.SYN_RECV})
+_WAITING: Final = frozenset(
+    {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT, TcpState.SYN_RECV}
+)
 
 
 class Port(NamedTuple):
@@ -63,7 +67,7 @@ class Port(NamedTuple):
     only_v6: bool = False  #: IPV6_V6ONLY: not of IPv4 as well
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A TCP connection that a saved session takes up again, from one end."""
 
     local: Endpoint
@@ -231,10 +235,10 @@ def ports_of(files_img: bytes) -> frozenset[Port]:
     )
 
 
-def connections_of(files_img: bytes) -> frozenset[Connection]:
+def connections_of(files_img: bytes) -> frozenset[TcpConnection]:
     """The connections that a restore of that (rewritten) image takes up again."""
     return frozenset(
-        Connection(link.local, link.remote)
+        TcpConnection(link.local, link.remote)
         for entry in images.file_entries(files_img)
         if _is_inet(entry) and _is_connection(entry.isk)
         for link in [_link(entry.isk)]
@@ -277,7 +281,7 @@ def _unaccepted(
     found: Iterable[InetSocket], mine: Iterable[InetSocket]
 ) -> list[InetSocket]:
     """Connections in the accept queues of the tree's listeners."""
-    listening = {one.local for one in mine if one.state is State.LISTEN}
+    listening = {one.local for one in mine if one.state is TcpState.LISTEN}
     return [
         one
         for one in found
@@ -370,7 +374,7 @@ class _Judge:
         return bool(
             isk.ino in self._cut
             or isk.state in _CONNECTING
-            or isk.state == State.TIME_WAIT
+            or isk.state == TcpState.TIME_WAIT
             or (connected and (not here or _leads_out(link, self._links)))
         )
 
@@ -385,7 +389,7 @@ class _Judge:
             return _unbind(isk)
         if _is_here(_link(isk).local.address, self._addresses):
             return False
-        if isk.proto == socket.IPPROTO_TCP and isk.state != State.LISTEN:
+        if isk.proto == socket.IPPROTO_TCP and isk.state != TcpState.LISTEN:
             return _unbind(isk)  # it was bound to an address that is not there
         _zero(isk, "src_addr")
         isk.ClearField("ifname")
@@ -397,13 +401,13 @@ def _has_ended(isk: Any) -> bool:
 
     Its shutdown says so, and stays: what there was to read has been read.
     """
-    tcp = isk.proto == socket.IPPROTO_TCP and isk.state == State.CLOSE
+    tcp = isk.proto == socket.IPPROTO_TCP and isk.state == TcpState.CLOSE
     return bool(tcp and isk.src_port and isk.HasField("shutdown"))
 
 
 def _unbind(isk: Any) -> bool:
     """A socket that is neither bound nor connected."""
-    isk.state = int(State.CLOSE)
+    isk.state = int(TcpState.CLOSE)
     isk.src_port = isk.dst_port = 0
     _zero(isk, "src_addr")
     _zero(isk, "dst_addr")

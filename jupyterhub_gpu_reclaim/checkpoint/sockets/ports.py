@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Connection, Port
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import write_durably
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import netns, procfs
-from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, State
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -190,7 +190,7 @@ def shares_network(init_pid: int) -> bool:
 def await_free(
     init_pid: int,
     ports: Iterable[Port],
-    connections: Collection[Connection] = (),
+    connections: Collection[TcpConnection] = (),
     *,
     seconds: float,
     uid: int | None = None,
@@ -211,7 +211,7 @@ def await_free(
 def check_free(
     init_pid: int,
     ports: Iterable[Port],
-    connections: Collection[Connection] = (),
+    connections: Collection[TcpConnection] = (),
     *,
     uid: int | None = None,
 ) -> list[Finding]:
@@ -234,7 +234,7 @@ def check_free(
         one.local.port: [one.inode]
         for one in there
         if one.protocol == socket.IPPROTO_TCP
-        and Connection(one.local, one.remote) in connections
+        and TcpConnection(one.local, one.remote) in connections
     }
     return [
         finding(Reason.PORT_IN_USE, port=port, holder=_holder(inodes, uid))
@@ -268,7 +268,7 @@ def _on(port: Port, there: Iterable[InetSocket]) -> list[int]:
         for one in there
         if one.local.port == port.port and _PROTOCOLS[one.protocol] == port.protocol
     ]
-    on.sort(key=lambda one: one.state is not State.LISTEN)
+    on.sort(key=lambda one: one.state is not TcpState.LISTEN)
     return [one.inode for one in on]
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
-from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, State
+from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -119,7 +119,7 @@ def _is_closed(end: socket.socket) -> bool:
     if end.proto != socket.IPPROTO_TCP:
         return False
     state = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-    return state[0] == State.CLOSE
+    return state[0] == TcpState.CLOSE
 
 
 def _is_unread(end: socket.socket) -> bool:

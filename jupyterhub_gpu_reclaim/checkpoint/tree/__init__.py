@@ -1,5 +1,14 @@
 """The process tree: frozen, dumped, restored, compared, continued.
 
-A tree that CRIU has left is stopped until ``inspection`` has compared each descriptor
-and mapping with what was opened for it; a failed dump ends with ``thaw``.
+``quiesce`` drains the server's output and cuts connections, ``freeze`` stops everything
+in the session's pid namespace, ``dump`` streams the tree out. ``restore`` makes it
+again under a holding init, fills its memory and lets it continue; ``stdio`` connects
+its output to the new init.
+
+After a dump the tree stays stopped until it is released or thawed; a failed dump ends
+with ``freeze.thaw``, and the tree runs as before (law 2). A restored tree is stopped
+until ``inspection`` has compared each descriptor and mapping with what was opened for
+it (law 8). A failed restore leaves nothing but the holding init.
+
+Read next: ``dump`` and ``restore``, then walk 2 of ``docs/explanation/walks.md``.
 """

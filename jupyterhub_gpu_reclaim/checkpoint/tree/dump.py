@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     SessionInit,
 )
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
@@ -116,6 +116,7 @@ def dump(
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
         deleted_files.refuse_unreadable(tree)
+        arguments += watched.arguments(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
             attempt.run(

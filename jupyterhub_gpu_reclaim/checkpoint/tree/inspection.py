@@ -16,7 +16,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import Identity
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS, process_of
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import TOP
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
@@ -177,7 +177,7 @@ class _Inspector:
         path: bytes = entry.reg.name
         expected = self._given.identities.get(number)
         if status is not None and expected is not None:
-            if Identity(status.st_dev, status.st_ino) == expected:
+            if FileIdentity(status.st_dev, status.st_ino) == expected:
                 return
         elif process_of(path) is not None and status is not None:
             is_kernels = status.st_dev == self._proc_device

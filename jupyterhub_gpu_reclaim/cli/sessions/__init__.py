@@ -1,9 +1,15 @@
 """``jupyterhub-gpu-reclaim sessions | why | suspend | resume | keep``: steer a Hub.
 
 Only the arguments are here; each action's imports are made when it runs, so that the
-program starts quickly. Everything goes through the service's API: nothing is done on
-this
-machine itself.
+program starts quickly. ``connection`` finds the service and a token, ``selection``
+picks the sessions, ``listing``, ``actions`` and ``saved_states`` ask and report, and
+``progress`` waits.
+
+Everything goes through the service's API: nothing is done on this machine itself, and
+the token says which sessions may be seen. A failure for one session does not affect the
+others; the exit code says whether all went well.
+
+Read next: ``actions``, then ``docs/reference/commands.md``.
 """
 
 from __future__ import annotations

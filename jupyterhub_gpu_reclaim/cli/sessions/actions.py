@@ -160,8 +160,7 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
     else:
         say("No session fits.")
     for result in results:
-        if result.failure is not None:
-            failure = result.failure
+        if (failure := result.failure) is not None:
             complain(f"Error: {result.key}: {failure.message} ({failure.code})")
             if failure.hint:
                 complain(f"  {failure.hint}")

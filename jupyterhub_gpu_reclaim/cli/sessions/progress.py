@@ -1,8 +1,7 @@
 """Waits until actions are done, and shows their progress meanwhile.
 
 Sessions are followed in the service's stream of changes; :func:`outcome`, which is
-pure,
-decides what a change means for an action.
+pure, decides what a change means for an action.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
     """How ``suspend`` or ``resume`` has ended; None: not yet.
 
     The service keeps the request as ``intent`` until the worker begins it. So a session
-    that
-    is where it began, without that intent, has been tried and has failed.
+    that is where it began, without that intent, has been tried and has failed.
     """
     pending = view.facts.intent == action
     # one that is on its way back already has been suspended

@@ -1,8 +1,7 @@
 """Selects an action's sessions: by name, or by what they are.
 
 Pure, except for the question to the person before an action takes sessions that were
-not
-named.
+not named.
 """
 
 from __future__ import annotations

@@ -2,16 +2,26 @@
 
 Only the arguments are here; each action's imports are made when it runs, so that the
 program starts quickly, and on a Hub without the agent's packages says what is missing.
+``repository`` opens the store; ``listing``, ``maintenance`` and ``transfer`` have the
+actions.
+
+The agent may go on working meanwhile: locks in the store, and the order of writing and
+deleting, keep them apart. No store is created by mistake. Damage, or an action that
+failed, is a sentence and exit code 1.
+
+Read next: ``maintenance``, then ``docs/how-to/store.md``.
 """
 
 from __future__ import annotations
 
 import importlib
+from argparse import ArgumentTypeError
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.read.subset import Subset
 
 if TYPE_CHECKING:
     import argparse
@@ -47,6 +57,20 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         action="store_true",
         help="drop damaged copies of this machine where the store behind has good ones",
     )
+    verify.add_argument(
+        "--subset",
+        metavar="N/M",
+        type=_subset,
+        default="1/1",
+        help="only the N-th of M parts: 1/30 to 30/30, one a day, read all in a month",
+    )
+    _metrics(verify)
+
+    text = "bring a checkpoint back in an empty place, and compare it"
+    drill = add("drill", "drill", text)
+    drill.add_argument("id", metavar="ID", nargs="?", help="default: the newest")
+    drill.add_argument("--criu-dir", metavar="FOLDER", help="default: the agent's")
+    _metrics(drill)
 
     add("sweep", "maintenance", "remove what writers that died have left")
 
@@ -107,6 +131,23 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
     keys.add_argument("--key-variable", metavar="NAME", default="")
     keys.add_argument("--key-dir", metavar="FOLDER", default="")
     keys.add_argument("--key-service", metavar="MODULE:CLASS", default="")
+
+
+def _subset(text: str) -> Subset:
+    try:
+        return Subset.parse(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _metrics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-file",
+        metavar="FILE",
+        default="",
+        help="write how it ended for Prometheus' node exporter (its textfile"
+        " collector), with a name that ends in .prom",
+    )
 
 
 def _other_key(parser: argparse.ArgumentParser, verb: str, default: str) -> None:

@@ -6,52 +6,48 @@ deleting, keep them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
-from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common import metrics_file, text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import exists
 from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.verification import Verification
 
 if TYPE_CHECKING:
     import argparse
 
     from jupyterhub_gpu_reclaim.cli.store.repository import OpenStore
-
-#: Faults of a checkpoint; all others are faults of the store.
-_DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
-
-Bar = Callable[[int, int], None]
-
-
-class Damage(NamedTuple):
-    """A damaged part of a checkpoint, or one that cannot be opened."""
-
-    checkpoint: str
-    file: str
-    object: str
-    why: str
+    from jupyterhub_gpu_reclaim.store.verification import Damage
 
 
 def verify(args: argparse.Namespace) -> int:
     """Read everything; exit code 1 if something is damaged and not repaired."""
     store = open_store(args)
     ids = args.ids or store.repository.ids()
+    pass_ = Verification(store.repository, args.subset)
     found: list[Damage] = []
     dropped: list[str] = []
+    begun = time.monotonic()
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
-            bad = _verify(store, id_, bar)
+            bad = pass_.check(id_, bar)
             if bad and args.repair:
                 dropped += repair(store, id_, {each.object for each in bad})
-                bad = _verify(store, id_, bar)
+                bad = pass_.check(id_, bar)
             found += bad
+    seconds = time.monotonic() - begun
+    bad_ids = {each.checkpoint for each in found}
+    if args.metrics_file:
+        metrics_file.verified(
+            args.metrics_file, pass_.bytes, seconds, len(bad_ids), store.clock.now()
+        )
     if args.json:
         damage = [each._asdict() for each in found]
         print_json({"verified": ids, "damage": damage, "dropped": dropped})
@@ -60,8 +56,8 @@ def verify(args: argparse.Namespace) -> int:
         say(f"the copy of {name} on this machine was damaged and is dropped")
     if found:
         print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY"), found)
-    bad_ids = {each.checkpoint for each in found}
-    say(f"{len(ids)} verified, {len(bad_ids)} damaged")
+    part = f" in part {args.subset}" if args.subset.of > 1 else ""
+    say(f"{len(ids)} verified{part}, {len(bad_ids)} damaged")
     return 1 if found else 0
 
 
@@ -125,17 +121,6 @@ def rm(args: argparse.Namespace) -> int:
         until = f"{', '.join(others)} is deleted, too" if others else "a sweep"
         say(f"{text.size(size)} of {id_} stay until {until}")
     return 0
-
-
-def _verify(store: OpenStore, checkpoint: str, bar: Bar) -> list[Damage]:
-    try:
-        found = store.repository.verify(checkpoint, progress=bar)
-    except (StoreError, NotFound) as error:
-        if error.reason not in _DAMAGE:
-            raise
-        name = layout.manifest(checkpoint)
-        return [Damage(checkpoint, "", name, error.message)]
-    return [Damage(checkpoint, *each) for each in found]
 
 
 def _refuse_newest(store: OpenStore, ids: set[str]) -> None:

@@ -51,7 +51,7 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
         BadRequest: there is no store, or the arguments contradict each other.
         StoreError: it cannot be opened, or its keys are not here.
     """
-    settings = _settings(args)
+    settings = settings_of(args)
     for place in (settings.store_url, settings.store_local_dir):
         path = place.removeprefix("file://")
         if path.startswith("/"):
@@ -62,8 +62,12 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
     return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
 
 
-def _settings(args: argparse.Namespace) -> AgentApp:
-    """The agent's settings; it is not started."""
+def settings_of(args: argparse.Namespace) -> AgentApp:
+    """The agent's settings; it is not started.
+
+    Raises:
+        BadRequest: they cannot be read, or the arguments contradict each other.
+    """
     try:
         return _read_settings(args)
     except TraitError as error:

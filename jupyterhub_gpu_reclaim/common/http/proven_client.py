@@ -2,8 +2,7 @@
 
 A program that takes over the far part's address receives no secret and is not believed:
 the token is valid for one run of the far part, and is sent only once that run has
-proved
-itself.
+proved itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The service's routes go through it; ``service/app.py`` builds it, next to the journal,
 the lease and the per-session policy. It does no work on a session itself: that is done
-by the worker (``loop/worker.py``), one session at a time, from journal, agent and Hub.
+by a worker (``loop/worker.py``), one for a session at a time, from journal, agent and
+Hub.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import (
         Compared,
         Event,
@@ -176,7 +178,7 @@ class Controller:
     # --- many sessions at once
     def waiting(self) -> list[Waiting]:
         """The GPU queue, in order."""
-        return self._line.look()
+        return self._line.refresh()
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         """GPU use of these sessions in the last hour."""
@@ -237,7 +239,9 @@ class Controller:
 
         Raises:
             Refused: ``operation_in_flight``: neither was possible; end nothing now.
-            Unreachable: ``journal_held``: another service has to be asked.
+            StoreError: it has ended, and what may come back is not known.
+            Unreachable: ``journal_held``: another service has to be asked; or the agent
+                does not answer, and whether the session has ended is not known here.
         """
         plan = await self._stops.plan(placement)
         self._sessions.journal.check()
@@ -256,10 +260,10 @@ class Controller:
         """A real stop has happened. A suspended session stays suspended (trap T9)."""
         self._stops.stopped(placement)
 
-    async def forget(self, key: SessionKey) -> None:
+    async def forget(self, deletion: Deletion) -> None:
         """The server was deleted: delete everything that is left of it. Idempotent.
 
         The order is journalled before anything is done, and repeated until nothing is
         left, also if some part does not answer now.
         """
-        await self._stops.forget(key)
+        await self._stops.forget(deletion)

@@ -51,9 +51,8 @@ class Rebuild:
         """Bring the journal in line with the store; the answer says what was done.
 
         A session with a question to its user returns at the next visit instead, except
-        if
-        two of its checkpoints are rivals. One whose newest checkpoint is missing in the
-        store is left to its user. Idempotent.
+        if two of its checkpoints are rivals. One whose newest checkpoint is missing in
+        the store is left to its user. Idempotent.
 
         Args:
             by: who gave the order.

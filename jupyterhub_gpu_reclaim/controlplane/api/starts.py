@@ -2,8 +2,7 @@
 
 A worker may be at the same session, so every answer is computed from the journal as it
 is after the last ``await``, and written at once. A session with a checkpoint is never
-started cold here. The restore itself
-is ordered by the worker (``flows/resume.py``).
+started cold here. The restore itself is ordered by the worker (``flows/resume.py``).
 
 An administrator may order that a session's login be made valid again: its token is in
 its memory, and the Hub does not know it any more, because it was revoked or because the
@@ -45,10 +44,15 @@ from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    HIDDEN,
+    Intent,
+    Keeping,
+    SessionRow,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
@@ -97,15 +101,20 @@ class StartPlanner:
         """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
         key = placement.key
         try:
+            self._sessions.take_up_deletions()
             if self._sessions.deletions is not None:
-                self._sessions.deletions.take_up()
                 self._sessions.deletions.spare(key, placement.incarnation)
-            if self._sessions.owners is not None:
-                self._sessions.owners.check(placement)
+            owners = self._sessions.owners
+            if owners is not None:
+                owners.check(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
+                if owners is not None and plan is None:
+                    owners.check(placement)
                 if plan is not None:
+                    if owners is not None and plan.action != "refuse":
+                        owners.note(placement)
                     _log.info("%s: start %s", key, plan.action)
                     return self._with_order(key, plan)
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
@@ -172,7 +181,7 @@ class StartPlanner:
         if doubt is not None:
             self._sessions.update(key, failure=doubt)
             return StartPlan(action="refuse", failure=doubt)
-        return await self._begin_restore(row, placement)
+        return await self._begin_restore(row, placement, observed)
 
     async def _took_over(
         self, row: SessionRow, placement: Placement, observed: Observed
@@ -189,7 +198,7 @@ class StartPlanner:
         return False
 
     async def _begin_restore(
-        self, row: SessionRow, placement: Placement
+        self, row: SessionRow, placement: Placement, observed: Observed
     ) -> StartPlan | None:
         key = row.key
         try:
@@ -197,6 +206,8 @@ class StartPlanner:
         except Unreachable:
             raise
         except NotFound:
+            if self._take_the_hubs(row, placement, observed):
+                return None
             failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
             self._sessions.update(key, failure=failure)
             return StartPlan(action="refuse", failure=failure)
@@ -221,15 +232,36 @@ class StartPlanner:
             identity=identity,
         )
 
+    def _take_the_hubs(
+        self, row: SessionRow, placement: Placement, observed: Observed
+    ) -> bool:
+        """Whether the Hub remembers another one that is there: the journal is older.
+
+        What the journal would restore is gone, and the Hub's is not older than that, so
+        nobody has to choose.
+        """
+        pointer = placement.checkpoint
+        known = self._sessions.journal.checkpoint(pointer)
+        if known is None or known.key != row.key or known.keeping in HIDDEN:
+            return False
+        there = observed.checkpoint(pointer) and not observed.checkpoint(row.checkpoint)
+        if not there or known.generation < row.generation:
+            return False
+        if self._sessions.row(row.key) != row:
+            return False
+        bring_back.take(self._sessions, row, self._settings, checkpoint=pointer)
+        # Should it be found after all, a person decides.
+        gone = expiry.kept(self._sessions, row.checkpoint, Keeping.ASIDE)
+        self._sessions.journal.keep(gone)
+        return True
+
     async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Observed:
         """What agent and store say of a session that is suspended in the journal.
 
         Raises:
             Unreachable: nothing is known. A silent node does not prevent a return if
-            Hub and
-                journal agree on the checkpoint; nor does a store that cannot be listed
-                now but
-                was listed before.
+                Hub and journal agree on the checkpoint; nor does a store that cannot be
+                listed now but was listed before.
         """
         agreed = placement.checkpoint == row.checkpoint
         try:
@@ -244,11 +276,12 @@ class StartPlanner:
             if not (agreed and self._sessions.store_seen):
                 raise
             saved = []
-        return self._facts(row.key, trees, saved)
+        return self.facts(row.key, trees, saved)
 
-    def _facts(
-        self, key: SessionKey, trees: list[Tree], saved: list[CheckpointInfo]
+    def facts(
+        self, key: SessionKey, trees: Sequence[Tree], saved: Sequence[CheckpointInfo]
     ) -> Observed:
+        """What agent and store have said of a session that its spawner asks about."""
         infos = sorted(
             (s for s in saved if s.key == key), key=lambda info: info.generation
         )
@@ -276,9 +309,8 @@ class StartPlanner:
             rivals = len(lineage.newest(infos)) > 1
             return row.failure if rivals or not agreed else None
         named = {row.dismissed, "", *(each.id for each in rows)}
-        if agreed or pointer in named:
-            return None
-        return failure_of(Reason.SAVED_OLDER, when=moment(mine.created))
+        older = failure_of(Reason.SAVED_OLDER, when=moment(mine.created))
+        return None if agreed or pointer in named else older
 
     async def _again(self, row: SessionRow, placement: Placement) -> StartPlan | None:
         """A start while another one was under way: the Hub has forgotten that one."""
@@ -313,12 +345,20 @@ class StartPlanner:
         except (Unreachable, StoreError) as error:
             if any(tree.key == key for tree in trees):
                 raise
+            if self._sessions.row(key) != row:
+                return None  # what was saved was found meanwhile
             if self._may_be_cold(row, placement, error.reason):
                 return StartPlan(action="cold")
             raise
+        observed = self.facts(key, trees, saved)
         if self._sessions.row(key) != row:
             return None
-        observed = self._facts(key, trees, saved)
+        return await self._by_trees(row, placement, observed)
+
+    async def _by_trees(
+        self, row: SessionRow, placement: Placement, observed: Observed
+    ) -> StartPlan | None:
+        """What runs is adopted, what is frozen taken up; else what is saved counts."""
         for tree in observed.left():
             if tree.state is TreeState.RUNNING:
                 return self._adopt(row, tree)
@@ -327,6 +367,11 @@ class StartPlanner:
                 return None
             if tree.state is TreeState.CAPTURING:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
+            if tree.state is TreeState.RESTORING and observed.checkpoint(
+                tree.checkpoint
+            ):
+                # The journal is older: it runs soon, or its checkpoint comes back.
+                raise Refused(Reason.OPERATION_IN_FLIGHT, operation="restore")
         return self._nothing_runs(row, placement, observed)
 
     def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan:
@@ -409,6 +454,7 @@ class StartPlanner:
     def placed(self, placement: Placement) -> None:
         """See ``Controller.placed``."""
         key, sessions = placement.key, self._sessions
+        sessions.take_up_deletions()  # if the start was planned without this service
         row = sessions.row(key)
         if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
             sessions.update(key, placed=True)

@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
-    StoreError,
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
@@ -25,7 +24,11 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
+    bring_back,
+    expiry,
+    lineage,
+)
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
@@ -33,8 +36,10 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, Sess
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
+    from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -88,16 +93,21 @@ class StopPlanner:
         row = self._sessions.row(key)
         if not self._is(row, placement):
             return await self._unknown(row, placement)
+        if row.phase is Phase.RESUMING:
+            row = await self._settle_return(row)
+        unsaved = False
         if row.stop_asked is not None and row.phase in LIVE:
             await self._save_first(key)
             row = self._sessions.row(key)
-        if row.phase is Phase.SUSPENDING:
-            # It could be neither cancelled nor finished: nothing may be ended now.
+            unsaved = row.phase in LIVE
+        if unsaved or row.phase is Phase.SUSPENDING:
+            # It could be neither cancelled nor finished, or nobody but us has asked for
+            # the end of what is not saved: nothing may be ended now.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         if row.phase in LIVE and row.checkpoint:
             await self._look_for_loss(row)
             row = self._sessions.row(key)
-        if row.phase in SAVED:
+        if row.phase in SAVED or row.phase is Phase.RESUMING:
             return StopPlan(action="release", checkpoint=row.checkpoint)
         return StopPlan(action="stop")
 
@@ -117,11 +127,12 @@ class StopPlanner:
         return row.incarnation == placement.incarnation
 
     async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
-        """An incarnation that the journal does not know: only the agent knows it.
+        """An incarnation that the journal does not know: agent and store know it.
 
         Raises:
-            Unreachable: it does not answer; the spawner can see what is frozen by
+            Unreachable: they do not answer; the spawner can see what is frozen by
             itself.
+            StoreError: it has ended, and what may come back is not known.
         """
         trees = tuple(await self._agent.trees(placement.key))
         observed = self._sessions.living(row.key, Observed(trees, (), None))
@@ -130,7 +141,27 @@ class StopPlanner:
                 continue
             if tree.state is TreeState.CAPTURED:
                 return await self._take_captured(row, tree.checkpoint)
-        return StopPlan(action="stop")
+        left = {tree.incarnation for tree in observed.left()}
+        if placement.incarnation in left:
+            return StopPlan(action="stop")
+        if observed.whole():
+            # The Hub's database is older: it must not forget what it cannot see.
+            return StopPlan(action="keep")
+        return await self._take_saved(row, placement, trees)
+
+    async def _take_saved(
+        self, row: SessionRow, placement: Placement, trees: Sequence[Tree]
+    ) -> StopPlan:
+        """One that has ended may have been captured before: then it is suspended."""
+        saved = await self._agent.checkpoints(row.key)
+        observed = self._starts.facts(row.key, trees, saved)
+        found = lineage.found(row, observed)
+        if not found or found[0].incarnation != placement.incarnation:
+            return StopPlan(action="stop")
+        newest = found[0].id
+        # The Hub remembers that incarnation, which is as good as its checkpoint.
+        adoption.saved(self._sessions, row, observed, self._settings, newest)
+        return StopPlan(action="release", checkpoint=newest)
 
     async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
         """A captured tree that the journal does not know is released, not stopped."""
@@ -156,20 +187,53 @@ class StopPlanner:
             self._settings.settle_limit,
         )
 
+    async def _settle_return(self, row: SessionRow) -> SessionRow:
+        """How a return has ended of which the Hub knows more than the journal.
+
+        The session runs; or it is suspended as before, if its programs have ended since
+        and the service was started again meanwhile.
+
+        Raises:
+            Unreachable: as :meth:`_look_for_loss`.
+            Refused: it is even frozen again: the journal is older than that.
+        """
+        if self._came_back(row):
+            return self._resumer.restored(row)
+        trees = await self._agent.trees(row.key)
+        states = [tree.state for tree in trees if tree.incarnation == row.incarnation]
+        now = self._sessions.row(row.key)
+        if now != row or now.phase is not Phase.RESUMING:
+            return now
+        if {TreeState.CAPTURING, TreeState.CAPTURED}.intersection(states):
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
+        if TreeState.RUNNING in states:
+            return self._resumer.restored(row)
+        if all(state is TreeState.GONE for state in states):
+            return self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
+        return row
+
     async def _look_for_loss(self, row: SessionRow) -> None:
-        """A session that died soon after its return goes back to its checkpoint."""
-        try:
-            trees = await self._agent.trees(row.key)
-            saved = await self._agent.checkpoints(row.key)
-        except (Unreachable, StoreError):
-            return
-        gone = not any(
+        """A session that died soon after its return goes back to its checkpoint.
+
+        Raises:
+            Unreachable: the agent does not answer; the spawner can see by itself
+                whether the programs live, and keeps what may come back if not.
+            StoreError: they have ended, and it is not known what may come back.
+        """
+        trees = await self._agent.trees(row.key)
+        if any(
             tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
             for tree in trees
-        )
+        ):
+            return
+        saved = await self._agent.checkpoints(row.key)
         info = next((s for s in saved if s.id == row.checkpoint), None)
-        if gone and info is not None and self._sessions.row(row.key) == row:
-            adoption.lost(self._sessions, row, info)
+        now = self._sessions.row(row.key)
+        # Not the whole row: an order that came meanwhile does not undo what is lost.
+        session = (row.incarnation, row.checkpoint)
+        same = now.phase in LIVE and (now.incarnation, now.checkpoint) == session
+        if info is not None and same:
+            adoption.lost(self._sessions, now, info)
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
@@ -215,10 +279,11 @@ class StopPlanner:
             dismissed=row.checkpoint or row.dismissed,
         )
 
-    async def forget(self, key: SessionKey) -> None:
+    async def forget(self, deletion: Deletion) -> None:
         """See ``Controller.forget``."""
+        key = deletion.key
         if self._sessions.deletions is not None:
-            self._sessions.deletions.order(key)
+            self._sessions.deletions.take(deletion)
             with suppress(ReclaimError):
                 await self._sessions.deletions.carry_out(key)
         self._look(key)

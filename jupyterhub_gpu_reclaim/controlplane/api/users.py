@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    Refused,
+    StoreError,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     Decision,
@@ -43,7 +49,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionView
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -58,7 +64,7 @@ _WHY = {
     Keeping.CURRENT: "The session is being suspended in it, or resumed from it.",
     Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
     Keeping.ASIDE: "It was put aside.",
-    Keeping.DOOMED: "It is deleted as soon as the agent and its store answer.",
+    Keeping.TO_DELETE: "It is deleted as soon as the agent and its store answer.",
 }
 
 
@@ -78,7 +84,7 @@ class Deleted(Value, frozen=True, kw_only=True):
 
 
 def _left(row: CheckpointRow) -> Left:
-    until = None if row.keeping is Keeping.DOOMED else row.expires
+    until = None if row.keeping is Keeping.TO_DELETE else row.expires
     return Left(checkpoint=row.id, until=until, why=_WHY[row.keeping])
 
 
@@ -156,8 +162,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
             Refused: ``wrong_phase``: it has no checkpoint; ``former_account``: it is
-            not
-                known which account it belongs to.
+                not known which account it belongs to.
         """
         row = self._known(key)
         self._settle_account(key, by, manages=manages)
@@ -274,8 +279,7 @@ class UserApi:
         """Bring back another checkpoint than the one the session is suspended in.
 
         The present one is set aside for ``Settings.set_aside``, and can be brought back
-        in
-        the same way. A checkpoint that was just imported is looked for in the store.
+        in the same way. A checkpoint that was just imported is looked for in the store.
 
         Args:
             key: the session.
@@ -288,11 +292,15 @@ class UserApi:
             Refused: ``session_runs``: it runs, and may not be suspended for this;
                 ``operation_in_flight``: a suspend or resume is under way.
             Unreachable: the store has to be asked, and does not answer.
+            StoreError: likewise.
         """
         # Whose it is comes first; a manager's Resume settles that.
         self._settle_account(key, by, manages=False)
+        before = self._sessions.row(key)
         wanted = await self._kept(key, checkpoint)
         row = self._sessions.row(key)
+        if row.phase in LIVE and row.incarnation != before.incarnation:
+            save_running = False  # what was asked for was not this session
         if row.phase in bringing.FROM:
             bringing.take(
                 self._sessions, row, self._settings, checkpoint=checkpoint, by=by
@@ -307,20 +315,35 @@ class UserApi:
         return self._sessions.view(key)
 
     async def _kept(self, key: SessionKey, checkpoint: str) -> CheckpointRow:
-        """A checkpoint of that session that may be brought back."""
+        """A checkpoint of that session that may be brought back.
+
+        The store is asked also for one that the journal knows: that may be older.
+        """
         journal = self._sessions.journal
-        if journal.checkpoint(checkpoint) is None:
-            infos = tuple(await self._agent.checkpoints(key))
-            observed = self._sessions.living(key, Observed((), infos, None))
-            mine = [
-                i for i in observed.saved or () if (i.id, i.key) == (checkpoint, key)
-            ]
-            now, seconds = self._sessions.clock.now(), self._settings.set_aside
-            journal.keep(expiry.aside(info, now, seconds) for info in mine)
+        saved = await self._saved(key, known=journal.checkpoint(checkpoint) is not None)
+        if saved is not None:
+            mine = [i for i in saved if (i.id, i.key) == (checkpoint, key)]
+            if not mine:
+                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+            if journal.checkpoint(checkpoint) is None:
+                now, seconds = self._sessions.clock.now(), self._settings.set_aside
+                journal.keep(expiry.aside(info, now, seconds) for info in mine)
         row = journal.checkpoint(checkpoint)
         if row is None or row.key != key or row.keeping in HIDDEN:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
+
+    async def _saved(
+        self, key: SessionKey, *, known: bool
+    ) -> tuple[CheckpointInfo, ...] | None:
+        """What the store has of that session; None: it is silent."""
+        try:
+            infos = tuple(await self._agent.checkpoints(key))
+        except (Unreachable, StoreError):
+            if known:
+                return None
+            raise
+        return self._sessions.living(key, Observed((), infos, None)).saved
 
     async def discard(
         self, key: SessionKey, by: str, checkpoint: str | None = None
@@ -330,41 +353,42 @@ class UserApi:
         Args:
             key: the session.
             by: who asks for it.
-            checkpoint: one that was set aside; None: what it is suspended in, or, if it
-            is
-                not suspended, all that were set aside.
+            checkpoint: one that was set aside; None: what it is suspended in. A page
+                may be older than the session, so that never means another one.
 
         Raises:
             NotFound: no such session or checkpoint.
-            Refused: ``wrong_phase``: the checkpoint is in use.
+            Refused: ``wrong_phase``: the checkpoint is in use, or none was named and
+                the session is not suspended.
         """
         row = self._known(key)
-        kept = self._sessions.journal.checkpoints(key)
         if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
             self._sessions.apply(
                 key,
                 SessionEvent.DISCARDED,
                 by=by,
-                checkpoints=self._doomed(row.checkpoint),
+                checkpoints=self._to_delete(row.checkpoint),
                 checkpoint="",
                 dismissed=row.checkpoint,
                 intent=Intent.NONE,
             )
+        elif checkpoint is None:
+            raise _wrong(row, SessionEvent.DISCARDED)
         else:
-            wanted = [
-                c for c in kept if c.keeping is Keeping.ASIDE or c.id == checkpoint
-            ]
-            wanted = [c for c in wanted if checkpoint in {None, c.id}]
-            if not wanted:
-                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint or "")
-            if any(c.keeping is not Keeping.ASIDE for c in wanted):
-                raise _wrong(row, SessionEvent.DISCARDED)
-            for each in wanted:
-                self._sessions.journal.keep(self._doomed(each.id))
-            line = self._sessions.audit_line(key, by, "discard", checkpoint or "")
-            self._sessions.update(key, line)
+            self._discard_aside(row, checkpoint, by)
         await expiry.collect(self._sessions, self._agent)
         return self._sessions.view(key)
+
+    def _discard_aside(self, row: SessionRow, checkpoint: str, by: str) -> None:
+        """Mark one that was put aside for deletion."""
+        found = self._sessions.journal.checkpoint(checkpoint)
+        if found is None or found.key != row.key:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        if found.keeping is not Keeping.ASIDE:
+            raise _wrong(row, SessionEvent.DISCARDED)
+        self._sessions.journal.keep(self._to_delete(checkpoint))
+        line = self._sessions.audit_line(row.key, by, "discard", checkpoint)
+        self._sessions.update(row.key, line)
 
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
         """End a session's second tree: one beside it, or one that the Hub has stopped.
@@ -430,20 +454,20 @@ class UserApi:
         if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
             unused |= {Keeping.SUPERSEDED}
         kept = self._visible(row.key)
-        doomed = [
-            each for c in kept if c.keeping in unused for each in self._doomed(c.id)
+        to_delete = [
+            each for c in kept if c.keeping in unused for each in self._to_delete(c.id)
         ]
         if row.phase is Phase.SUSPENDED:
             self._sessions.apply(
                 row.key,
                 SessionEvent.DISCARDED,
                 by=by,
-                checkpoints=[*doomed, *self._doomed(row.checkpoint)],
+                checkpoints=[*to_delete, *self._to_delete(row.checkpoint)],
                 checkpoint="",
             )
-        elif doomed:
+        elif to_delete:
             line = self._sessions.audit_line(row.key, by, "discard")
-            self._sessions.journal.save(row, line, doomed)
+            self._sessions.journal.save(row, line, to_delete)
             self._sessions.touch(row.key)
         elif not kept:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
@@ -489,6 +513,8 @@ class UserApi:
         owners = self._sessions.owners
         claimed = owners.claimed(key) if owners is not None else ""
         if owners is None or not claimed:
+            if owners is not None and manages:
+                owners.trust(key)
             return
         if not manages:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
@@ -501,8 +527,8 @@ class UserApi:
         self._sessions.update(row.key, line, intent=intent, intent_by=by)
         self._queue.add(row.key)
 
-    def _doomed(self, checkpoint: str) -> list[CheckpointRow]:
-        return expiry.kept(self._sessions, checkpoint, Keeping.DOOMED, seconds=0)
+    def _to_delete(self, checkpoint: str) -> list[CheckpointRow]:
+        return expiry.kept(self._sessions, checkpoint, Keeping.TO_DELETE, seconds=0)
 
 
 def _wrong(row: SessionRow, happened: SessionEvent) -> Refused:

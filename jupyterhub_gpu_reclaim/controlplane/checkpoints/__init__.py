@@ -1,6 +1,13 @@
 """How long checkpoints are kept, which is the newest, and how they come back.
 
-A checkpoint that a session may still need is not deleted. An order to delete is
-durable, repeated until it is done, and bound to the account that the checkpoint belongs
-to.
+``expiry`` says how long each is kept and deletes expired ones. ``lineage`` orders a
+session's checkpoints independently of the journal, ``bring_back`` makes another one the
+session's own, and ``deletions`` removes what a deleted server has left.
+
+A checkpoint that a session may still need is not deleted, and while the journal does
+not agree with the store only a person's order is enough (law 9). An order to delete a
+server is durable, repeated until nothing is left, and bound to the account that the
+checkpoints belong to. A deletion that fails is tried again.
+
+Read next: ``expiry``, then ``policy.retention`` for the administrator's limits.
 """

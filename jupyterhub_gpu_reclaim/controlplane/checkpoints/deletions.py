@@ -6,7 +6,10 @@ is hidden: it is neither adopted, nor brought back, nor taken for a new session 
 same name.
 
 Old and new are told apart by incarnation: every start has its own, and starts after the
-order are noted in it.
+order are noted in it. A start that the Hub could not tell of is found here, or reported
+when it runs, and so may be known earlier than the order. So what waits as a file is
+taken up before anything that was seen or reported is written into the journal
+(``Sessions.take_up_deletions``).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DELETED = "The server was deleted."
+_MARK = "order to delete:"
+_OLD_MARK = "deletion:"  # before 2026-11-23
+#: Seconds for which an order that was taken up is known again; no call is as late.
+_KNOWN_SECONDS = 7 * 86400.0
 
 
 class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +58,7 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deletions:
-    """KeepQuota the orders and carries them out.
+    """Keeps the orders and carries them out.
 
     Args:
         sessions: the rows.
@@ -90,19 +98,48 @@ class Deletions:
         A file that cannot be removed, or outlived a crash, is not taken twice: there
         may be a new session of that name by then.
         """
-        journal = self._sessions.journal
-        name = f"deletion:{path.stem}"
-        new = audit_log.mark(journal, name) is None
+        new = not self._is_known(path.stem)
         if new:
-            self._order(key, also=audit_log.set_mark(name, self._sessions.clock.now()))
+            self._order(key, also=self._known(path.stem))
         deletion_orders.remove(path)
-        journal.write(*audit_log.set_mark(name, None))
         return new
+
+    def take(self, deletion: Deletion) -> None:
+        """Order what the spawner tells, unless that order was taken up before.
+
+        Such a call is late, and there may be a new session of that name by now.
+
+        Raises:
+            StoreError: as :meth:`order`.
+        """
+        key, name = deletion.key, deletion.order
+        if key not in self.take_up() and not (name and self._is_known(name)):
+            self._order(key, also=self._known(name) if name else ())
+
+    def _is_known(self, name: str) -> bool:
+        journal = self._sessions.journal
+        return any(audit_log.mark(journal, mark + name) for mark in (_MARK, _OLD_MARK))
+
+    def _is_left(self, name: str) -> bool:
+        """Whether a file that was taken up could not be removed."""
+        return self._folder is not None and deletion_orders.is_left(self._folder, name)
+
+    def _known(self, name: str) -> list[Any]:
+        """Statements by which that order is known from now on, and old ones are not."""
+        now = self._sessions.clock.now()
+        old = [
+            statement
+            for known, since in audit_log.marks(self._sessions.journal, _MARK).items()
+            if now - since > _KNOWN_SECONDS
+            and not self._is_left(known.removeprefix(_MARK))
+            for statement in audit_log.set_mark(known, None)
+        ]
+        return [*old, *audit_log.set_mark(_MARK + name, now)]
 
     def order(
         self, key: SessionKey, what: str = "forget", message: str = _DELETED
     ) -> None:
-        """DeletionOrder that nothing of a session is left; idempotent.
+        """Order that nothing of a session is left; idempotent.
 
         Checkpoints that are kept for a former account of that name keep their own time.
 
@@ -135,7 +172,7 @@ class Deletions:
                 each
                 for r in rows
                 if r.keeping is not Keeping.FORMER
-                for each in expiry.kept(sessions, r.id, Keeping.DOOMED, seconds=0)
+                for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
             ],
             accounting.leaving(row, now),
             [*_written(order), *keep_quota.end(key, now), *also],
@@ -191,8 +228,7 @@ class Deletions:
         """Whether a tree belongs to the deleted session.
 
         An unknown tree that runs, or is about to, may have been started while no
-        service
-        was there; of a tree on a silent node nothing is known.
+        service was there; of a tree on a silent node nothing is known.
         """
         if tree.incarnation in self._new(order):
             return False
@@ -203,7 +239,7 @@ class Deletions:
         """Whether a checkpoint belongs to the deleted session."""
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
-            return row.keeping is Keeping.DOOMED
+            return row.keeping is Keeping.TO_DELETE
         attempt = self._sessions.row(order.key).attempt
         return info.id != attempt and info.incarnation not in self._new(order)
 
@@ -227,15 +263,15 @@ class Deletions:
         for tree in left:
             await self._end(tree)
         saved = [s for s in await self._agent.checkpoints(key) if s.key == key]
-        doomed = {info.id for info in saved if self._is_saved(order, info)}
+        to_delete = {info.id for info in saved if self._is_saved(order, info)}
         for row in self._sessions.journal.checkpoints(key):
-            if row.keeping is Keeping.DOOMED:
-                doomed.add(row.id)
-        for checkpoint in sorted(doomed):
+            if row.keeping is Keeping.TO_DELETE:
+                to_delete.add(row.id)
+        for checkpoint in sorted(to_delete):
             await self._agent.discard(checkpoint)
             self._sessions.journal.drop(checkpoint)
             _log.info("%s: checkpoint %s deleted (forgotten)", key, checkpoint)
-        if left or doomed or self.pending(key) is not order:
+        if left or to_delete or self.pending(key) is not order:
             return True  # done is what was looked at and found empty
         self._done(order)
         return False

@@ -13,7 +13,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
@@ -98,16 +98,24 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
 
     For a session that was not found to be as the journal says, only a person's order is
     enough: if the journal is older than the store, what looks superseded may be all
-    there
-    is.
+    there is. Of what a session came from, the oldest goes first, so that none outlives
+    a newer one; and it goes only while the session is seen to run, not while it was
+    seen at the last tick.
     """
-    for due in sessions.journal.due(sessions.clock.now()):
+    stuck: set[SessionKey] = set()
+    for due in _due(sessions):
         runtime = sessions.runtime(due.key)
-        if due.keeping is not Keeping.DOOMED and not runtime.compared:
+        if due.keeping is not Keeping.TO_DELETE and not runtime.compared:
+            continue
+        if due.keeping is Keeping.SUPERSEDED and due.key in stuck:
             continue
         row = sessions.journal.session(due.key)
-        stands_on = row is not None and row.checkpoint == due.id
-        if stands_on and row is not None and row.phase not in _LIVE:
+        living = row if row is not None and row.phase in _LIVE else None
+        if row is not None and row.checkpoint == due.id and not living:
+            continue
+        superseded = due.keeping is Keeping.SUPERSEDED
+        if superseded and living and not await _runs(agent, living.incarnation):
+            stuck.add(due.key)
             continue
         try:
             await agent.discard(due.id)
@@ -115,6 +123,7 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             return
         except ReclaimError as error:
             _log.warning("%s: checkpoint %s not deleted: %s", due.key, due.id, error)
+            stuck.add(due.key)
             continue
         _log.info("%s: checkpoint %s deleted (%s)", due.key, due.id, due.keeping.value)
         sessions.journal.drop(due.id)
@@ -124,6 +133,40 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             sessions.update(due.key, checkpoint="")
         else:
             sessions.touch(due.key)
+
+
+def _due(sessions: Sessions) -> list[CheckpointRow]:
+    """Expired ones, and older ones: a clock may have jumped in between.
+
+    What a session has just come back from keeps its own time, however old it is.
+    """
+    expired = {row.id for row in sessions.journal.due(sessions.clock.now())}
+    rows = sessions.journal.checkpoints()
+    current = {row.checkpoint for row in sessions.journal.sessions()}
+    newest = {
+        row.key: row.generation
+        for row in rows
+        if row.id in expired and row.keeping is Keeping.SUPERSEDED
+    }
+    return [
+        row
+        for row in rows
+        if row.id in expired
+        or (
+            row.keeping is Keeping.SUPERSEDED
+            and row.id not in current
+            and row.generation < newest.get(row.key, 0)
+        )
+    ]
+
+
+async def _runs(agent: Agent, incarnation: str) -> bool:
+    """Whether a session's programs run at this moment, as far as can be seen."""
+    try:
+        tree = await agent.tree(incarnation)
+    except ReclaimError:
+        return False
+    return tree.state in {TreeState.RUNNING, TreeState.CAPTURING}
 
 
 def retain(sessions: Sessions, retention: Retention) -> None:
@@ -137,20 +180,20 @@ def retain(sessions: Sessions, retention: Retention) -> None:
         row = rows[each.id]
         if not sessions.runtime(row.key).compared:
             continue  # what looks superseded may be all there is
-        doomed = kept(sessions, each.id, Keeping.DOOMED, seconds=0)
+        to_delete = kept(sessions, each.id, Keeping.TO_DELETE, seconds=0)
         if row.keeping is Keeping.CURRENT:
             sessions.apply(
                 row.key,
                 SessionEvent.DISCARDED,
                 failure=codec.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why)),
-                checkpoints=doomed,
+                checkpoints=to_delete,
                 checkpoint="",
                 dismissed=row.id,
                 intent=Intent.NONE,
             )
         else:
             line = sessions.audit_line(row.key, SERVICE, "retention", each.why)
-            sessions.journal.keep(doomed)
+            sessions.journal.keep(to_delete)
             sessions.update(row.key, line)
 
 
@@ -160,7 +203,7 @@ def kept_of(sessions: Sessions) -> list[Kept]:
     return [
         _as_kept(row, standing.get(row.key))
         for row in sessions.journal.checkpoints()
-        if row.keeping is not Keeping.DOOMED
+        if row.keeping is not Keeping.TO_DELETE
     ]
 
 

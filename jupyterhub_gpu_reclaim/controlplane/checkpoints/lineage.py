@@ -3,8 +3,7 @@
 A journal may be too old: restored from a backup, rolled back with its machine, or lost.
 Then the manifests in the store know better. A checkpoint is newer than the one its
 incarnation was restored from (``CheckpointInfo.parent``), and otherwise newer than
-those
-of a lower generation. Wall clocks order nothing. Two that neither rule orders are
+those of a lower generation. Wall clocks order nothing. Two that neither rule orders are
 rivals, and only a person can choose.
 
 Pure.

@@ -1,10 +1,8 @@
 """Selects sessions to preempt, on every tick.
 
 Recomputed from the GPU queue and the GPUs that are already being released. A selected
-session is ``wanted``; it is then judged, warned and confirmed like any
-other.
-What was freed for whom is only in memory: after a restart of the service the count
-begins again.
+session is ``wanted``; it is then judged, warned and confirmed like any other. What was
+freed for whom is only in memory: after a restart of the service the count begins again.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ judges nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -16,7 +17,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.common.models import Sample
+    from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 #: Samples younger than that, in seconds, count as fresh, so that sessions which fall
 #: idle together are sampled together.
 FRESH_SECONDS = 1.0
+#: An answer that has taken longer may tell of a time before its user came back.
+LATE_SECONDS = 5.0
 
 
 class SessionSampler:
@@ -37,8 +40,8 @@ class SessionSampler:
         self._agent = agent
         self._window = window
         self._asking = asyncio.Lock()
-        self._asked: float | None = None  # monotonic, before the agent was asked
-        self._samples: dict[str, Sample] = {}  # the last answer, by incarnation
+        # the last answer, by incarnation, and when it was asked for (monotonic)
+        self._samples: dict[str, tuple[float, Sample]] = {}
         #: When samples came last, seconds since the epoch.
         self.sampled: float | None = None
 
@@ -60,27 +63,31 @@ class SessionSampler:
         """The same for one session; an answer of a moment ago is enough.
 
         Returns:
-            Whether its incarnation was in the answer; if its node is silent it is not,
-            and
-            what is known of it is old.
+            Whether its incarnation was in the answer, and that came in time. If its
+            node is silent or slow, what is known of it is old.
 
         Raises:
             Unreachable: nothing is known, and nothing is made up.
         """
         async with self._asking:
-            now = self._sessions.clock.monotonic()
-            if self._asked is None or now - self._asked > FRESH_SECONDS:
-                await self._ask()
-            sample = self._samples.get(row.incarnation)
-            if sample is not None:
-                self._take(row, sample)
-                self._measure(row)
-            return sample is not None
+            if self._age(row.incarnation) > FRESH_SECONDS:
+                await self._ask(row.key)
+            if self._age(row.incarnation) > LATE_SECONDS:
+                return False
+            _, sample = self._samples[row.incarnation]
+            self._take(row, sample)
+            self._measure(row)
+            return True
+
+    def _age(self, incarnation: str) -> float:
+        """Seconds since its last sample was asked for; infinite if it has none."""
+        asked, _ = self._samples.get(incarnation, (-math.inf, None))
+        return self._sessions.clock.monotonic() - asked
 
     async def _sample(self) -> None:
         await self._ask()
         rows = {row.incarnation: row for row in self._sessions.journal.sessions()}
-        for incarnation, sample in self._samples.items():
+        for incarnation, (_, sample) in self._samples.items():
             row = rows.get(incarnation)
             if row is not None and row.phase is not Phase.STOPPED:
                 self._take(row, sample)
@@ -90,11 +97,20 @@ class SessionSampler:
                 runtime.history = None
         self.measure()
 
-    async def _ask(self) -> None:
+    async def _ask(self, key: SessionKey | None = None) -> None:
+        """Ask for samples of every session, or at least of that one."""
         asked = self._sessions.clock.monotonic()
-        samples = await self._agent.samples()
-        self._asked, self.sampled = asked, self._sessions.clock.now()
-        self._samples = {sample.incarnation: sample for sample in samples}
+        samples = await self._agent.samples(key)
+        if key is None:
+            self.sampled = self._sessions.clock.now()
+        others = {
+            incarnation: (at, sample)
+            for incarnation, (at, sample) in self._samples.items()
+            if key is not None and sample.key != key
+        }
+        self._samples = others | {
+            sample.incarnation: (asked, sample) for sample in samples
+        }
 
     def _take(self, row: SessionRow, sample: Sample) -> None:
         """Add a sample; a new incarnation begins a new window."""

@@ -1,5 +1,15 @@
 """The long ways of a session: suspend, resume, adoption, and the GPU queue.
 
+``suspend`` leads from a decision to a committed checkpoint and a released tree,
+``resume`` from a placed init to a session that answers. ``adoption`` takes over trees
+and checkpoints that the journal did not know; ``gpu_queue`` says whose turn it is when
+GPU memory is short.
+
 Each step is in the journal before it is taken, so that a restarted service continues
-from the last one.
+from the last one (law 6). Nothing is ended before the commit (law 1). A failed suspend
+goes back to RUNNING, a failed resume to SUSPENDED with its checkpoint. If an agent is
+lost on the way (``Unreachable``), its operation may go on, and is attached to later.
+
+Read next: ``suspend`` and ``resume``, then ``loop.reconciler``, which settles what was
+left in the middle.
 """

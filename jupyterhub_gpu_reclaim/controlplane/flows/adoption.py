@@ -38,7 +38,7 @@ def running(
     Its parent checkpoint is kept for the time of grace; any other one is set aside,
     because it is not what runs.
     """
-    came_from = bool(row.checkpoint) and tree.checkpoint == row.checkpoint
+    came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
         kept = expiry.kept(sessions, row.checkpoint, Keeping.SUPERSEDED, settings.grace)
     else:
@@ -102,10 +102,8 @@ def saved(
     """Checkpoints that the journal does not know: the newest may be the session.
 
     If nothing of the session runs, it is suspended from now on in the newest of those
-    that
-    the journal has missed. Unless the Hub remembers that one, too, its user is asked
-    before
-    it comes back. All others are set aside.
+    that the journal has missed. Unless the Hub remembers that one, too, its user is
+    asked before it comes back. All others are set aside.
 
     Args:
         sessions: where the journal is.
@@ -114,7 +112,7 @@ def saved(
         settings: for how long things are kept.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
-    found = [] if observed.left() else lineage.found(row, observed, pointer)
+    found = [] if observed.whole() else lineage.found(row, observed, pointer)
     if not found:
         _beside(sessions, row, observed, settings)
         return
@@ -157,27 +155,47 @@ def _beside(
     rows = _asides(sessions, observed, None if missing else settings.set_aside)
     changes: dict[str, Any] = {"generation": _above(row, observed)}
     running = observed.tree(row.incarnation)
-    if (
-        running is not None
-        and observed.missed(running.checkpoint)
-        and not row.checkpoint
-    ):
-        came_from = next(r for r in rows if r.id == running.checkpoint)
-        rows.remove(came_from)
-        rows.append(
-            msgspec.structs.replace(
-                came_from,
-                keeping=Keeping.SUPERSEDED,
-                expires=sessions.clock.now() + settings.grace,
-            )
-        )
-        changes["checkpoint"] = came_from.id
+    parent = _came_from(running) if running is not None else ""
+    if observed.missed(parent) and not row.checkpoint:
+        until = sessions.clock.now() + settings.grace
+        rows = _superseded(rows, _line(parent, observed), until)
+        changes["checkpoint"] = parent
     if not row.since:  # nothing that runs or is suspended: only what may come back
         sessions.journal.keep(rows)
         sessions.touch(row.key)
         return
     line = sessions.audit_line(row.key, SERVICE, "found aside")
     sessions.update(row.key, line, checkpoints=rows, **changes)
+
+
+def _came_from(tree: Tree) -> str:
+    """The checkpoint that a tree that runs was restored from.
+
+    An attempt to capture it, which has failed since, is none.
+    """
+    return tree.origin or tree.checkpoint
+
+
+def _line(checkpoint: str, observed: Observed) -> set[str]:
+    """A checkpoint that is committed, and those that it goes back to."""
+    saved = observed.saved or ()
+    before = (lineage.ancestors(i, saved) for i in saved if i.id == checkpoint)
+    return {checkpoint}.union(*before)
+
+
+def _superseded(
+    rows: list[CheckpointRow], line: set[str], expires: float
+) -> list[CheckpointRow]:
+    """The rows, where what the session came from has the time of grace.
+
+    So has what that came from: put aside it would outlive the newer one, and once the
+    session has ended its next start would be cold beside it.
+    """
+    superseded = {"keeping": Keeping.SUPERSEDED, "expires": expires}
+    return [
+        msgspec.structs.replace(each, **superseded) if each.id in line else each
+        for each in rows
+    ]
 
 
 def _asides(

@@ -45,7 +45,7 @@ class GpuQueue:
         self._agent = agent
         self._limit = limit
 
-    def look(self) -> list[Waiting]:
+    def refresh(self) -> list[Waiting]:
         """The queue in its order; readers are told of changed places."""
         rows = {row.key: row for row in self._rows()}
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
@@ -72,8 +72,7 @@ class GpuQueue:
         """Whether a placed resume may look for memory now.
 
         While others wait, a newcomer joins the queue, unless it never had a GPU. Only
-        the
-        first in the queue tries, so that one with large needs is not overtaken for
+        the first in the queue tries, so that one with large needs is not overtaken for
         ever.
         """
         if not self._limit:
@@ -83,7 +82,7 @@ class GpuQueue:
                 return True
             self._join(row)
             return False
-        first = self.look()[0]
+        first = self.refresh()[0]
         return first.key == row.key
 
     def waits(self, row: SessionRow, failure: Failure) -> bool:
@@ -115,7 +114,7 @@ class GpuQueue:
         now = self._sessions.clock.now()
         line = self._sessions.audit_line(row.key, "gpu-reclaim", "waits for a GPU")
         self._sessions.update(row.key, line, waiting_since=now)
-        self.look()
+        self.refresh()
 
     def _rows(self) -> list[SessionRow]:
         return [
@@ -167,8 +166,7 @@ def fair(
     """The order in which they are served.
 
     First come, first served, per user: each user's first session comes before any
-    user's
-    second, so that a user with many servers does not block the others.
+    user's second, so that a user with many servers does not block the others.
 
     Args:
         waiting: each session and since when it waits, in seconds since the epoch.

@@ -57,10 +57,8 @@ class Resumer:
         """Ask the Hub for the start that a person asked for; may be repeated.
 
         The Hub's spawner then asks ``plan_start``, which fulfils the intent: this
-        returns as
-        soon as it has. The Hub answers only when the session runs, or after ten seconds
-        (its
-        ``slow_spawn_timeout``), and the worker is needed meanwhile.
+        returns as soon as it has. The Hub answers only when the session runs, or after
+        ten seconds (its ``slow_spawn_timeout``), and the worker is needed meanwhile.
         """
         asking = asyncio.create_task(self._ask(row))
         self._asking.add(asking)
@@ -106,8 +104,7 @@ class Resumer:
         """Start or attach to the restore of a RESUMING session, up to its end.
 
         Yields nothing when it ended well: it is RUNNING once the Hub has its answer;
-        and
-        nothing while it waits for GPU memory: then this is called again.
+        and nothing while it waits for GPU memory: then this is called again.
 
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.

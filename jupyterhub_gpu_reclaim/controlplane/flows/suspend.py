@@ -230,13 +230,15 @@ class Suspender:
         """Back to RUNNING: the checkpoint is older than what runs, so it is deleted."""
         self._count("failed", failure.code)
         now = self._sessions.clock.now()
-        doomed = expiry.kept(self._sessions, row.checkpoint, Keeping.DOOMED, seconds=0)
-        doomed += bring_back.off(self._sessions, row, self._settings)
+        to_delete = expiry.kept(
+            self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
+        )
+        to_delete += bring_back.off(self._sessions, row, self._settings)
         return self._sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
-            checkpoints=doomed,
+            checkpoints=to_delete,
             checkpoint=expiry.former(self._sessions, row.key),
             dismissed=row.checkpoint,
             bring_back="",

@@ -1,9 +1,9 @@
 """What must survive a crash of the service: sessions, checkpoints, and who did what.
 
 SQLAlchemy, on SQLite by default (WAL, ``synchronous=FULL``). It decides nothing and
-does
-not know what a phase means; rows change their phase through ``sessions/registry.py``.
-Modules with tables of their own use :meth:`Journal.read` and :meth:`Journal.write`.
+does not know what a phase means; rows change their phase through
+``sessions/registry.py``. Modules with tables of their own use :meth:`Journal.read` and
+:meth:`Journal.write`.
 
 Every call is synchronous. A change is one transaction, and short (a few rows by primary
 key, about a millisecond with an fsync); sessions and checkpoints are read from memory
@@ -106,9 +106,7 @@ class Journal:
         if audit is not None:
             statements.append(schema.insert_audit(audit))
         counted = self._cache().counted(amounts or {})
-        statements += [
-            e for item in counted.items() for e in schema.replace_amount(*item)
-        ]
+        statements += schema.replace_amounts(counted)
         with self._changing(*statements, *also) as cache:
             cache.put(row)
             cache.keep(kept)
@@ -118,21 +116,17 @@ class Journal:
         self,
         key: SessionKey,
         audit: AuditRow,
-        doomed: Iterable[CheckpointRow],
+        to_delete: Iterable[CheckpointRow],
         amounts: Mapping[str, float] | None = None,
         also: Iterable[Any] = (),
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
-        kept = list(doomed)
+        kept = list(to_delete)
         counted = self._cache().counted(amounts or {})
         with self._changing(
             schema.sessions.delete().where(schema.of_session(schema.sessions, key)),
             *[each for row in kept for each in schema.replace_checkpoint(row)],
-            *[
-                each
-                for item in counted.items()
-                for each in schema.replace_amount(*item)
-            ],
+            *schema.replace_amounts(counted),
             schema.insert_audit(audit),
             *also,
         ) as cache:
@@ -207,8 +201,7 @@ class Journal:
 
         At most so many at a time as to stay short. The newest line stays, however old:
         without it SQLite would number the next one like the first, and readers that go
-        by the
-        numbers would miss it.
+        by the numbers would miss it.
         """
         table = schema.audit
         newest = select(func.max(table.c.id)).scalar_subquery()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
-from sqlalchemy import and_
+from sqlalchemy import and_, bindparam
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
@@ -48,6 +48,17 @@ _log = logging.getLogger(__name__)
 RENEWALS = 5
 #: Seconds between two of those polls, at most: how long a clean restart takes.
 LOOK_SECONDS = 0.5
+
+
+#: Made once: each write of the journal runs it, and composing it takes longer.
+_RENEWAL = (
+    schema.lease.update()
+    .where(
+        schema.lease.c.holder == bindparam("its_holder"),
+        schema.lease.c.term == bindparam("its_term"),
+    )
+    .values(beat=schema.lease.c.beat + 1)
+)
 
 
 class LeaseHolder(Value, frozen=True, kw_only=True):
@@ -209,10 +220,8 @@ class Lease:
         Raises:
             Unreachable: ``journal_held``; the transaction must not go on.
         """
-        table = schema.lease
-        mine = (table.c.holder == self._name) & (table.c.term == self._term)
-        renewal = table.update().where(mine).values(beat=table.c.beat + 1)
-        if connection.execute(renewal).rowcount != 1:
+        mine = {"its_holder": self._name, "its_term": self._term}
+        if connection.execute(_RENEWAL, mine).rowcount != 1:
             raise Unreachable(Reason.JOURNAL_HELD, detail=f"term {self._term} is over")
 
     def renew(self) -> None:

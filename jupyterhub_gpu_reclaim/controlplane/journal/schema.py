@@ -327,13 +327,13 @@ def _session_values(row: SessionRow) -> dict[str, Any]:
     return values
 
 
-def replace_amount(name: str, value: float) -> list[Any]:
-    """The same for an amount."""
-    table = amounts
-    return [
-        table.delete().where(table.c.name == name),
-        table.insert().values(name=name, value=value),
-    ]
+def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
+    """The same for amounts."""
+    statements: list[Any] = []
+    for name, value in counted.items():
+        statements.append(amounts.delete().where(amounts.c.name == name))
+        statements.append(amounts.insert().values(name=name, value=value))
+    return statements
 
 
 def audit_row(row: Mapping[Any, Any]) -> AuditRow:

@@ -76,8 +76,7 @@ class Observer:
         """Everything, with one request to the Hub and one or two to the agent.
 
         Args:
-            store_every: seconds for which an answer about the store may be reused,
-            since
+            store_every: seconds for which an answer about the store may be reused, as
                 reading all manifests takes time. ``one`` asks again before an action.
         """
         trees, saved, servers = await asyncio.gather(

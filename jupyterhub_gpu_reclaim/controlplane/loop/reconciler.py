@@ -2,7 +2,7 @@
 
 It is called again after each action, until it answers "nothing". It is pure: the same
 three views always give the same action, so neither restarts nor earlier events matter.
-If a view is missing, nothing is done.
+If the agent or the store is silent, nothing is done; no answer of the Hub is "—".
 
 ===========  ==========================  ===========  ================================
 journal      tree (agent)                Hub          action
@@ -13,7 +13,8 @@ RUNNING      running                     any          ready: policy and intents
              captured                    running      thaw
              captured                    stopped      found captured (→ RELEASING)
              capturing                   any          cancel
-             gone, another one runs      running      adopt that one
+             gone, another one runs,     running      adopt that one
+             or is captured
              gone                        stopped      vanished; lost if its last
                                                       checkpoint is still kept
              gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
@@ -24,6 +25,7 @@ SUSPENDING   capturing                   any          attach to the capture
              gone, committed             any          committed (→ RELEASING)
              gone, not committed         any          vanished, or lost; found saved⁵
 RELEASING    captured, gone              running      ask the Hub for a stop
+             gone, another one runs      running      released (→ SUSPENDED)
              captured                    stopping     wait; after the limit release
              captured                    stopped¹     release
              gone                        stopped¹     released (→ SUSPENDED)
@@ -31,7 +33,8 @@ RELEASING    captured, gone              running      ask the Hub for a stop
              captured                    running, —²  after the limit thaw (→ RUNNING)
              captured                    unsettled    thaw (→ RUNNING): it is checking
              running                     any          thawed (→ RUNNING)
-SUSPENDED    running                     running      adopt (→ RUNNING)
+SUSPENDED    running, capturing,         running      adopt (→ RUNNING)
+             captured
              running or restoring from   stopped      kill³ (its checkpoint is kept)
              our checkpoint, holding
              captured                    stopped      release
@@ -40,6 +43,8 @@ SUSPENDED    running                     running      adopt (→ RUNNING)
              gone, newer checkpoint⁵     stopped      found saved (it is that one now)
              gone, unknown checkpoint    stopped      set it aside
 RESUMING     restoring                   any          attach to the restore
+             capturing, captured         running,     restored (→ RUNNING)
+                                         stopped
              holding, placed             spawning, —  restore
              holding, restore failed     any          restore failed (→ SUSPENDED)
              holding, no GPU memory      spawning, —  restore, when it is its turn⁴
@@ -47,6 +52,7 @@ RESUMING     restoring                   any          attach to the restore
                                          stopped
              restoring                   stopped      kill³ (→ SUSPENDED)
              holding                     stopped      kill (→ SUSPENDED)
+             gone, another one runs      running      adopt that one
              gone                        stopped      restore failed (→ SUSPENDED)
 STOPPED      running                     running      adopt (→ RUNNING)
 (or no row)  captured                    any          found captured (→ RELEASING)
@@ -134,7 +140,7 @@ def _live(
 
 def _without_tree(row: SessionRow, observed: Observed) -> Action:
     """A live session whose tree is gone."""
-    other = observed.running()
+    other = observed.running() or observed.frozen()
     if other is not None and observed.hub is HubState.RUNNING:
         return Action(ActionKind.ADOPT, other)
     return _ended(row, observed) if observed.hub is HubState.STOPPED else NOTHING
@@ -211,6 +217,9 @@ def _releasing(
         )
     if observed.hub is HubState.STOPPING:
         return Action(ActionKind.RELEASE, tree) if tree and too_long else WAIT
+    if tree is None and observed.left():
+        # A journal that was put back: the session has returned since.
+        return Action(ActionKind.RELEASED)
     # A Hub that has been restarted waits for the server's answer before it takes
     # any order; a frozen tree cannot give it.
     checking = observed.hub is HubState.UNSETTLED
@@ -225,8 +234,10 @@ def _suspended(
     del now, settings
     running = observed.running()
     if observed.hub is HubState.RUNNING:
-        if running is not None:
-            return Action(ActionKind.ADOPT, running)
+        # Frozen: a journal that was put back; once it is known, it is thawed.
+        here = running or observed.frozen()
+        if here is not None:
+            return Action(ActionKind.ADOPT, here)
         return (
             NOTHING if observed.left() else Action(ActionKind.STOP_AT_HUB, patient=True)
         )
@@ -275,6 +286,9 @@ def _resuming(
     tree = observed.tree(row.incarnation)
     ended = observed.hub is HubState.STOPPED
     if tree is None:
+        other = observed.running() or observed.frozen()
+        if other is not None and observed.hub is HubState.RUNNING:
+            return Action(ActionKind.ADOPT, other)
         return Action(ActionKind.GIVE_UP) if ended else WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
@@ -288,15 +302,16 @@ def _resuming(
             if ended
             else Action(ActionKind.RESTORE, tree)
         )
-    return _restored(observed, tree) if tree.state is TreeState.RUNNING else WAIT
+    # Captured: a journal that was put back; the session has returned since.
+    back = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
+    return _restored(observed, tree) if tree.state in back else WAIT
 
 
 def _restored(observed: Observed, tree: Tree) -> Action:
     """The tree is back; it is RUNNING once the Hub has finished its start.
 
     A Hub that was killed meanwhile does not know of it: it runs all the same, the next
-    start
-    adopts it, and if no start comes it falls idle and is suspended again.
+    start adopts it, and if no start comes it falls idle and is suspended again.
     """
     done = observed.hub in {HubState.RUNNING, HubState.STOPPED}
     return Action(ActionKind.RESTORED if done else ActionKind.WAIT, tree)
@@ -333,6 +348,8 @@ def _is_orphan(row: SessionRow, tree: Tree, observed: Observed) -> bool:
         return True
     stopped = bool(row.since) and tree.incarnation == row.incarnation
     restored = observed.checkpoint(tree.checkpoint) is not None
+    if tree.state is TreeState.RESTORING:
+        return restored
     return tree.state is TreeState.RUNNING and (stopped or restored)
 
 
@@ -408,9 +425,18 @@ class Observed(NamedTuple):
         """All trees that are not gone."""
         return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
 
+    def whole(self) -> tuple[Tree, ...]:
+        """All trees that have memory of their own: no places that are held for one."""
+        return tuple(t for t in self.left() if t.state is not TreeState.HOLDING)
+
     def running(self) -> Tree | None:
         """A tree that runs, whichever it is."""
         return next((t for t in self.left() if t.state is TreeState.RUNNING), None)
+
+    def frozen(self) -> Tree | None:
+        """A tree that is, or is being, captured."""
+        frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
+        return next((t for t in self.left() if t.state in frozen), None)
 
     def unknown(self) -> list[CheckpointInfo]:
         """Committed checkpoints that the journal does not know."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import ActionKind, settle
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ STORE_TICKS = 6
 BREATH = 100
 #: How often old audit lines are deleted, and expiry notices are made.
 PRUNE_SECONDS = 600.0
+#: Of a state that no return can read: what is kept beside it may be all there is.
+_UNREAD = {Reason.CHECKPOINT_DAMAGED.value, Reason.KEY_MISSING.value}
 
 
 class ControlLoops:
@@ -125,7 +129,7 @@ class ControlLoops:
         self._take_up_deletions()
         state = await self._observer.all(STORE_TICKS * settings.tick_interval)
         self._sampler.measure()
-        waiting = self._line.look()
+        waiting = self._line.refresh()
         self._note_waits(waiting, state)
         if self._preemption is not None:
             self._preemption.select(waiting)
@@ -142,16 +146,16 @@ class ControlLoops:
 
     def _take_up_deletions(self) -> None:
         """Queue orders to delete; the workers carry them out, as often as it takes."""
+        self._sessions.take_up_deletions()
         if self._sessions.deletions is not None:
-            self._sessions.deletions.take_up()
             for key in self._sessions.deletions.pending_keys():
                 self._queue.add(key)
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
         """Whether one session is as it should be."""
-        row = self._sessions.row(key)
         observed = state.session(key, self._observer.known(key))
         observed = self._sessions.living(key, observed)
+        row = self._sessions.row(key)
         if observed.hub is HubState.UNSETTLED:
             now = self._sessions.clock.monotonic()
             self._sessions.runtime(key).hub_checked = now
@@ -166,10 +170,9 @@ class ControlLoops:
         """Note whether the journal agrees with the rest, so that things may expire."""
         same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
         told = not observed.silent and observed.hub is not None
-        missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(
-            row.checkpoint
+        self._sessions.runtime(row.key).compared = (
+            same and told and not _is_missing(row, observed)
         )
-        self._sessions.runtime(row.key).compared = same and told and not missing
 
     def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
         """Count the end of waiting for a node (see ``accounting``)."""
@@ -229,3 +232,12 @@ class ControlLoops:
                 now,
             ),
         )
+
+
+def _is_missing(row: SessionRow, observed: Observed) -> bool:
+    """Whether what the journal says the session is cannot be seen, or not be read."""
+    if row.phase is Phase.SUSPENDED:
+        unread = row.failure is not None and row.failure.code in _UNREAD
+        return unread or observed.checkpoint(row.checkpoint) is None
+    # One that has ended may need the checkpoint that it came from.
+    return row.phase in LIVE and observed.tree(row.incarnation) is None

@@ -107,8 +107,7 @@ class Worker:
         """Carry an order to delete out; returns whether to look again soon.
 
         A part that does not answer now is asked again with the next tick; a new session
-        of the
-        same name does not wait for it.
+        of the same name does not wait for it.
         """
         deletions = self._sessions.deletions
         if deletions is None or deletions.pending(key) is None:

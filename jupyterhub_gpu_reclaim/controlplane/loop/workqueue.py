@@ -1,8 +1,7 @@
 """Work queue: keys that need a look, one worker per session, backoff per key.
 
 It carries only keys, never events: the worker recomputes everything from state. So a
-key
-that is added twice, late, or again after a crash does no harm.
+key that is added twice, late, or again after a crash does no harm.
 """
 
 from __future__ import annotations

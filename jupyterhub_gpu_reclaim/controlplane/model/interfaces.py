@@ -28,16 +28,14 @@ class Agent(Protocol):
 
     ``Unreachable`` means that nothing is known. ``capture``, ``release``, ``restore``,
     ``thaw``, ``kill``, ``cancel`` and ``discard`` are idempotent and may be repeated
-    after
-    any failure.
+    after any failure.
     """
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record.
 
         With a ``key`` at least all of that session, or ``Unreachable`` if one of them
-        cannot be
-        asked for. Without, such a one is in the list as ``UNKNOWN``.
+        cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:
@@ -52,8 +50,11 @@ class Agent(Protocol):
         The longest first; places are not given here. Never waits, never raises.
         """
 
-    async def samples(self) -> list[Sample]:
-        """A sample of every session."""
+    async def samples(self, key: SessionKey | None = None) -> list[Sample]:
+        """A sample of every session; with a ``key``, at least that one's.
+
+        Then no other node is asked, and none is waited for.
+        """
 
     def capture(
         self, incarnation: str, checkpoint: str, generation: int
@@ -95,10 +96,16 @@ class Hub(Protocol):
         """One server; ``STOPPED`` also where user or server do not exist."""
 
     async def stop(self, key: SessionKey) -> None:
-        """Ask for a stop; ``Refused`` (retryable) while something else is pending."""
+        """Ask for a stop, which also gives up a start that is pending.
+
+        Idempotent; ``Refused`` (retryable) while something else is pending.
+        """
 
     async def start(self, key: SessionKey) -> None:
-        """Ask for a start; ``Refused`` (retryable) while something is pending."""
+        """Ask for a start; ``Refused`` (retryable) while something else is pending.
+
+        Idempotent: one that is pending, or a server that runs, is left as it is.
+        """
 
 
 class HubFacts(Protocol):

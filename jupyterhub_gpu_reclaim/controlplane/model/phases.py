@@ -1,8 +1,7 @@
 """The life of a session as one table: phase and event to next phase.
 
 Pure; a step that is not in the table is refused. ``sessions/registry.py`` asks it
-before
-it writes a phase to the journal.
+before it writes a phase to the journal.
 
 Law 1 (``docs/explanation/laws.md``) is enforced here: the phases in which a session's
 programs are ended (``RELEASING``, ``SUSPENDED``) can only be entered with a committed

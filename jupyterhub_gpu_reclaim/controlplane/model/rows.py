@@ -69,11 +69,11 @@ class Keeping(StrEnum):
     ASIDE = "aside"  #: the user started fresh; kept for days
     FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
     WANTED = "wanted"  #: to be brought back as soon as the session is suspended
-    DOOMED = "doomed"  #: to be deleted as soon as the agent answers
+    TO_DELETE = "doomed"  #: to be deleted as soon as the agent answers
 
 
 #: Hidden from the session's user, who cannot bring them back.
-HIDDEN = frozenset({Keeping.FORMER, Keeping.DOOMED})
+HIDDEN = frozenset({Keeping.FORMER, Keeping.TO_DELETE})
 
 
 class CheckpointRow(Value, frozen=True, kw_only=True):

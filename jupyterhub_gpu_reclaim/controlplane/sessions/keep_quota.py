@@ -48,8 +48,7 @@ class KeepQuota:
         Args:
             key: the session.
             seconds: for how long from now; 0 takes the former keep back, and what was
-            left
-                of it can be used again.
+                left of it can be used again.
             now: seconds since the epoch.
             bound: whether the limit holds for the caller.
 
@@ -65,19 +64,19 @@ class KeepQuota:
             statements.append(table.insert().values(**new, until=now + seconds))
         return statements
 
-    def _had(self, key: SessionKey, now: float) -> list[Span]:
+    def _had(self, key: SessionKey, now: float) -> list[KeepSpan]:
         """What the user has used, if this session's former keep ended now."""
         table = schema.keeps
         query = table.select().where(table.c.user == key.user)
         return [
-            Span(
+            KeepSpan(
                 row["start"],
                 min(row["until"], now) if row["server"] == key.server else row["until"],
             )
             for row in self._journal.read(query.where(table.c.until > now - DAY))
         ]
 
-    def _check(self, spans: list[Span], seconds: float, now: float) -> None:
+    def _check(self, spans: list[KeepSpan], seconds: float, now: float) -> None:
         left = max(0.0, self._per_day - used(spans, now))
         if seconds <= left + _SLACK:
             return
@@ -103,20 +102,20 @@ def end(key: SessionKey, now: float) -> list[Any]:
 DAY = 86400.0
 
 
-class Span(NamedTuple):
+class KeepSpan(NamedTuple):
     """A session was, or is, kept from then to then (seconds since the epoch)."""
 
     start: float
     until: float
 
 
-def used(spans: Iterable[Span], now: float) -> float:
+def used(spans: Iterable[KeepSpan], now: float) -> float:
     """Seconds of keep in the day that ends now, and those ahead."""
     return sum(max(0.0, s.until - max(s.start, now - DAY)) for s in spans)
 
 
 def possible_at(
-    spans: Iterable[Span], seconds: float, limit: float, now: float
+    spans: Iterable[KeepSpan], seconds: float, limit: float, now: float
 ) -> float | None:
     """When so many more seconds will be possible; None: never.
 

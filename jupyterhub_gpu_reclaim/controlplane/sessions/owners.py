@@ -6,12 +6,15 @@ the Hub has lost its database and it is the same person; the two cannot be told 
 here. So the former account's checkpoints are neither brought back nor deleted until a
 person decides. If the user chooses "start fresh", they are kept, hidden from that user,
 as long as others that are set aside. If an administrator resumes the session, it
-belongs
-to the new account.
+belongs to the new account.
+
+A journal that was lost knows no account. Then what was saved before the account was
+made belongs to a former one.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
+#: Stands for the next account of that name that starts the server.
+_WHOEVER_COMES = "*"
 #: What the audit says of a former account's sessions.
 _NEW = "The user's name belongs to another account of the Hub now."
 
@@ -44,7 +49,7 @@ class Owners:
         self._aside = aside
 
     def check(self, placement: Placement) -> None:
-        """Check, before a start, whose session it is.
+        """Check, before a start, whose session it is; repeat it if more was found.
 
         Raises:
             Refused: ``former_account``: a person has to choose first.
@@ -54,15 +59,58 @@ class Owners:
         if not owner:
             return  # a spawner that does not report it
         known = self._known(key)
-        if known is None:
-            self._sessions.journal.write(*self._belongs(key, owner))
-        elif known["owner"] != owner:
+        if known is None or not known["owner"]:  # a claim alone: nobody knows, either
+            current = self._sessions.row(key).checkpoint
+            if current in {row.id for row in self._before(key, owner)}:
+                claim = {"owner": "", "since": 0.0, "claimed": owner}
+                self._sessions.journal.write(*_replace(key, claim))
+                raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+            if known is not None:  # another one had tried before
+                self._sessions.journal.write(*self._belongs(key, owner))
+        elif known["owner"] not in {owner, _WHOEVER_COMES}:
             if self._sessions.row(key).phase is Phase.STOPPED:
                 self.hand_over(key, owner, fresh=True)
                 return
             claim = {**known, "claimed": owner}
             self._sessions.journal.write(*_replace(key, claim))
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+
+    def note(self, placement: Placement) -> None:
+        """The server belongs to that account from now on, if to none before.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        key, owner = placement.key, placement.owner
+        if not owner:
+            return
+        known = self._owner(key)
+        if not known:
+            now = self._sessions.clock.now()
+            former = [self._former(row, now) for row in self._before(key, owner)]
+            self._sessions.journal.keep(former)
+        if known != owner:
+            self._sessions.journal.write(*self._belongs(key, owner))
+
+    def trust(self, key: SessionKey) -> None:
+        """A manager's word: what is saved is of whoever has the name, if nobody knows.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        if not self._owner(key):
+            self._sessions.journal.write(*self._belongs(key, _WHOEVER_COMES))
+
+    def _before(self, key: SessionKey, owner: str) -> list[CheckpointRow]:
+        """Checkpoints of that server that are older than the account."""
+        made = _made(owner)
+        return [
+            row
+            for row in self._sessions.journal.checkpoints(key)
+            if row.info is not None
+            and row.info.created < made
+            and row.keeping is not Keeping.TO_DELETE
+        ]
 
     def claimed(self, key: SessionKey) -> str:
         """Another account of that name that wants to start it; empty: none."""
@@ -76,8 +124,7 @@ class Owners:
             key: the server.
             owner: the account.
             fresh: the new account gets nothing of the former one's; its checkpoints are
-            kept
-                for a while, hidden, and what still runs is ended.
+                kept for a while, hidden, and what still runs is ended.
 
         Raises:
             StoreError: it could not be written; nothing is handed over.
@@ -85,7 +132,7 @@ class Owners:
         sessions, now = self._sessions, self._sessions.clock.now()
         if fresh:
             rows = sessions.journal.checkpoints(key)
-            kept = [row for row in rows if row.keeping is not Keeping.DOOMED]
+            kept = [row for row in rows if row.keeping is not Keeping.TO_DELETE]
             sessions.journal.keep([self._former(row, now) for row in kept])
             if sessions.deletions is not None and sessions.journal.session(key):
                 sessions.deletions.order(key, "new account", _NEW)
@@ -102,6 +149,11 @@ class Owners:
             row, keeping=Keeping.FORMER, changed=now, expires=expires
         )
 
+    def _owner(self, key: SessionKey) -> str:
+        """The account that owns the server; empty: nobody knows."""
+        known = self._known(key)
+        return "" if known is None else str(known["owner"])
+
     def _known(self, key: SessionKey) -> dict[Any, Any] | None:
         table = schema.owners
         query = table.select().where(schema.of_session(table, key))
@@ -111,6 +163,15 @@ class Owners:
     def _belongs(self, key: SessionKey, owner: str) -> list[Any]:
         since = self._sessions.clock.now()
         return _replace(key, {"owner": owner, "since": since, "claimed": ""})
+
+
+def _made(owner: str) -> float:
+    """When an account was made, by its name (``hub/spawner/logins.py``); 0: unknown."""
+    try:
+        made = datetime.strptime(owner.partition(".")[2] + "Z", "%Y%m%dT%H%M%S%f%z")
+    except ValueError:
+        return 0.0
+    return made.timestamp()
 
 
 def _replace(key: SessionKey, values: dict[Any, Any]) -> list[Any]:

@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     Broadcast,
     ChangeSignal,
-    Operation,
+    OperationEvents,
 )
 
 if TYPE_CHECKING:
@@ -189,18 +189,39 @@ class Sessions:
         """Wait until the row is as wanted; False when the limit (s) is over."""
         return await self._changed.until(lambda: condition(self.row(key)), limit)
 
+    # --- deleted servers
+    def take_up_deletions(self) -> None:
+        """Take over the spawner's orders to delete; needed before a row is changed.
+
+        An order ends what the journal knows of the session when it is taken over. So
+        nothing may be written of a session that is seen or reported, before the orders
+        that were given until then: it may be a new one of a deleted name.
+
+        Raises:
+            StoreError: the journal cannot be written; nothing may be adopted now.
+        """
+        if self.deletions is not None:
+            self.deletions.take_up()
+
     def living(self, key: SessionKey, observed: Observed) -> Observed:
-        """What agent and Hub say, without deleted sessions."""
+        """What agent and Hub have just said, without deleted sessions.
+
+        Takes over the orders that were given while they were asked; read the row again.
+
+        Raises:
+            StoreError: see ``take_up_deletions``.
+        """
+        self.take_up_deletions()
         return self.deletions.living(key, observed) if self.deletions else observed
 
     # --- operations
-    def begin(self, key: SessionKey, kind: str) -> Operation:
+    def begin(self, key: SessionKey, kind: str) -> OperationEvents:
         """A new ``suspend`` or ``resume``; readers of its predecessor are released."""
         self.end(key, Reason.CANCELLED)
-        operation = self.runtime(key).operation = Operation(kind)
+        operation = self.runtime(key).operation = OperationEvents(kind)
         return operation
 
-    def operation(self, key: SessionKey) -> Operation | None:
+    def operation(self, key: SessionKey) -> OperationEvents | None:
         """The last capture or restore of this program's life."""
         runtime = self.runtimes.get(key)
         return runtime.operation if runtime is not None else None

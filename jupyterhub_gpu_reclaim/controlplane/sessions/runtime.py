@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         Waiting,
     )
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import GpuHistory
-    from jupyterhub_gpu_reclaim.controlplane.sessions.streams import Operation
+    from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
@@ -51,7 +51,7 @@ class Runtime:
     hub_checked: float | None = None  #: when a restarted Hub last looked (monotonic)
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
-    operation: Operation | None = None  #: the last capture or restore
+    operation: OperationEvents | None = None  #: the last capture or restore
 
     def cards(self, incarnation: str) -> list[GpuSample]:
         """What that incarnation was last seen to hold; empty where it is not known."""

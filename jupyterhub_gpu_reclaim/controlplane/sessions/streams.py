@@ -60,7 +60,7 @@ class Broadcast(Generic[T]):
         queue.put_nowait(None)
 
 
-class Operation:
+class OperationEvents:
     """The events of one capture or restore, for readers that come late or again.
 
     Args:

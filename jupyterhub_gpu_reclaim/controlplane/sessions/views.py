@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionPolicy
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
-    from jupyterhub_gpu_reclaim.controlplane.sessions.streams import Operation
+    from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
 
 
 def view_of(
@@ -109,7 +109,7 @@ def _facts(
     )
 
 
-def _resumed(row: SessionRow, operation: Operation | None) -> Resumed | UnsetType:
+def _resumed(row: SessionRow, operation: OperationEvents | None) -> Resumed | UnsetType:
     """What its last return took, while this program remembers it."""
     if operation is None or operation.kind != "resume" or not operation.succeeded:
         return UNSET

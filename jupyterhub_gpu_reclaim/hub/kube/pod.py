@@ -7,8 +7,7 @@ any Kubernetes client will do. Nothing here makes a request.
 ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
 restored tree becomes its child; the image by digest, and a node of the same kind. The
 init comes as text in the pod (``python3 -c``): images need ``python3`` in their PATH
-and
-nothing else. An image without it does not start; its pod says so.
+and nothing else. An image without it does not start; its pod says so.
 """
 
 from __future__ import annotations

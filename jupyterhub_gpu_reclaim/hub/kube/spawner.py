@@ -239,8 +239,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """Whether its container lives; before any report: whether there is one.
 
         A pod that is not known yet (after a restart of the Hub) counts as alive, since
-        nothing
-        may be ended or replaced without a report.
+        nothing may be ended or replaced without a report.
         """
         if self.pod_reflector is None:
             return bool(self.reclaim_pointer.location.pod)

@@ -1,8 +1,7 @@
 """One local session's processes, identified by (pid, start time, boot).
 
 It reads ``/proc`` and signals through pidfds, so a pid that was given to another
-process
-is never touched. It starts nothing.
+process is never touched. It starts nothing.
 """
 
 from __future__ import annotations

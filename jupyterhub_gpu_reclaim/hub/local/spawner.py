@@ -4,9 +4,8 @@
 JupyterHub's own ``LocalProcessSpawner`` would start, with the same home, environment,
 ``cmd``, ``shell_cmd``, ``popen_kwargs`` and log lines, but through
 ``session_init/launcher.py``, so that the session can be suspended and outlives a
-restart
-of the Hub. The mixin decides when to start, restore or release; this module places
-processes and ends them.
+restart of the Hub. The mixin decides when to start, restore or release; this module
+places processes and ends them.
 """
 
 from __future__ import annotations

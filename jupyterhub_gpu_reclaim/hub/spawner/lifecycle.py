@@ -4,8 +4,9 @@ The service decides whether a start is cold, a restore or an adoption, and wheth
 stop is real or a release. Without its answer, a session that may have a checkpoint is
 not started cold, and a stopped tree that may be a captured one is not ended.
 
-What it knows is one value, ``State``. Its pointer is written to the Hub's database
-before each step, so that a Hub that is killed in between knows what it had begun.
+What it knows is one value, ``SpawnerState``. Its pointer is written to the Hub's
+database before each step, so that a Hub that is killed in between knows what it had
+begun.
 """
 
 from __future__ import annotations
@@ -59,17 +60,21 @@ class Undo(StrEnum):
     RESTORE = "restore"  #: a place, with a checkpoint restored under it or not
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class SpawnerState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the Hub's process knows of one server's session."""
 
     pointer: Pointer = Pointer()
     starting: bool = False
     stopping: bool = False
     undo: Undo = Undo.NOTHING
+    #: Whether the last start has failed before it had made anything.
+    refused: bool = False
     #: Whether a resumed session has answered the Hub.
     confirmed: bool = True
     #: Whether a restarted Hub has polled it, and has not taken it up (yet).
     checked: bool = False
+    #: Whether a stop under way was planned without a service that is about to answer.
+    unsure: bool = False
 
     @property
     def unanswered(self) -> bool:
@@ -92,7 +97,7 @@ class SessionLifecycle:
         service: Callable[[], ServiceClient],
         clock: Clock,
     ) -> None:
-        self.state = State()
+        self.state = SpawnerState()
         self.logins = Logins(spawner)
         self._spawner = spawner
         self._service = service
@@ -185,7 +190,7 @@ class SessionLifecycle:
         """
         await self._cleaned_up()
         minted = self._spawner.api_token
-        self._become(starting=True, undo=Undo.NOTHING)
+        self._become(starting=True, undo=Undo.NOTHING, refused=False)
         reporter = self._reporter = self._reporter or ProgressReporter()
         try:
             return await self._start_as_planned(start, minted, reporter)
@@ -276,7 +281,7 @@ class SessionLifecycle:
         self._point(location=self._spawner.reclaim_location())
         await self._service().placed(self._placement())
         await self._follow(reporter)
-        reporter.tell("Waiting for its first answer …", CEILING)
+        reporter.report("Waiting for its first answer …", CEILING)
         self._become(confirmed=False)
         self._now_runs(identity.api_token, where)
         self.logins.delete(self.logins.token_id(minted))
@@ -303,7 +308,7 @@ class SessionLifecycle:
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
         """Have a place made, and report what that waits for."""
-        waiting = asyncio.create_task(self._spawner.reclaim_waiting(reporter.tell))
+        waiting = asyncio.create_task(self._spawner.reclaim_waiting(reporter.report))
         try:
             return await start()
         finally:
@@ -396,7 +401,10 @@ class SessionLifecycle:
             await self._spawner.reclaim_end()
             await self._tell_service("cancelled")
             self._forget()
-        if self.pointer.precious:
+        else:
+            self._become(refused=True)
+            self._spawner.will_resume = True  # what runs may need the OAuth client
+        if self._spawner.will_resume:
             # The Hub deletes nothing of a spawner that will resume.
             self.logins.delete(self.logins.token_id(minted))
 
@@ -444,14 +452,20 @@ class SessionLifecycle:
         """None while it runs, is being started or captured; a status otherwise.
 
         A session that is suspended, or was being released or resumed when the Hub
-        died, is not running as far as the Hub is concerned, whatever still lives.
+        died, is not running as far as the Hub is concerned, whatever still lives. Nor
+        is one whose start was refused: the Hub stops what it could not start, and would
+        end programs that another start has made.
         """
         if self.state.starting:
             return None
+        if self.state.refused:
+            return 0
         checked = self.state.checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
         self._become(checked=bool(checked))
         if self.pointer.precious and not self.state.stopping:
             return 0
+        if self.pointer.out_of_sight:
+            await self._look_for_it()
         status = await poll()
         if (
             status is not None
@@ -460,6 +474,17 @@ class SessionLifecycle:
         ):
             await self._settle_death()
         return status
+
+    async def _look_for_it(self) -> None:
+        """A Hub that was killed in a start knows what it began, not where (T25)."""
+        spawner = self._spawner
+        found = await spawner.reclaim_find(self.pointer.incarnation)
+        if found is None:
+            return
+        spawner.reclaim_take(found)
+        token_id = self.logins.token_id(await spawner.reclaim_token())
+        port = await spawner.reclaim_port()
+        self._point(location=found, token_id=token_id, port=port)
 
     async def _settle_death(self) -> None:
         """It ended without a stop by the Hub: suspended (T1), or really over?"""
@@ -480,7 +505,7 @@ class SessionLifecycle:
 
     async def stop(self, stop: Callable[[], Awaitable[None]]) -> None:
         """End it for real, or release it, as the service says."""
-        self._become(stopping=True)
+        self._become(stopping=True, unsure=False)
         try:
             await self._cleaned_up()
             if self.state.unanswered:
@@ -500,18 +525,25 @@ class SessionLifecycle:
 
     async def _plan_stop(self) -> StopPlan:
         """The service's plan; ``keep`` when it does not answer and work may be lost."""
+        before = self._frozen()
         try:
             return await self._service().plan_stop(self._placement())
         except Unreachable as error:
             self._warn("stop, no plan: %s", error)
-            spawner = self._spawner
-            keep = spawner.reclaim_frozen() if spawner.reclaim_alive() else None
-            if keep is None:
-                keep = bool(spawner.reclaim_service)
+            # Frozen before: the stop was the service's, and what runs now is not saved.
+            frozen = before or self._frozen()
+            keep = bool(self._spawner.reclaim_service) if frozen is None else frozen
+            # Another service is there, and may have saved it and asked for this stop.
+            self._become(unsure=error.reason is Reason.SERVICE_STARTING)
             return StopPlan(action="keep" if keep else "stop")
         except ReclaimError as error:
             self._warn("stop, not now: %s", error)
             return StopPlan(action="keep")
+
+    def _frozen(self) -> bool | None:
+        """Whether its programs are stopped; None: they have ended, or are not seen."""
+        spawner = self._spawner
+        return spawner.reclaim_frozen() if spawner.reclaim_alive() else None
 
     async def _stop_really(self, stop: Callable[[], Awaitable[None]]) -> None:
         self._spawner.will_resume = False
@@ -520,7 +552,26 @@ class SessionLifecycle:
         else:
             await stop()
         await self._tell_service("stopped")
+        if (
+            self.state.unsure
+            and (checkpoint := await self._saved_after_all()) is not None
+        ):
+            known = bool(checkpoint)
+            phase = PointerPhase.SUSPENDED if known else PointerPhase.UNKNOWN
+            self._point(phase=phase, checkpoint=checkpoint, location=Location())
+            return
         self._forget()
+
+    async def _saved_after_all(self) -> str | None:
+        """The checkpoint of what was stopped without a plan.
+
+        Empty: the service still does not answer. None: there is none.
+        """
+        try:
+            plan = await self._service().plan_stop(self._placement())
+        except ReclaimError:
+            return ""
+        return plan.checkpoint if plan.action == "release" else None
 
     async def _release(self, checkpoint: str) -> None:
         """It is captured: write the pointer first (T6), then end its programs."""

@@ -11,6 +11,7 @@ Every trap of JupyterHub that is handled here is listed, with its test, in
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from jupyterhub_gpu_reclaim.common import deletion_orders, text
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     RestoreFailed,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 patches.apply()
 
 _CLOCK = SystemClock()
+#: Tasks that outlive their spawner: asyncio alone would forget them.
+_TELLING: set[asyncio.Future[None]] = set()
 
 
 class ReclaimMixin(SessionPlacement):
@@ -206,14 +210,27 @@ class ReclaimMixin(SessionPlacement):
         """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
         await maybe_future(super().delete_forever())
         written = self._order_deletion()
+        key = self.reclaim_key
+        order = written.stem if written is not None else ""
+        deletion = Deletion(user=key.user, server=key.server, order=order)
+        telling = asyncio.ensure_future(self._tell_deletion(deletion, written))
+        if written is None:
+            await telling
+        else:
+            # The Hub does not wait: until it has deleted the account, a visit would
+            # start a session that nobody has.
+            _TELLING.add(telling)
+            telling.add_done_callback(_TELLING.discard)
+        self._lifecycle.delete()
+
+    async def _tell_deletion(self, deletion: Deletion, written: Path | None) -> None:
         try:
-            await self._service().forget(self.reclaim_key)
+            await self._service().forget(deletion)
             if written is not None:  # the service has done so, where it knew of it
                 deletion_orders.remove(written)
-        except ReclaimError as error:
+        except (ReclaimError, OSError) as error:
             later = "the service does it later" if written else "it is NOT repeated"
-            self.log.warning("%s: forget, %s: %s", self.reclaim_key, later, error)
-        self._lifecycle.delete()
+            self.log.warning("%s: forget, %s: %s", deletion.key, later, error)
 
     def _order_deletion(self) -> Path | None:
         """Write the order down for the service; None: that is impossible.

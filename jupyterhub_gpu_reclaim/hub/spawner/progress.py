@@ -34,7 +34,7 @@ class ProgressReporter:
         self._news = asyncio.Event()
         self._percent = 2.0
 
-    def tell(self, message: str, percent: float | None = None) -> None:
+    def report(self, message: str, percent: float | None = None) -> None:
         """Add one line."""
         if percent is not None:
             self._percent = max(self._percent, min(percent, CEILING))
@@ -56,9 +56,8 @@ class ProgressReporter:
         }
         self._steps[step.step] = fields
         self._status = ""
-        message = sentence(step)
-        line = {"progress": int(shown), "message": message, "gpu_reclaim": fields}
-        self._add(line)
+        told = sentence(step)
+        self._add({"progress": int(shown), "message": told, "gpu_reclaim": fields})
 
     @property
     def story(self) -> dict[str, Any]:

@@ -67,6 +67,11 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def out_of_sight(self) -> bool:
+        """Whether something was started, and where it runs was never noted."""
+        return self.phase is PointerPhase.RUNNING and self.location == Location()
+
+    @property
     def precious(self) -> bool:
         """Whether login, OAuth client and this pointer must outlive a stop."""
         return self.suspended or self.phase is PointerPhase.UNKNOWN

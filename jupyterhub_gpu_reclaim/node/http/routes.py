@@ -60,7 +60,7 @@ class Node(Protocol):
     async def samples(self) -> list[Sample]:
         """What every session does now."""
 
-    async def tell(self, incarnation: str, hint: PodHint) -> None:
+    async def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about that incarnation; first of all, or not."""
 
     async def preflight(self, incarnation: str) -> list[Finding]:
@@ -263,7 +263,7 @@ class GetHello(Handler):
         self.answer(Hello(run=self.run))
 
 
-class ListSessions(Handler):
+class ListTrees(Handler):
     """``GET /v1/sessions``."""
 
     async def get(self) -> None:
@@ -274,10 +274,10 @@ class ListSessions(Handler):
 class SessionHandler(Handler):
     """Handlers for one session; in Kubernetes ``?pod=`` says where it lives."""
 
-    async def tell(self, incarnation: str, **more: Any) -> None:
+    async def set_hint(self, incarnation: str, **more: Any) -> None:
         """Pass on the service's facts about the session, before it is looked up."""
         pod = self.get_query_argument("pod", "")
-        await self.node.tell(incarnation, PodHint(pod=pod, **more))
+        await self.node.set_hint(incarnation, PodHint(pod=pod, **more))
 
 
 class GetSession(SessionHandler):
@@ -285,7 +285,7 @@ class GetSession(SessionHandler):
 
     async def get(self, incarnation: str) -> None:
         """Answer with that tree."""
-        await self.tell(incarnation)
+        await self.set_hint(incarnation)
         self.answer(await self.node.tree(incarnation))
 
 
@@ -303,13 +303,13 @@ class PostOrder(SessionHandler):
     async def post(self, incarnation: str, order: str) -> None:
         """Do as ordered."""
         if order not in {"capture", "restore"}:
-            await self.tell(incarnation)
+            await self.set_hint(incarnation)
         match order:
             case "preflight":
                 self.answer(await self.node.preflight(incarnation))
             case "capture":
                 capture = self.body(CaptureOrder)
-                await self.tell(
+                await self.set_hint(
                     incarnation,
                     key=capture.key,
                     image=capture.image,
@@ -321,7 +321,7 @@ class PostOrder(SessionHandler):
                 await self.stream(events)
             case "restore":
                 restore = self.body(CheckpointOrder)
-                await self.tell(incarnation, key=restore.key, image=restore.image)
+                await self.set_hint(incarnation, key=restore.key, image=restore.image)
                 await self.stream(
                     await self.node.restore(incarnation, restore.checkpoint)
                 )
@@ -391,7 +391,7 @@ def make_application(node: Node, token: str) -> Application:
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),
         ("/v1/hello", GetHello),
-        ("/v1/sessions", ListSessions),
+        ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
         (f"/v1/sessions/{name}/{orders}", PostOrder),
         ("/v1/samples", GetSamples),

@@ -43,7 +43,7 @@ _WORD = re.compile(r"[!-~]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class ServerLogin:
     """How to ask a session's own server, and under which name it runs.
 
     Attributes:
@@ -72,7 +72,7 @@ class Login:
         )
 
 
-def read_login(pid: int) -> Login:
+def read_login(pid: int) -> ServerLogin:
     """The login of the session whose first program has that host pid.
 
     Raises:
@@ -90,7 +90,7 @@ def read_login(pid: int) -> Login:
         for line in (process / "status").read_text().splitlines()
         if line.startswith("Uid:")
     )
-    return Login(
+    return ServerLogin(
         port=port,
         prefix="/" + prefix.strip("/") + "/" if prefix.strip("/") else "/",
         token=token,
@@ -134,15 +134,15 @@ class ServerState(Value, frozen=True, kw_only=True):
     terminals: list[str]
 
 
-def address_of(session: Session, login: Login) -> jupyter_api.Address:
+def address_of(session: Session, login: ServerLogin) -> jupyter_api.ServerAddress:
     """Where its server listens."""
-    return jupyter_api.Address(
+    return jupyter_api.ServerAddress(
         login.port, login.prefix, login.token, session.init_pid, session.init_start
     )
 
 
 async def ask_state(
-    client: AsyncHTTPClient, session: Session, login: Login
+    client: AsyncHTTPClient, session: Session, login: ServerLogin
 ) -> ServerState:
     """The kernels and terminals of a session's server; what is unknown is left out."""
     if not login.port:
@@ -167,7 +167,7 @@ async def ask_state(
 
 
 async def speaks_tls(
-    client: AsyncHTTPClient, address: jupyter_api.Address, login: Login
+    client: AsyncHTTPClient, address: jupyter_api.ServerAddress, login: ServerLogin
 ) -> bool:
     """Whether it does; one that answers in plain HTTP does not, whatever it says."""
     if not address.port:
@@ -187,7 +187,7 @@ async def speaks_tls(
     return False
 
 
-def answers_tls(address: jupyter_api.Address) -> bool:
+def answers_tls(address: jupyter_api.ServerAddress) -> bool:
     """Whether a TLS greeting is answered by one; blocks for seconds."""
     with (
         contextlib.suppress(OSError),

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
-    from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+    from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
 #: What a kernel says when it takes messages.
 KERNEL_READY = b"\x05READY"
@@ -77,7 +77,7 @@ _GREETING = (
 )
 
 
-class Connection(Value, frozen=True, kw_only=True):
+class ConnectionFile(Value, frozen=True, kw_only=True):
     """A kernel's connection file, as far as we need it."""
 
     shell_port: int
@@ -88,7 +88,7 @@ class Connection(Value, frozen=True, kw_only=True):
 
 def find_connection(
     init_pid: int, pids: Iterable[int], kernel: str
-) -> Connection | None:
+) -> ConnectionFile | None:
     """The connection of the kernel with that id; None where it is not to be found.
 
     Args:
@@ -122,7 +122,7 @@ def kernel_greeting() -> bytes:
     return _GREETING + _frame(ready, _COMMAND)
 
 
-def kernel_request(connection: Connection) -> bytes:
+def kernel_request(connection: ConnectionFile) -> bytes:
     """The request, signed with the kernel's key."""
     parts = [_json(_message_header()), b"{}", b"{}", _json({"code": ""})]
     frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
@@ -130,7 +130,7 @@ def kernel_request(connection: Connection) -> bytes:
     return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
 
 
-def _read_connection(init_pid: int, path: bytes) -> Connection | None:
+def _read_connection(init_pid: int, path: bytes) -> ConnectionFile | None:
     try:
         root = open_root(f"/proc/{init_pid}/root")
         try:
@@ -138,7 +138,7 @@ def _read_connection(init_pid: int, path: bytes) -> Connection | None:
         finally:
             os.close(root)
         with os.fdopen(descriptor, "rb") as file:
-            found = codec.decode(file.read(_MAX_FILE_BYTES), Connection)
+            found = codec.decode(file.read(_MAX_FILE_BYTES), ConnectionFile)
     except (OSError, BadRequest):
         return None
     usable = found.transport == "tcp" and 0 < found.shell_port < 65536
@@ -160,7 +160,7 @@ def _json(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _signature(connection: Connection, parts: list[bytes]) -> bytes:
+def _signature(connection: ConnectionFile, parts: list[bytes]) -> bytes:
     kind = _SIGNATURES.get(connection.signature_scheme)
     if not connection.key or kind is None:
         return b""
@@ -191,10 +191,10 @@ _MAX_SOCKETS = 512
 class WakeUp:
     """Connections that wait for the session; a context manager, closed on leaving."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._sockets: list[socket.socket] = []
-        self._kernels: dict[socket.socket, Connection] = {}
+        self._kernels: dict[socket.socket, ConnectionFile] = {}
         #: What those have said last that have not answered yet.
         self._awaited: dict[socket.socket, bytes] = {}
         self._deadline = 0.0
@@ -207,7 +207,9 @@ class WakeUp:
             one.close()
         self._sockets.clear()
 
-    def queue(self, kernels: Iterable[Connection], terminals: Iterable[str]) -> None:
+    def queue(
+        self, kernels: Iterable[ConnectionFile], terminals: Iterable[str]
+    ) -> None:
         """Queue what is to be said.
 
         A listener that takes nothing is no error: the session then merely stands as

@@ -55,12 +55,12 @@ class CheckpointContents:
                 Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
             ) from None
 
-    def address(self, session: Session) -> jupyter_api.Address | None:
+    def address(self, session: Session) -> jupyter_api.ServerAddress | None:
         """Where its server will answer, below that init."""
         prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
         if not self.identity.port:
             return None
-        return jupyter_api.Address(
+        return jupyter_api.ServerAddress(
             self.identity.port,
             prefix,
             self.identity.api_token,

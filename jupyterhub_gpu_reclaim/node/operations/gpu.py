@@ -125,7 +125,7 @@ class Accelerator:
         if survey.users:
             cards = self._look()
         elif concerned:
-            cards = self._nvml.look(time.time()) or []
+            cards = self._nvml.measure(time.time()) or []
         shared = {use.pid for card in cards for use in card.processes or () if use.mps}
         yield from gpu_survey.examine_clients(concerned, shared)
         for card in cards:
@@ -316,11 +316,10 @@ class Accelerator:
         while short := self._take_room(needed, fill):
             if time.monotonic() > deadline:
                 card, room = short
-                back = {new: old for old, new in moves.items()}
-                names = {one.uuid: one.name for one in gpus.cards}
+                names = {moves.get(one.uuid, one.uuid): one.name for one in gpus.cards}
                 raise ReclaimError(
                     Reason.GPU_MEMORY,
-                    card=names.get(back.get(card, card), card),
+                    card=names.get(card, card),
                     needed=size(needed[card]),
                     free=size(room),
                 )
@@ -352,7 +351,7 @@ class Accelerator:
             Refused: they do not answer; nothing may be concluded from that.
         """
         deadline = time.monotonic() + self._look_seconds
-        while (cards := self._nvml.look(time.time())) is None:
+        while (cards := self._nvml.measure(time.time())) is None:
             if time.monotonic() > deadline:
                 raise Refused(Reason.GPU_DRIVER_SILENT)
             time.sleep(_LOOK_PAUSE)

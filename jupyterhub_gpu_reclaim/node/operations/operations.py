@@ -58,6 +58,7 @@ class Operation:
         self.kind = kind
         self.key = key
         self.checkpoint = checkpoint
+        #: until its end; whoever still works then, in a thread, keeps it
         self.cancel = Cancel()
         self.events: list[Event] = []
         self.done = False
@@ -104,6 +105,7 @@ class Operation:
     def end(self) -> None:
         """Mark that no event will come any more."""
         self.done = True
+        del self.cancel  # and its descriptor: an ended operation is kept for long
         self._wake()
 
     async def follow(self) -> AsyncIterator[Event]:
@@ -200,7 +202,7 @@ class Operations:
         """Cancel all captures and wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
             operation = self._current[incarnation]
-            if operation.kind == "capture":
+            if operation.kind == "capture" and not operation.done:
                 operation.cancel.set()
         tasks = dict(self._tasks)
         if tasks:
@@ -278,7 +280,9 @@ async def durably(
             await asyncio.to_thread(records.save, news)
         except OSError as error:
             _log.error("%s record cannot be written: %s", news.key, error)
-            if news.stage not in _UNDOING:
+            if news.stage in _UNDOING:
+                records.remember(news)
+            else:
                 failure = StoreError(Reason.STATE_FULL, detail=str(error))
 
 
@@ -316,7 +320,7 @@ def _log_late(task: asyncio.Task[object]) -> None:
     _log.warning("- a step ended after its time limit: %s", error or "success")
 
 
-class Progress:
+class StepReporter:
     """Tells an operation's followers about its steps."""
 
     def __init__(self, operation: Operation, clock: Clock) -> None:
@@ -342,7 +346,7 @@ class Progress:
         """
         begun = self._clock.monotonic()
 
-        def tell(state: str) -> None:
+        def report(state: str) -> None:
             seconds = self._clock.monotonic() - begun
             self._operation.add(
                 Event(
@@ -357,21 +361,21 @@ class Progress:
                 )
             )
 
-        tell("begun")
-        ticker = asyncio.create_task(self._tick(lambda: tell("going")))
+        report("begun")
+        ticker = asyncio.create_task(self._tick(lambda: report("going")))
         try:
             yield
         except BaseException as error:
-            tell("failed")
+            report("failed")
             why = error.reason.value if isinstance(error, ReclaimError) else "internal"
             _log.info("%s step %s failed: %s", self._operation.key, name, why)
             raise
         else:
-            tell("done")
+            report("done")
         finally:
             ticker.cancel()
 
-    async def _tick(self, tell: Callable[[], None]) -> None:
+    async def _tick(self, report: Callable[[], None]) -> None:
         while True:
             await self._clock.sleep(TICK_SECONDS)
-            tell()
+            report()

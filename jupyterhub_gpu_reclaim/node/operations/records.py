@@ -82,40 +82,72 @@ class Record(Value, frozen=True, kw_only=True):
 
 
 class Records:
-    """The folder with the records; all calls are quick and synchronous."""
+    """The folder with the records; all calls are quick and synchronous.
+
+    An agent also goes by those that it could not write (:meth:`remember`); the next one
+    starts from the folder alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._unwritten: dict[str, Record] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, record: Record) -> None:
-        """Replace that incarnation's record, durably."""
-        path = self._path(record.incarnation)
-        write_durably(path, codec.encode(record))
+        """Replace that incarnation's record, durably.
+
+        Raises:
+            OSError: it could not be written; the former one stays.
+        """
+        self._write(record)
+        self._unwritten.pop(record.incarnation, None)
+
+    def remember(self, record: Record) -> None:
+        """Go by a record that cannot be written, until one can or this agent ends."""
+        self._unwritten[record.incarnation] = record
+
+    def note(self, record: Record) -> None:
+        """Save it, or go by it all the same: what it tells of has happened."""
+        try:
+            self.save(record)
+        except OSError as error:
+            _log.warning("%s record cannot be written: %s", record.key, error)
+            self.remember(record)
 
     def find(self, incarnation: str) -> Record | None:
         """That incarnation's record, if there is one that can be read."""
-        return self._read(self._path(incarnation))
+        return self._unwritten.get(incarnation) or self._read(incarnation)
 
     def list(self) -> list[Record]:
         """Every record that can be read; one that cannot is logged and left."""
-        return list(self._all())
+        found = {record.incarnation: record for record in self._all()}
+        return list({**found, **self._unwritten}.values())
 
     def delete(self, incarnation: str) -> None:
         """Forget that incarnation; idempotent."""
+        self._unwritten.pop(incarnation, None)
+        self._remove(incarnation)
+
+    def _write(self, record: Record) -> None:
+        write_durably(self._path(record.incarnation), codec.encode(record))
+
+    def _read(self, incarnation: str) -> Record | None:
+        return self._read_from(self._path(incarnation))
+
+    def _remove(self, incarnation: str) -> None:
         self._path(incarnation).unlink(missing_ok=True)
         sync_folder(self._folder)
 
     def _all(self) -> Iterator[Record]:
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            record = self._read(path)
+            record = self._read_from(path)
             if record is not None:
                 yield record
 
     def _path(self, incarnation: str) -> Path:
         return self._folder / (incarnation + _SUFFIX)
 
-    def _read(self, path: Path) -> Record | None:
+    def _read_from(self, path: Path) -> Record | None:
         try:
             return codec.decode(path.read_bytes(), Record)
         except FileNotFoundError:

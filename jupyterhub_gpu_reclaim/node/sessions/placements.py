@@ -9,7 +9,7 @@ is pid 1 of a pid namespace of its own and runs our ``session_init``.
 pod's user, possibly behind the image's own entry point, and the user may write anything
 into its command line, which is therefore only a claim. The kernel tells in which pod a
 process lives (``linux.cgroups``), the service tells which pod belongs to which
-incarnation (:meth:`PodPlacements.tell`), and an order is carried out only where all
+incarnation (:meth:`PodPlacements.set_hint`), and an order is carried out only where all
 three agree. If several processes in a pod claim the same, the oldest is the init: it
 was there before its user's first program.
 """
@@ -95,7 +95,7 @@ class Placements(Protocol):
             NotFound: there is no init of that incarnation here (``unknown_session``).
         """
 
-    def tell(self, incarnation: str, hint: PodHint) -> None:
+    def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about an incarnation, before anything is done to it.
 
         Raises:
@@ -140,7 +140,7 @@ class LocalPlacements:
                 return session
         raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
 
-    def tell(self, incarnation: str, hint: PodHint) -> None:
+    def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Do nothing: an init of root can be trusted on its session."""
 
     def _session(self, pid: int) -> Session | None:
@@ -200,7 +200,7 @@ class PodPlacements:
         self._lock = threading.Lock()
         self._hints: dict[str, PodHint] = {}
 
-    def tell(self, incarnation: str, hint: PodHint) -> None:
+    def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Remember which pod an incarnation lives in; what is not said again stays.
 
         Raises:
@@ -282,7 +282,7 @@ class PodPlacements:
                     session, container=container.id, hint=PodHint(pod=container.pod)
                 )
 
-    def _look(self, pid: int, pod: str) -> tuple[int, cgroups.Container] | None:
+    def _look(self, pid: int, pod: str) -> tuple[int, cgroups.ContainerCgroup] | None:
         """When a process of (that) pod was started, and its container.
 
         None for one of a nested pid namespace: a user who may make these could give a
@@ -297,8 +297,8 @@ class PodPlacements:
         fields = stat.rpartition(")")[2].split()
         if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
             return None
-        depth = len(_field(self._proc / "self", "NSpid")) + 1
-        if len(_field(entry, "NSpid")) != depth:
+        depth = len(_namespace_pids("self", self._proc)) + 1
+        if len(_namespace_pids(pid, self._proc)) != depth:
             return None
         return int(fields[19]), container
 
@@ -306,7 +306,7 @@ class PodPlacements:
         """Whether a first program of that pod may be about to become an init."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         return any(
-            _field(self._proc / str(pid), "NSpid")[-1:] == ["1"]
+            _namespace_pids(pid, self._proc)[-1:] == ["1"]
             and (found := self._look(pid, pod)) is not None
             and now - found[0] / _TICKS < self._patience
             for pid in procfs.pids(self._proc)
@@ -339,14 +339,9 @@ def _oldest(claims: Iterable[Session]) -> Iterable[Session]:
     return found.values()
 
 
-def _field(entry: Path, name: str) -> list[str]:
-    """The words of a line of /proc/<pid>/status; none when it is gone."""
-    try:
-        text = (entry / "status").read_text(errors="replace")
-    except OSError:
-        return []
-    _, found, rest = text.partition(f"\n{name}:")
-    return rest.partition("\n")[0].split() if found else []
+def _namespace_pids(pid: int | str, proc: Path) -> list[str]:
+    """A process's pid in each namespace from ours inwards; none when it is gone."""
+    return procfs.status(pid, proc=proc).get("NSpid", "").split()
 
 
 def _unknown(incarnation: str, detail: str) -> NotFound:

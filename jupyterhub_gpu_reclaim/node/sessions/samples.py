@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.sampling.jupyter_api import Address
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class TreeSampler:
         self._placements = placements
         self._sampler = sampler
         #: By pid and start time of the program; replaced whole, so threads do no harm.
-        self._addresses: dict[_Name, Address] = {}
+        self._addresses: dict[_Name, ServerAddress] = {}
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """One sample of every session that has programs in it."""
@@ -43,7 +43,7 @@ class TreeSampler:
         return await self._sampler.sample_all(watched)
 
     def _watched(self, known: list[Tree]) -> list[SampleTarget]:
-        addresses: dict[_Name, Address] = {}
+        addresses: dict[_Name, ServerAddress] = {}
         children = processes.families()
         found = [
             watched
@@ -57,12 +57,12 @@ class TreeSampler:
     def _watch(
         self,
         tree: Tree,
-        addresses: dict[_Name, Address],
+        addresses: dict[_Name, ServerAddress],
         children: Mapping[int, Sequence[int]],
     ) -> SampleTarget | None:
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
-            snapshot = trees.look(session, children)
+            snapshot = trees.inspect(session, children)
         except NotFound:
             return None
         server = snapshot.server
@@ -85,7 +85,7 @@ class TreeSampler:
         )
 
 
-def address_of(server_pid: int, init: Process) -> Address | None:
+def address_of(server_pid: int, init: Process) -> ServerAddress | None:
     """Where that program's server answers; None where its environment does not say."""
     try:
         login = read_login(server_pid)
@@ -93,4 +93,6 @@ def address_of(server_pid: int, init: Process) -> Address | None:
         return None
     if not login.port or not login.token:
         return None
-    return Address(login.port, login.prefix, login.token, init.pid, init.start_time)
+    return ServerAddress(
+        login.port, login.prefix, login.token, init.pid, init.start_time
+    )

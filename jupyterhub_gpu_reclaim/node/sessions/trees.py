@@ -30,7 +30,7 @@ RECOVER = "recover"
 _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 
 
-def look(
+def inspect(
     session: Session, children: Mapping[int, Sequence[int]] | None = None
 ) -> Snapshot:
     """The session's processes now.
@@ -73,6 +73,7 @@ def tree_of(
         state=_state(session, record, operation if running else None),
         init_pid=session.init_pid,
         checkpoint=_checkpoint(record, operation if running else None),
+        origin=record.origin if record else "",
         generation=record.generation if record else 0,
         operation=operation.kind if operation and running else "",
         steps=(operation.steps if operation else [])

@@ -103,6 +103,27 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
+    verify_days = Float(
+        0.0,
+        min=0.0,
+        help="""Days in which the agent reads the whole store once. 0: never.
+
+        Each hour it reads a part, at the lowest priority. Damage stands in the log and
+        in `verify_metrics_file`. It costs reads, which object stores may charge for;
+        where several agents have the same store, set it on one of them. 30 reads
+        everything once a month. `jupyterhub-gpu-reclaim store verify` reads it at once.
+        """,
+    ).tag(config=True)
+
+    verify_metrics_file = Unicode(
+        "",
+        help="""File with the figures of `verify_days` for Prometheus' node exporter.
+
+        In the folder of its textfile collector, with a name that ends in `.prom`, for
+        example `/var/lib/prometheus/node-exporter/gpu-reclaim.prom`. Empty: none.
+        """,
+    ).tag(config=True)
+
     commit_means = Enum(
         ["local", "remote"],
         "remote",

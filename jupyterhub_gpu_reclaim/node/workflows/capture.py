@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter.server import (
-    Login,
+    ServerLogin,
     address_of,
     ask_state,
     read_login,
@@ -44,7 +44,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    Progress,
+    StepReporter,
     TimeLimits,
     durably,
     in_thread,
@@ -91,8 +91,8 @@ class Look(NamedTuple):
 async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
     """Findings from its server itself that keep a session from being saved."""
 
-    def look() -> Login | None:
-        server = trees.look(session).server
+    def look() -> ServerLogin | None:
+        server = trees.inspect(session).server
         try:
             return read_login(server.pid) if server is not None else None
         except OSError:
@@ -147,7 +147,7 @@ class Capture:
         self._checkpoint = operation.checkpoint
         self._operation = operation
         self._generation = generation
-        self._progress = Progress(operation, tools.clock)
+        self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
         self._writer: CheckpointWriter | None = None
         self._committing = False
@@ -213,7 +213,7 @@ class Capture:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
 
-    async def _look(self) -> tuple[Snapshot, Login, Look]:
+    async def _look(self) -> tuple[Snapshot, ServerLogin, Look]:
         """Preflight: the last moment at which nothing has been touched.
 
         Raises:
@@ -221,7 +221,7 @@ class Capture:
         """
         async with self._progress.step("preflight", "Looking at its programs"):
             snapshot = await self._thread(
-                "preflight", lambda: trees.look(self._session)
+                "preflight", lambda: trees.inspect(self._session)
             )
             if snapshot.server is None:
                 raise Refused(Reason.NO_TREE)
@@ -255,7 +255,7 @@ class Capture:
         self._tools.memory.promise(self._operation, need)
 
     async def _save(
-        self, snapshot: Snapshot, login: Login, survey: Survey
+        self, snapshot: Snapshot, login: ServerLogin, survey: Survey
     ) -> CheckpointInfo:
         """From the first thing that is touched to the commit."""
         state = await ask_state(self._tools.client, self._session, login)
@@ -385,7 +385,7 @@ class Capture:
             )
 
     def _tree(self) -> Snapshot:
-        return trees.look(self._session)
+        return trees.inspect(self._session)
 
     async def _roll_back(self) -> Stage:
         """Thaw the tree, then remove what was written.
@@ -495,13 +495,13 @@ def thaw_tree(
     stopped = list(record.stopped_before)
     failure: ReclaimError | None = None
     try:
-        accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+        accelerator.fill(record.gpus, record.memory_limit, trees.inspect(session))
     except ReclaimError as error:
         if together:
             raise
         failure = error
         stopped += record.gpus.users if record.gpus else []
-    thaw(trees.look(session), stopped)
+    thaw(trees.inspect(session), stopped)
     if failure is not None:
         raise failure
 

@@ -60,7 +60,7 @@ def describe(
         NotFound: it has ended.
         Refused: its files cannot be looked at.
     """
-    snapshot = trees.look(session)
+    snapshot = trees.inspect(session)
     server, private = snapshot.server, _private(session)
     return HostRequirements(
         machine=this_machine(),

@@ -139,7 +139,7 @@ class Recovery:
         for record in self.releases.records.list():
             if record.pod:
                 hint = PodHint(pod=record.pod, key=record.key)
-                self.placements.tell(record.incarnation, hint)
+                self.placements.set_hint(record.incarnation, hint)
 
     async def _insist(
         self,
@@ -233,7 +233,7 @@ class Recovery:
 
     def _settle_continuing(self, session: Session, record: Record) -> None:
         """Continue a restored tree, again if it had been, since that is not known."""
-        tree = trees.look(session)
+        tree = trees.inspect(session)
         if tree.root is None:
             self._fail(record)
             return
@@ -254,7 +254,7 @@ class Recovery:
 
     def _settle_unknown(self, session: Session) -> None:
         """Settle a tree without a record: the state folder was lost, or was empty."""
-        tree = trees.look(session)
+        tree = trees.inspect(session)
         if not any(p.state not in processes.DEAD for p in tree.processes):
             return
         if is_running(session):
@@ -310,7 +310,9 @@ def _one_each(sessions: list[Session]) -> list[Session]:
 
 def is_running(session: Session) -> bool:
     """Whether some of its programs run: what is saved is then older than they are."""
-    alive = [p for p in trees.look(session).processes if p.state not in processes.DEAD]
+    alive = [
+        p for p in trees.inspect(session).processes if p.state not in processes.DEAD
+    ]
     return not all(process.stopped for process in alive)
 
 

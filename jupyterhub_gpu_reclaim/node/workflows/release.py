@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.models import Event, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointContents
-from jupyterhub_gpu_reclaim.node.operations.operations import Progress, in_thread
+from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
@@ -85,7 +85,7 @@ class Releases:
             self._end(session)
             self.records.delete(session.incarnation)
 
-        progress = Progress(operation, self.clock)
+        progress = StepReporter(operation, self.clock)
         async with progress.step("release", "Ending the suspended programs"):
             await in_thread(work, step="release", limit=self._limit())
         yield Event(tree=trees.gone(session, checkpoint))
@@ -104,7 +104,7 @@ class Releases:
             self._end(session)
             self.records.delete(session.incarnation)
 
-        progress = Progress(operation, self.clock)
+        progress = StepReporter(operation, self.clock)
         async with progress.step("kill", "Ending its programs"):
             await in_thread(work, step="kill", limit=self._limit())
         yield Event(tree=trees.gone(session, record.checkpoint if record else ""))
@@ -136,9 +136,10 @@ class Releases:
                     Reason.WRONG_PHASE, phase=record.stage.value, action="go on"
                 )
             self.undo_capture(session, record)
-            self._note_thaw(record)
+            # A late repeat of the capture order learns of it.
+            self._note_failed(record, RolledBack(Reason.CANCELLED))
 
-        progress = Progress(operation, self.clock)
+        progress = StepReporter(operation, self.clock)
         async with progress.step("thaw", "Letting it go on"):
             await in_thread(
                 work, step="thaw", limit=self.limits.check + self.limits.restore
@@ -158,9 +159,9 @@ class Releases:
             ReclaimError: its GPU memory could not be put back (``gpu_memory``,
                 ``gpu_stuck``); likewise.
         """
-        self.accelerator.fill(record.gpus, record.memory_limit, trees.look(session))
+        self.accelerator.fill(record.gpus, record.memory_limit, trees.inspect(session))
         self.store.delete(record.checkpoint)
-        thaw(trees.look(session), record.stopped_before)
+        thaw(trees.inspect(session), record.stopped_before)
         self.ports.release(record.checkpoint)
         self.records.delete(session.incarnation)
 
@@ -226,15 +227,12 @@ class Releases:
                 put back; the same again next time.
         """
         there = CheckpointContents(self.store.open(record.checkpoint))
-        who = freeze.continued(trees.look(session), there.world.pids)
+        who = freeze.continued(trees.inspect(session), there.world.pids)
         if not who:
             return
         refusal = Refused(Reason.WENT_ON, who=who)
         self.undo_capture(session, record)
-        failed = record.at(
-            Stage.FAILED, record.steps, failure=codec.failure_of(refusal)
-        )
-        self.records.save(failed)
+        self._note_failed(record, refusal)
         raise refusal
 
     def _note_release(self, record: Record) -> None:
@@ -248,16 +246,10 @@ class Releases:
         except OSError as error:
             raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
 
-    def _note_thaw(self, record: Record) -> None:
-        """Record the thaw, so that a late repeat of the capture order learns of it."""
-        failure = codec.failure_of(RolledBack(Reason.CANCELLED))
-        try:
-            self.records.save(record.at(Stage.FAILED, record.steps, failure=failure))
-        except OSError as error:
-            # It goes on all the same; such an order would be obeyed once more.
-            _log.warning(
-                "%s thawed, but its record cannot be written: %s", record.key, error
-            )
+    def _note_failed(self, record: Record, why: ReclaimError) -> None:
+        """Record that its tree goes on, and why."""
+        failed = record.at(Stage.FAILED, record.steps, failure=codec.failure_of(why))
+        self.records.note(failed)
 
     def _end(self, session: Session) -> None:
         """Reset its connections, then end its init and with it all of its namespace."""
@@ -291,5 +283,5 @@ def _reset(session: Session) -> None:
         raise
     except ReclaimError as error:
         _log.info("%s is killed without being stopped first: %s", session.key, error)
-    pids = [process.pid for process in trees.look(session).processes]
+    pids = [process.pid for process in trees.inspect(session).processes]
     inet.reset_all(session.init_pid, pids)

@@ -38,7 +38,7 @@ from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import CheckpointImages
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
-    Progress,
+    StepReporter,
     durably,
     in_thread,
     reported,
@@ -107,7 +107,7 @@ class Restore:
         self._session = session
         self._operation = operation
         self._cancel = operation.cancel
-        self._progress = Progress(operation, tools.clock)
+        self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
         self._record = Record(
             operation="restore",
@@ -194,7 +194,7 @@ class Restore:
             filesystem.memory_needed(session, there.checkpoint, world),
             session.init_pid,
             lifted,
-            taken=lambda: trees.resident_bytes(trees.look(session)),
+            taken=lambda: trees.resident_bytes(trees.inspect(session)),
         )
         try:
             self._tools.memory.promise(self._operation, need)
@@ -314,7 +314,7 @@ class Restore:
                 limit=self._limits.restore + self._limits.check,
             )
 
-    async def _await_answer(self, address: jupyter_api.Address) -> None:
+    async def _await_answer(self, address: jupyter_api.ServerAddress) -> None:
         """Ask the server until it answers; the connect timeout paces the attempts.
 
         Raises:
@@ -332,7 +332,7 @@ class Restore:
                 Reason.TIMED_OUT, step="answer", seconds=limit
             ) from None
 
-    async def _await_lists(self, address: jupyter_api.Address) -> None:
+    async def _await_lists(self, address: jupyter_api.ServerAddress) -> None:
         """Wait until it has listed its kernels once; its first answers take longest.
 
         A page that is shown before it knows them starts a kernel in the place of the
@@ -345,7 +345,9 @@ class Restore:
                     self._tools.client, address, path, kind, seconds=_LIST_SECONDS
                 )
 
-    async def _answers(self, address: jupyter_api.Address, seconds: float) -> bool:
+    async def _answers(
+        self, address: jupyter_api.ServerAddress, seconds: float
+    ) -> bool:
         try:
             await jupyter_api.ask(
                 self._tools.client, address, "api", jupyter_api.Version, seconds=seconds
@@ -358,7 +360,7 @@ class Restore:
         return True
 
     def _still_there(self) -> None:
-        if trees.look(self._session).server is None:
+        if trees.inspect(self._session).server is None:
             raise RestoreFailed(Reason.RESTORE_FAILED, why="its server ended at once")
 
     async def _clear(self) -> bool:

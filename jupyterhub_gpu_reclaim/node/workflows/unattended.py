@@ -63,7 +63,9 @@ def _frozen(placements: Placements, record: Record) -> Session | None:
         return None
     try:
         if record.pod:
-            placements.tell(record.incarnation, PodHint(pod=record.pod, key=record.key))
+            placements.set_hint(
+                record.incarnation, PodHint(pod=record.pod, key=record.key)
+            )
         session = placements.find(record.incarnation)
         if trees.matches(record, session) and not recovery.is_running(session):
             return session

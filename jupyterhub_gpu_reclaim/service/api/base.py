@@ -1,12 +1,12 @@
 """What all routes share: errors as JSON, safe headers, bodies, and the caller.
 
 Every handler of the API derives from :class:`Route`. Nothing here knows more of a
-session
-than its user.
+session than its user.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from dataclasses import dataclass
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: The header that a page's scripts send its proof in; its forms have a field.
 PROOF = "X-XSRFToken"
+#: Seconds for the Hub to say whose a login is. Its own client would wait five minutes.
+LOGIN_LIMIT = 15.0
 #: A whole number in a query string.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
@@ -101,9 +103,8 @@ class Route(RequestHandler):
         """Forbid caching, sniffing, framing, referrers and reading by other pages.
 
         The ``sandbox`` gives every answer an origin of its own: a page of a user's
-        server, which
-        has ours if the Hub has no subdomains, cannot read it through a frame or a
-        window.
+        server, which has ours if the Hub has no subdomains, cannot read it through a
+        frame or a window.
         """
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Content-Type-Options", "nosniff")
@@ -248,12 +249,9 @@ class PersonRoute(HubOAuthenticated, Route):
     """A call of a person or a program with a login of the Hub.
 
     A login counts in three ways: as a token in the ``Authorization`` header; as the
-    proof in
-    a page of ours, sent by its scripts and forms (``visits.py``); and, for pages alone,
-    as
-    the cookie of a browser that opens one. An open tab of JupyterLab sends its tab
-    token, and
-    may do less then: see ``common/auth/tab_tokens.py``.
+    proof in a page of ours, sent by its scripts and forms (``visits.py``); and, for
+    pages alone, as the cookie of a browser that opens one. An open tab of JupyterLab
+    sends its tab token, and may do less then: see ``common/auth/tab_tokens.py``.
     """
 
     #: Whether an open tab may ask this for its own session.
@@ -373,9 +371,13 @@ class PersonRoute(HubOAuthenticated, Route):
         if self._login is None:
             return None
         try:
-            model: dict[str, Any] | None = await auth.user_for_token(
-                self._login.token, session_id=self._login.session_id, sync=False
-            )
+            async with asyncio.timeout(LOGIN_LIMIT):
+                model: dict[str, Any] | None = await auth.user_for_token(
+                    self._login.token, session_id=self._login.session_id, sync=False
+                )
+        except TimeoutError:
+            detail = f"no answer within {LOGIN_LIMIT:g} s"
+            raise Unreachable(Reason.HUB_UNREACHABLE, detail=detail) from None
         except HTTPError as error:
             raise Unreachable(
                 Reason.HUB_UNREACHABLE, detail=error.log_message or ""

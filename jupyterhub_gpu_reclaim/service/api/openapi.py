@@ -74,7 +74,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Operation:
+class ApiOperation:
     """What one method of a route takes and answers.
 
     Attributes:
@@ -97,16 +97,16 @@ class Operation:
 
 
 def operation(summary: str, **details: Any) -> Callable[[F], F]:
-    """Describe a route's method; the details are those of :class:`Operation`."""
+    """Describe a route's method; the details are those of :class:`ApiOperation`."""
 
     def mark(method: F) -> F:
-        method.operation = Operation(summary, **details)  # type: ignore[attr-defined]
+        method.operation = ApiOperation(summary, **details)  # type: ignore[attr-defined]
         return method
 
     return mark
 
 
-def operations(route: type) -> dict[str, Operation]:
+def operations(route: type) -> dict[str, ApiOperation]:
     """The described methods of a route's class, by HTTP method."""
     found = {
         name: getattr(getattr(route, name, None), "operation", None) for name in METHODS
@@ -150,7 +150,7 @@ def document(routes: Iterable[Any], *, prefix: str, version: str) -> dict[str, A
 class _Schemas:
     """JSON schemas of all types that operations name, with shared components."""
 
-    def __init__(self, described: Iterable[Operation]) -> None:
+    def __init__(self, described: Iterable[ApiOperation]) -> None:
         kinds: list[Any] = [Failure]
         for one in described:
             for kind in (one.answer, one.body, *(q.kind for q in one.query)):
@@ -164,7 +164,7 @@ class _Schemas:
 
 
 def _operation_object(
-    method: str, path: str, one: Operation, schemas: _Schemas
+    method: str, path: str, one: ApiOperation, schemas: _Schemas
 ) -> dict[str, Any]:
     security, usual = _CALLERS[one.caller]
     answer: dict[str, Any] = {"description": HTTPStatus(one.status).phrase}
@@ -192,7 +192,9 @@ def _operation_object(
     return made
 
 
-def _parameters(path: str, one: Operation, schemas: _Schemas) -> list[dict[str, Any]]:
+def _parameters(
+    path: str, one: ApiOperation, schemas: _Schemas
+) -> list[dict[str, Any]]:
     in_path = [
         {
             "name": name,

@@ -1,8 +1,7 @@
 """Calls of people and programs about sessions: list, show, suspend, resume, keep.
 
 A user sees and steers their own sessions; the manage scope gives all. Nothing here
-waits
-for an operation: it is begun, and the session's view shows its progress.
+waits for an operation: it is begun, and the session's view shows its progress.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Hello
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
@@ -213,13 +214,13 @@ class Forget(SpawnerRoute):
     @operation(
         "The server was deleted for ever: discard its checkpoints",
         caller="spawner",
-        body=SessionKey,
+        body=Deletion,
         status=204,
         errors=(404, 409),
     )
     async def post(self) -> None:
         """Delete what is left of it."""
-        await self.context.control.forget(self.body(SessionKey))
+        await self.context.control.forget(self.body(Deletion))
         self.no_content()
 
 

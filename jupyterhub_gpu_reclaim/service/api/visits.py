@@ -46,8 +46,7 @@ class PageLogins:
     """Proofs in pages, and the logins that the pages were opened with.
 
     The same login has the same proof, also after a restart of the service; then it is
-    known
-    again as soon as one page has been opened.
+    known again as soon as one page has been opened.
     """
 
     def __init__(self, secret: bytes, clock: Clock, most: int = MOST_LOGINS) -> None:

@@ -41,8 +41,8 @@ class AgentClient:
     """One node's agent.
 
     Over plain HTTP, where another program could listen in its place, it has to prove
-    itself
-    first and never gets the token; else the file system or its certificate vouches.
+    itself first and never gets the token; else the file system or its certificate
+    vouches.
 
     Args:
         address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
@@ -122,8 +122,9 @@ class AgentClient:
         """Empty: a session on one machine always gets a place there."""
         return []
 
-    async def samples(self) -> list[Sample]:
+    async def samples(self, key: SessionKey | None = None) -> list[Sample]:
         """A sample of every session."""
+        del key
         return await self._get("/v1/samples", list[Sample])
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:

@@ -1,12 +1,10 @@
 """Agent router: the agents of a cluster as one ``Agent``.
 
 Each order goes to the session's own node. Only the API server says which session runs
-in
-which pod on which node; what an agent reports of other pods, or of other sessions in
+in which pod on which node; what an agent reports of other pods, or of other sessions in
 them, is left out. If a node does not answer, its own sessions are unknown, and no
-others.
-A pod is deleted here only after its tree is dead, never by force, and never another one
-of the same name.
+others. A pod is deleted here only after its tree is dead, never by force, and never
+another one of the same name.
 
 All agents of a cluster have the same store, so any of them answers for it.
 """
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
-    from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod
+    from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode, Pod
     from jupyterhub_gpu_reclaim.service.dcgm.source import DcgmUse
 
 _log = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ class Cluster(Protocol):
     async def delete(self, pod: Pod) -> None:
         """Delete that very pod, if it is still there."""
 
-    async def node(self, name: str) -> Node:
+    async def node(self, name: str) -> ClusterNode:
         """One node."""
 
 
@@ -150,10 +148,19 @@ class AgentRouter:
             tree = await client.tree(incarnation, pod=pod.uid)
         return msgspec.structs.replace(tree, key=pod.key)
 
-    async def samples(self) -> list[Sample]:
-        """A sample of every session, except those on a silent node."""
+    async def samples(self, key: SessionKey | None = None) -> list[Sample]:
+        """A sample of every session, except those on a silent node.
+
+        With a ``key``, of those on that session's nodes.
+        """
         pods = {(p.incarnation, p.uid): p for p in self._sessions.now() if p.node}
-        nodes = sorted({pod.node for pod in pods.values() if not pod.over})
+        nodes = sorted(
+            {
+                pod.node
+                for pod in pods.values()
+                if not pod.over and key in {None, pod.key}
+            }
+        )
         if self._gpu_use is not None:
             self._gpu_use.ask()
         told = await asyncio.gather(

@@ -51,7 +51,9 @@ class _Pagination(Value, frozen=True, kw_only=True):
     next: _NextPage | None = None
 
 
-class _Page(Value, frozen=True, kw_only=True, rename={"pagination": "_pagination"}):
+class _UsersPage(
+    Value, frozen=True, kw_only=True, rename={"pagination": "_pagination"}
+):
     items: list[_User]
     pagination: _Pagination = _Pagination()
 
@@ -104,7 +106,9 @@ class HubClient:
         offset: int | None = 0
         while offset is not None:
             path = f"/users?state=active&offset={offset}&limit={PAGE}"
-            page = _understood(await self._get(path, accept=_PAGINATION), _Page, path)
+            page = _understood(
+                await self._get(path, accept=_PAGINATION), _UsersPage, path
+            )
             for user in page.items:
                 users[user.name] = user
                 for name, server in _servers(user, path).items():
@@ -112,9 +116,7 @@ class HubClient:
             following = page.pagination.next
             offset = following.offset if following is not None else None
         self._users = users
-        return {
-            key: state for key, state in found.items() if state is not HubState.STOPPED
-        }
+        return {key: it for key, it in found.items() if it is not HubState.STOPPED}
 
     async def server(self, key: SessionKey) -> HubState:
         """One server (``read:servers``); an unknown one is stopped.
@@ -146,8 +148,7 @@ class HubClient:
         """When the Hub has made that user (``read:users``), seconds since the epoch.
 
         Infinity if there is no such user, or the Hub does not let us see it: a name may
-        have been
-        another person's before.
+        have been another person's before.
 
         Raises:
             Unreachable: no answer, or not one for us.

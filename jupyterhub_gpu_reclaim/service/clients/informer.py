@@ -1,8 +1,7 @@
 """Informer: the pods of one kind as they are now, listed once, then watched.
 
 A watch that ends, breaks, is throttled or falls too far behind costs a new list and
-some
-time, never a wrong answer: if nothing was heard for too long, questions get
+some time, never a wrong answer: if nothing was heard for too long, questions get
 ``Unreachable``.
 """
 

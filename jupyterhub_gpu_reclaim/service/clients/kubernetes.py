@@ -1,9 +1,8 @@
 """The few calls that the service makes to the API server of Kubernetes.
 
 The only importer of ``kubernetes`` in the service. It keeps nothing and repeats
-nothing:
-no answer in time is ``Unreachable``, and so is one that says "too busy" (:class:`Busy`,
-which says how long to wait) or "too old" (:class:`Expired`).
+nothing: no answer in time is ``Unreachable``, and so is one that says "too busy"
+(:class:`Busy`, which says how long to wait) or "too old" (:class:`Expired`).
 
 What it may do is :data:`RULES`; the manifests in ``etc/kubernetes`` are tested against
 that table, and so are the calls.
@@ -23,7 +22,12 @@ from kubernetes.aio import client, config
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.clients.pods import Node, Pod, Pods, WatchEvent
+from jupyterhub_gpu_reclaim.service.clients.pods import (
+    ClusterNode,
+    Pod,
+    Pods,
+    WatchEvent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -187,10 +191,10 @@ class Api:
             if error.reason is not Reason.OPERATION_IN_FLIGHT:
                 raise
 
-    async def node(self, name: str) -> Node:
+    async def node(self, name: str) -> ClusterNode:
         """One node's labels; ``NotFound`` if there is none."""
         read = self._core.read_node_without_preload_content(name)
-        return await self._answer("get", "nodes", read, Node)
+        return await self._answer("get", "nodes", read, ClusterNode)
 
     # --- the border
     async def _asked(self, asked: Awaitable[Any]) -> Any:

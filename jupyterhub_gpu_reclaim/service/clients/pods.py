@@ -75,7 +75,7 @@ class Condition(_Object, frozen=True, rename="camel"):
     message: str | None = None
 
 
-class Status(_Object, frozen=True, rename="camel"):
+class PodStatus(_Object, frozen=True, rename="camel"):
     """A pod as the kubelet reports it."""
 
     phase: str = ""
@@ -89,7 +89,7 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     metadata: Meta
     spec: Spec = Spec()
-    status: Status = Status()
+    status: PodStatus = PodStatus()
 
     @property
     def uid(self) -> str:
@@ -162,8 +162,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         """Whether a freed GPU may help it.
 
         The scheduler's message names what is short: "0/3 nodes are available: 2
-        Insufficient
-        nvidia.com/gpu, …". Without a message, it may be that.
+        Insufficient nvidia.com/gpu, …". Without a message, it may be that.
         """
         why = self.unscheduled
         if why is None or not self.wants_gpu:
@@ -203,7 +202,7 @@ class Pods(_Object, frozen=True, rename="camel"):
     items: list[Pod] | None = None
 
 
-class Node(_Object, frozen=True, rename="camel"):
+class ClusterNode(_Object, frozen=True, rename="camel"):
     """A node."""
 
     metadata: Meta
@@ -214,7 +213,7 @@ class Thing(_Object, frozen=True, rename="camel"):
 
     metadata: Meta = Meta()
     spec: Spec = Spec()
-    status: Status | str = ""
+    status: PodStatus | str = ""
     code: int = 0
     message: str = ""
 
@@ -229,5 +228,5 @@ class WatchEvent(_Object, frozen=True, rename="camel"):
     def pod(self) -> Pod:
         """The pod, unless it is an error or a bookmark."""
         thing = self.object
-        status = thing.status if isinstance(thing.status, Status) else Status()
+        status = thing.status if isinstance(thing.status, PodStatus) else PodStatus()
         return Pod(metadata=thing.metadata, spec=thing.spec, status=status)

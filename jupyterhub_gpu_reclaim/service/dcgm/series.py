@@ -86,7 +86,7 @@ class _Card(NamedTuple):
     instance: int | None
 
 
-class _Use:
+class _GpuUse:
     """The values of one card for one pod."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Use:
             return None
         return self.largest[field]
 
-    def overlaps(self, other: _Use) -> bool:
+    def overlaps(self, other: _GpuUse) -> bool:
         """Whether both pods had the card at the same time, not after each other."""
         return self.first <= other.last and other.first <= self.last
 
@@ -129,7 +129,7 @@ class ExporterAnswer:
     def __init__(
         self, series: Sequence[Series], names: Iterable[Names], at: float, span: float
     ) -> None:
-        self._cards: defaultdict[_Card, dict[Owner | None, _Use]] = defaultdict(dict)
+        self._cards: defaultdict[_Card, dict[Owner | None, _GpuUse]] = defaultdict(dict)
         self._of: defaultdict[Owner, set[_Card]] = defaultdict(set)
         chosen = _names_in(series, names)
         for one in series:
@@ -163,10 +163,10 @@ class ExporterAnswer:
             return None
         return [self._sample(card, owner, since) for card in mine]
 
-    def _use(self, card: _Card, owner: Owner | None) -> _Use:
+    def _use(self, card: _Card, owner: Owner | None) -> _GpuUse:
         if owner is not None:
             self._of[owner].add(card)
-        return self._cards[card].setdefault(owner, _Use())
+        return self._cards[card].setdefault(owner, _GpuUse())
 
     def _sample(self, card: _Card, owner: Owner, since: float) -> GpuSample:
         uses = self._cards[card]

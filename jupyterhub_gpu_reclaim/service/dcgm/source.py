@@ -1,10 +1,8 @@
 """GPU use of sessions in pods, from the DCGM exporter through Prometheus.
 
 Each round of samples starts a query next to the requests to the agents, and does not
-wait
-for it: a late answer counts in the next round, and values that are too old do not
-count.
-So a slow Prometheus delays no sample and drops none.
+wait for it: a late answer counts in the next round, and values that are too old do not
+count. So a slow Prometheus delays no sample and drops none.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It reads the audit by a mark in the journal: a failing disk of the event log delays no
 session, and what could not be written is written later, in order. It changes nothing
-but
-its mark.
+but its mark.
 """
 
 from __future__ import annotations
@@ -48,21 +47,16 @@ class Feed:
     def once(self) -> bool:
         """Write new lines, a limited number; returns whether there were any.
 
-        A crash between the line and the mark writes the line once more.
+        A crash between a line and its mark writes this line once more.
 
         Raises:
             OSError: the log could not be written; the mark stands before that line.
             StoreError: the journal could not be read or written.
         """
         lines = self._trail.next()
-        written = 0
-        try:
-            for each in lines:
-                self._log.session(each.id, each.line)
-                written = each.id
-        finally:
-            if written:
-                self._trail.done(written)
+        for each in lines:
+            self._log.session(each.id, each.line)
+            self._trail.done(each.id)
         return bool(lines)
 
     async def run(self) -> None:

@@ -2,8 +2,7 @@
 
 It reads the audit by a mark in the journal, so a restart neither loses notices nor
 repeats more than one; notices that are too old are not sent. No session waits for it,
-and
-a failing channel does not end it.
+and a failing channel does not end it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """One e-mail per notice, through the administrator's SMTP server.
 
-``smtplib`` blocks, so each message has a thread of its own; the service's end does not
-wait for it. It retries nothing.
+``smtplib`` blocks, so each message has a thread of its own. It retries nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import smtplib
 import ssl
-import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -19,10 +16,9 @@ from email.utils import format_datetime
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.service.notices.notice import NotSent
+from jupyterhub_gpu_reclaim.service.notices.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.service.notices.notice import Notice
 
 #: What a message is sent to; stricter than the standard, for names come from outside.
@@ -69,7 +65,7 @@ class Mail:
         message = self.message(notice, address)
         try:
             async with asyncio.timeout(6 * self._server.limit):
-                await _in_thread(lambda: self._deliver(message))
+                await in_thread(lambda: self._deliver(message))
         except smtplib.SMTPRecipientsRefused as error:
             codes = [code for code, _ in error.recipients.values()]
             again = all(400 <= code < 500 for code in codes)
@@ -124,25 +120,3 @@ class Mail:
 def _plain(text: str) -> str:
     """A header's text: names of servers may hold anything."""
     return "".join(each if each.isprintable() else "?" for each in text)
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    """Do it in a thread that does not hold up the end of the program."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except Exception as caught:  # noqa: BLE001 whatever it is, the waiter gets it
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=run, name="mail", daemon=True).start()
-    await done

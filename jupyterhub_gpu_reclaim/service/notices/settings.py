@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Address, Seconds
 from jupyterhub_gpu_reclaim.service.notices.mail import Mail, MailServer
+from jupyterhub_gpu_reclaim.service.notices.messenger import Messenger
 from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS
 from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
 
@@ -71,6 +72,19 @@ class Notices(Configurable):
         ``X-GPU-Reclaim-Timestamp``, a dot and the body, so that a receiver knows who
         sent it and when. Read once, at the start. Empty: nothing is signed. Example:
         "/etc/jupyterhub/gpu-reclaim-webhook.secret".
+        """,
+    ).tag(config=True)
+
+    messenger_file = Unicode(
+        "",
+        help="""File with addresses of Apprise, one a line, that get each notice.
+
+        Slack, Teams, Matrix, Telegram and a hundred more:
+        https://github.com/caronc/apprise/wiki. ``{user}`` in an address stands for the
+        session's user; lines that begin with ``#`` are comments. The file holds
+        tokens, so let only root read it; it is read once, at the start. Needs
+        ``pip install jupyterhub-gpu-reclaim[notices]`` beside the Hub. Empty: none.
+        Example: "/etc/jupyterhub/gpu-reclaim-messengers".
         """,
     ).tag(config=True)
 
@@ -174,9 +188,25 @@ class Notices(Configurable):
             found.append(
                 Webhook(self.webhook_url, secret.encode(), self.time_limit, clock)
             )
+        if self.messenger_file:
+            found.append(self._messenger())
         if self.mail_server:
             found.append(self._mail())
         return found
+
+    def _messenger(self) -> Messenger:
+        text = _secret("messenger_file", self.messenger_file)
+        lines = [line.strip() for line in text.splitlines()]
+        addresses = [line for line in lines if line and not line.startswith("#")]
+        if not addresses:
+            raise _wrong(f"messenger_file {self.messenger_file} has no address")
+        try:
+            return Messenger(addresses, self.time_limit)
+        except ImportError:
+            install = "pip install jupyterhub-gpu-reclaim[notices]"
+            raise _wrong(f"messenger_file needs Apprise: {install}") from None
+        except ValueError as error:
+            raise _wrong(f"messenger_file {self.messenger_file}: {error}") from None
 
     def _mail(self) -> Mail:
         for name in ("mail_from", "mail_to"):

@@ -1,8 +1,7 @@
 """One signed POST per notice to a web address.
 
 It retries nothing and follows no redirection. Its address may be a secret, so it is
-never
-logged.
+never logged.
 
 The body is the notice as JSON. With a secret, ``X-GPU-Reclaim-Signature`` is
 ``sha256=`` and the HMAC-SHA256 (hex) of ``X-GPU-Reclaim-Timestamp`` (seconds since the

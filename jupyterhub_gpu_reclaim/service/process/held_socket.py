@@ -5,8 +5,7 @@ So the Hub's own process holds the listening socket, and each supervisor takes a
 it (``pidfd_getfd``). While there is no supervisor, callers wait for the next one.
 
 A copy takes rights that a Hub has as root, but not in every container; without them,
-the
-supervisor opens the address itself.
+the supervisor opens the address itself.
 """
 
 from __future__ import annotations

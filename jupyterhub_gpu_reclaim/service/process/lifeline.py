@@ -27,23 +27,23 @@ HUB_PID = "GPU_RECLAIM_HUB_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent(hub: int = 0) -> int:
+def die_with_parent(starter: int = 0) -> int:
     """Have the kernel send SIGTERM when the parent ends; returns whom to :func:`watch`.
 
     The kernel does it even while the event loop is stuck. It does not notice a parent
-    that
-    ended before this call: another process has taken its place by then, which may never
-    end.
+    that ended before this call: another process has taken its place by then, which may
+    never end.
 
     Args:
-        hub: pid of the Hub that started us, as it said itself; 0 if it did not.
+        starter: pid of who started us, as it said itself; 0 if it did not.
 
     Returns:
-        the parent's pid, or the Hub's, if that has ended already.
+        the parent's pid, or the starter's, if that has ended already.
     """
     parent = os.getppid()
     _at_parents_end(signal.SIGTERM)
-    return hub if hub and hub != parent and not _exists(hub) else parent
+    ended = starter and starter != parent and not _exists(starter)
+    return starter if ended else parent
 
 
 def hub_of(environment: Mapping[str, str]) -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, MutableMapping
 
-#: Numbers of the listening socket and of the pipe, ``3,4``.
+#: Numbers of the listening socket and the pipe, and the supervisor's pid: ``3,4,99``.
 SUPERVISED = "GPU_RECLAIM_SUPERVISED"
 #: Signs of life in the time after which a child without any is taken for hung.
 BEATS = 12
@@ -31,17 +31,18 @@ class Reporter:
 
     listening: int | None = None
     pipe: int | None = None
+    supervisor: int = 0  #: its pid; 0: there is none
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str]) -> Reporter:
         """From the environment; the variable is removed, so no child inherits it."""
         words = environment.pop(SUPERVISED, "").split(",")
-        if len(words) != 2:
+        if len(words) != 3:
             return cls()
-        listening, pipe = map(int, words)
+        listening, pipe, supervisor = map(int, words)
         for number in (listening, pipe):
             os.set_inheritable(number, False)
-        return cls(listening, pipe)
+        return cls(listening, pipe, supervisor)
 
     def socket(self) -> socket.socket | None:
         """The listening socket; None if none was passed."""
@@ -51,7 +52,7 @@ class Reporter:
         made.setblocking(False)
         return made
 
-    def tell(self, name: str, text: str = "") -> None:
+    def report(self, name: str, text: str = "") -> None:
         """Report; a missing reader is no error."""
         if self.pipe is None:
             return
@@ -66,7 +67,7 @@ class Reporter:
         """
         while limit and self.pipe is not None:
             if select.select([], [self.pipe], [], 0)[1]:
-                self.tell("moves")
+                self.report("moves")
             await asyncio.sleep(limit / BEATS)
 
 
@@ -89,8 +90,7 @@ class Pulse:
         """For how many of :data:`BEATS` it has been silent, after each of them.
 
         Counted, and not read from a clock: while this process itself is stopped, it
-        receives
-        nothing either.
+        receives nothing either.
         """
         silent = 0
         while self.limit:

@@ -1,11 +1,10 @@
 """Stand-in: answers at the service's address while the service itself does not.
 
 A few lines of HTTP on the standard library, so that it listens a moment after the
-program
-has started. It says that the service is being started, or the one sentence of what
-prevents it; it never touches a session. The service's own page is answered with 200,
-since JupyterHub ends itself if a managed service answers with an error at its start;
-every other address is a 503 in our own words.
+program has started. It says that the service is being started, or the one sentence of
+what prevents it; it never touches a session. The service's own page is answered with
+200, since JupyterHub ends itself if a managed service answers with an error at its
+start; every other address is a 503 in our own words.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _PAGE = """<!doctype html>
 
 
 @dataclass(frozen=True)
-class State:
+class Outage:
     """Why the service does not answer itself: it is being started, or ``why``."""
 
     why: str = ""
@@ -60,33 +59,54 @@ class StandIn:
     def __init__(
         self, listening: socket.socket, prefix: str, vouching: Vouching | None = None
     ) -> None:
-        self.state = State()
+        self.state = Outage()
         self._vouching = vouching
         self._listening = listening
         self._prefix = prefix
-        self._server: asyncio.Server | None = None
-        self._open = 0
+        self._accepting: socket.socket | None = None
+        self._served: set[asyncio.Task[None]] = set()
 
-    async def begin(self) -> None:
-        """Accept connections; idempotent."""
-        if self._server is None:
+    def begin(self) -> None:
+        """Accept connections; idempotent.
+
+        Not by asyncio's server: whom that has accepted in the moment in which it is
+        closed is neither answered nor told (Python 3.11), and waits for minutes.
+        """
+        if self._accepting is None:
             # A copy: closing it does not affect others that share the socket.
-            self._server = await asyncio.start_server(
-                self._serve, sock=self._listening.dup(), limit=_MAX_HEAD
-            )
+            self._accepting = self._listening.dup()
+            self._accepting.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._accepting, self._accept)
 
     def end(self) -> None:
         """Stop accepting; others that share the socket continue."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._accepting is not None:
+            asyncio.get_running_loop().remove_reader(self._accepting)
+            self._accepting.close()
+            self._accepting = None
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._open += 1
+    def _accept(self) -> None:
+        if self._accepting is None:
+            return
         try:
-            if self._open <= MOST:
+            connection, _ = self._accepting.accept()
+        except OSError:
+            return  # another one that shares the socket has it, or the caller has gone
+        task = asyncio.ensure_future(self._serve(connection))
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            reader, writer = await asyncio.open_connection(
+                sock=connection, limit=_MAX_HEAD
+            )
+        except OSError:  # the caller has gone
+            connection.close()
+            return
+        try:
+            if len(self._served) <= MOST:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE):
                         await self._answer(reader, writer)
@@ -95,7 +115,6 @@ class StandIn:
         except asyncio.LimitOverrunError:
             pass  # a head that is not needed
         finally:
-            self._open -= 1
             writer.close()
 
     async def _answer(

@@ -4,8 +4,7 @@ JupyterHub ends itself if a managed service exits, or does not answer, while the
 starts. So this small program, which imports next to nothing, answers at once at the
 address (``held_socket.py``) and stays whatever happens: the service proper (``app.py``)
 is its child, which takes the connections over when it is ready. Until then, and
-whenever
-the child has ended or hangs,
+whenever the child has ended or hangs,
 :class:`~jupyterhub_gpu_reclaim.service.process.standin.StandIn` says why, and the child
 is started again, each time a little later. It ends with its Hub, or when told to.
 """
@@ -30,7 +29,7 @@ from jupyterhub_gpu_reclaim.service.process.reporting import (
     Pulse,
     heard,
 )
-from jupyterhub_gpu_reclaim.service.process.standin import StandIn, State
+from jupyterhub_gpu_reclaim.service.process.standin import Outage, StandIn
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     PROBLEMS,
     SPAWNER_TOKEN,
@@ -52,7 +51,7 @@ _CHILD = (sys.executable, "-P", "-c", _PROGRAM)
 
 
 class Supervisor:
-    """KeepQuota one child alive behind one address.
+    """Keeps one child alive behind one address.
 
     Args:
         command: the child's.
@@ -85,7 +84,7 @@ class Supervisor:
         secret = self._environment.get(SPAWNER_TOKEN, "")
         vouching = Vouching(secret.encode()) if secret else None
         self._standin = StandIn(listening, self._prefix, vouching)
-        await self._standin.begin()
+        self._standin.begin()
         if self._problems:
             self._say(" ".join(self._problems))
             await self._told.wait()
@@ -120,7 +119,10 @@ class Supervisor:
         try:
             child = await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**self._environment, SUPERVISED: f"{number},{writing}"},
+                env={
+                    **self._environment,
+                    SUPERVISED: f"{number},{writing},{os.getpid()}",
+                },
                 pass_fds=(number, writing),
                 stdin=asyncio.subprocess.DEVNULL,
             )
@@ -151,19 +153,19 @@ class Supervisor:
             task.cancel()
         if self._told.is_set():
             return
-        await self._standin.begin()
+        self._standin.begin()
         if ready and time.monotonic() - began >= _STEADY:
             self._delay = SOONEST
         self._failed(why or ("" if ready else _ended(status)), _ended(status))
 
     def _failed(self, why: str, detail: str = "") -> None:
         """Show the reason, and wait longer next time; without one, just start it."""
-        self._standin.state = State(why)
+        self._standin.state = Outage(why)
         self._wait, self._delay = self._delay, min(2 * self._delay, LATEST)
         _log(f"{why or detail} Started again in {self._wait:.0f} s.")
 
     def _say(self, why: str) -> None:
-        self._standin.state = State(why)
+        self._standin.state = Outage(why)
         _log(f"Every session is left alone: {why}")
 
     async def _end_when_told(self, child: asyncio.subprocess.Process) -> None:
@@ -182,7 +184,7 @@ class Supervisor:
                     child.kill()
                 return
             if silent >= BEATS // 4:
-                await self._standin.begin()
+                self._standin.begin()
             elif not silent:
                 self._standin.end()
 

@@ -2,8 +2,7 @@
 
 They come from ``--ReclaimService.x=…`` or a configuration file. The reference
 documentation is generated from these traits. Secrets are not among them: the Hub's
-token
-and the spawner's token come in the environment.
+token and the spawner's token come in the environment.
 """
 
 from __future__ import annotations

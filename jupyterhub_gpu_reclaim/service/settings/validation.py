@@ -2,8 +2,7 @@
 
 The same checks hold for a command line, a configuration file and the call of
 ``configure(c)``. They return sentences for an administrator and raise nothing. A value
-is
-repeated only if it can be no secret, that is, if a number or a choice was expected.
+is repeated only if it can be no secret, that is, if a number or a choice was expected.
 """
 
 from __future__ import annotations
@@ -105,10 +104,8 @@ def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"ReclaimService.backoff ({first:g}) is longer than"
             f" ReclaimService.backoff_limit ({last:g})."
         )
-    if (
-        config.get("DcgmSource", {}).get("url")
-        and ours.get("placement") != "kubernetes"
-    ):
+    dcgm = config.get("DcgmSource", {}).get("url")
+    if dcgm and ours.get("placement") != "kubernetes":
         found.append(
             "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
         )

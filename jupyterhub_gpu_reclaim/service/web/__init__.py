@@ -1,1 +1,13 @@
-"""The pages: each person's own sessions, the managers' table, and their forms."""
+"""The pages: each person's own sessions, the managers' table, and their forms.
+
+``site`` is every route and page in one value. ``pages`` shows a visitor's sessions
+(``cards``) with their reasons, ``forms`` does what the buttons say, and ``overview`` is
+the managers' page with its ``table`` and pictures (``svg``).
+
+A person sees their own sessions, a manager all. Everything works without scripts. A
+login cookie counts only for a page that the browser opens itself; what is in the page
+uses a proof that no other page can read. An error is a page with its sentence.
+
+Read next: ``pages``, then ``service/api/visits.py`` and "A page that another user
+serves" in ``docs/explanation/security.md``.
+"""

@@ -54,7 +54,7 @@ class Button:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressLine:
     """One step of an operation under way."""
 
     title: str
@@ -79,7 +79,7 @@ class AsideCheckpoint:
 
 
 @dataclass(frozen=True)
-class State:
+class OtherCheckpoint:
     """Another checkpoint, which can be brought back."""
 
     id: str
@@ -89,7 +89,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Card:
+class SessionCard:
     """Everything that the template prints of one session."""
 
     name: str
@@ -115,13 +115,13 @@ class Card:
     second: str  #: programs beside it that the reader may end; empty: none
     last: str
     back: str
-    steps: list[Progress]
+    steps: list[ProgressLine]
     main: list[Button]
     more: list[Button]
     can_start_fresh: bool
-    can_delete: bool
+    deletes: str  #: the checkpoint that "delete" names; empty: none
     saved: list[AsideCheckpoint]
-    states: list[State]
+    states: list[OtherCheckpoint]
 
 
 def card(
@@ -131,7 +131,7 @@ def card(
     user_prefix: str,
     line: Line | None = None,
     manages: bool = False,
-) -> Card:
+) -> SessionCard:
     """The card of one session.
 
     Args:
@@ -146,7 +146,7 @@ def card(
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
     live = view.phase in _LIVE
-    return Card(
+    return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
         session=str(view.key),
@@ -174,19 +174,19 @@ def card(
         main=_main(view, manages=manages),
         more=_more(view, manages=manages),
         can_start_fresh=has_saved,
-        can_delete=has_saved,
+        deletes=view.checkpoint if has_saved else "",
         saved=[AsideCheckpoint(one.id, saved_words(one, now)) for one in view.saved],
         states=_states(view, now),
     )
 
 
-def _states(view: SessionView, now: float) -> list[State]:
+def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
     """Checkpoints beside the one the session is in, the newest first."""
     live = view.phase in _LIVE
     if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
         return []
     return [
-        State(
+        OtherCheckpoint(
             id=one.id,
             title=f"Checkpoint of {words.moment(one.created)}",
             about=_about(one, now),
@@ -283,7 +283,7 @@ def _back(view: SessionView, now: float) -> str:
     return f"{took}, {ago(resumed.at, now).words}"
 
 
-def _progress(step: Step) -> Progress:
+def _progress(step: Step) -> ProgressLine:
     parts = []
     if step.bytes:
         done = words.size(step.bytes)
@@ -291,7 +291,7 @@ def _progress(step: Step) -> Progress:
         parts.append(done + whole)
     if step.seconds >= 0.05:
         parts.append(f"{step.seconds:.1f} s")
-    return Progress(step.title, step.state, ", ".join(parts))
+    return ProgressLine(step.title, step.state, ", ".join(parts))
 
 
 def _main(view: SessionView, *, manages: bool) -> list[Button]:

@@ -1,8 +1,8 @@
 """The managers' pages: totals over time, the table of all sessions, the store's use.
 
 The table is filtered, sorted and cut here (``table.py``), so that a browser gets one
-page
-of it; its script fetches only the changed parts. Everything works without scripts, too.
+page of it; its script fetches only the changed parts. Everything works without scripts,
+too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 )
 from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
-from jupyterhub_gpu_reclaim.service.web.cards import Card, ago, card
+from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,7 @@ class Page(PersonRoute, HtmlErrors):
         context = self.context
         return context.hub_host + context.hub_prefix.removesuffix("hub/")
 
-    def cards(self, views: Sequence[SessionView]) -> list[Card]:
+    def cards(self, views: Sequence[SessionView]) -> list[SessionCard]:
         """Sessions as the templates print them."""
         control, now = self.context.control, self.context.clock.now()
         lines = {line.key: line for line in control.lines({v.key for v in views})}

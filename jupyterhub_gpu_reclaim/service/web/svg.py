@@ -37,7 +37,7 @@ class Spark:
 
 
 @dataclass(frozen=True)
-class Area:
+class PlotArea:
     """One kind of GPUs over time."""
 
     name: str  #: of its class
@@ -60,7 +60,7 @@ class Plot:
 
     width: int
     height: int
-    areas: list[Area]
+    areas: list[PlotArea]
     across: list[str]  #: words along the time, evenly
     up: list[str]  #: numbers of GPUs from the top down, evenly
     marks: list[Mark]
@@ -134,7 +134,7 @@ def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
 
 def _areas(
     runs: list[list[Point]], top: float, x: Callable[[float], float]
-) -> list[Area]:
+) -> list[PlotArea]:
     def y(count: float) -> float:
         return round(HEIGHT * (1 - count / top), 1)
 
@@ -145,7 +145,7 @@ def _areas(
             upper = [(x(p.at), y(_stacked(p, number + 1))) for p in run]
             lower = [(x(p.at), y(_stacked(p, number))) for p in reversed(run)]
             path += "M" + "L".join(f"{a:g} {b:g}" for a, b in [*upper, *lower]) + "z"
-        areas.append(Area(name, title, path))
+        areas.append(PlotArea(name, title, path))
     return areas
 
 

@@ -1,5 +1,14 @@
 """Where objects are kept: a folder, S3, GCS, Azure, a folder as a write-back cache.
 
-Each passes one contract suite (``tests/contracts/test_backend.py``); ``address`` opens
-any of them.
+``folder`` keeps files, ``objects`` talks to object stores, and ``write_back`` puts a
+folder of the node in front of either. ``proxies`` adds retries and read-ahead,
+``copying`` brings objects from one backend to another. ``address`` opens any of them
+from a path, a URL or a ``spec``.
+
+Each passes one contract suite (``tests/contracts/test_backend.py``): an object becomes
+visible whole, and what was reported as written survives a loss of power. A passing
+fault is ``Unavailable`` and had no effect; every other failure is a ``StoreError``. An
+object store's errors never hold its address or login.
+
+Read next: ``store/backend.py``, the interface, then ``folder``.
 """

@@ -74,12 +74,7 @@ def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
     plain: Buffer = data
     try:
         if kind is Kind.LZ4:
-            plain = cast(
-                "bytearray",
-                lz4.block.decompress(
-                    data, uncompressed_size=length, return_bytearray=True
-                ),
-            )
+            plain = _unpack_lz4(data, length)
         elif kind is Kind.ZSTD:
             plain = _unpack_zstd(data, length)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError) as error:
@@ -87,6 +82,11 @@ def unpack(kind: Kind, data: Buffer, length: int) -> Buffer:
     if len(plain) != length:
         raise Garbled(f"{len(plain)} bytes instead of {length}")
     return plain
+
+
+def _unpack_lz4(data: Buffer, length: int) -> bytearray:
+    plain = lz4.block.decompress(data, uncompressed_size=length, return_bytearray=True)
+    return cast("bytearray", plain)
 
 
 def _unpack_zstd(data: Buffer, length: int) -> bytes:

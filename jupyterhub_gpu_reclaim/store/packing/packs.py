@@ -96,7 +96,7 @@ class Packs:
             pack.writer.write(out)
             if self._read_back and pack.unseen == number:
                 # The block is in its pack: there is room to open it into.
-                pack.look(row, self._back[:stored], out[: len(data)])
+                pack.verify(row, self._back[:stored], out[: len(data)])
         except BaseException:
             self._failed = True
             raise
@@ -174,7 +174,7 @@ class _Pack:
         self.length = 0
         self.writer = backend.create(self.name)
 
-    def look(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
+    def verify(self, row: BlockRow, back: memoryview, plain: memoryview) -> None:
         """Check that a block just written opens, if that can be checked now.
 
         Args:

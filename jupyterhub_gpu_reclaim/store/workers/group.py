@@ -76,7 +76,7 @@ class CaptureGroup:
         try:
             workers = self._ready()
             for worker in workers:
-                worker.tell(channel.TakePipe(file), [pipe, token_out, token_in])
+                worker.send(channel.TakePipe(file), [pipe, token_out, token_in])
             os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
             heard = hear_all(workers, None)
         except StoreError:
@@ -98,7 +98,7 @@ class CaptureGroup:
     def begin_report(self, seconds: float) -> None:
         """Tell all of them to report, and then to settle within some seconds."""
         for worker in self._workers:
-            worker.tell(channel.Finish(seconds))
+            worker.send(channel.Finish(seconds))
 
     def reports(self, seconds: float) -> list[Report]:
         """What each has written; it settles in the background."""
@@ -134,6 +134,7 @@ class CaptureGroup:
             workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
+        self._counters = self._counters.copy()  # the shared memory has a descriptor
 
     def _ready(self) -> list[WorkerHandle]:
         with self._lock:
@@ -154,7 +155,7 @@ class CaptureGroup:
                 job = channel.BeginCapture(
                     self._spec, self._recipe, self._first + row, row
                 )
-                worker.tell(job, descriptors)
+                worker.send(job, descriptors)
         finally:
             close_all(descriptors)
 
@@ -183,7 +184,7 @@ class CopyGroup:
             tickets = np.arange(count, dtype="<u4").tobytes()
             os.write(tickets_in, tickets)
             for row, worker in enumerate(self._workers):
-                worker.tell(channel.BeginCopy(row), [job, shared, tickets_out])
+                worker.send(channel.BeginCopy(row), [job, shared, tickets_out])
         except BaseException:
             self.end()
             raise
@@ -206,3 +207,4 @@ class CopyGroup:
             worker.kill()
         for worker in self._workers:
             worker.end()
+        self._counters = self._counters.copy()  # the shared memory has a descriptor

@@ -57,7 +57,7 @@ class WorkerHandle:
         """Readable when it has sent a message, or is gone."""
         return self._end.fileno()
 
-    def tell(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: channel.Message, descriptors: Sequence[int] = ()) -> None:
         """Send it something.
 
         Raises:

@@ -6,7 +6,6 @@ a limit for pipes and tokens, because it is killed when it is no longer needed.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import traceback
@@ -16,6 +15,7 @@ import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.allocator import keep_freed
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
@@ -35,16 +35,12 @@ from jupyterhub_gpu_reclaim.store.workers.channel import (
 if TYPE_CHECKING:
     import socket
 
-# From malloc.h: keep what was freed, so that buffers do not fault in again and again.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP_BYTES = 1 << 26
 
 
 def main(end: socket.socket) -> None:
     """Do what comes over the channel, until it ends."""
-    libc = ctypes.CDLL(None)
-    for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        libc.mallopt(option, _KEEP_BYTES)
+    keep_freed(_KEEP_BYTES)
     try:
         channel.send(end, channel.WorkerReady(os.getpid()))
         _serve(end)

@@ -11,6 +11,7 @@
    memory of another open; $FAKE_CUDA_REFUSAL is what a checkpoint returns, and
    $FAKE_CUDA_PROFILED makes a lock fail as after torch.profiler. */
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,3 +144,45 @@ int cuCheckpointProcessUnlock(int pid, void *arguments) {
     (void)arguments;
     return change(pid, LOCKED, RUNNING);
 }
+
+/* Memory of the card is memory of the process, and every queue is empty at once. */
+
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    (void)device;
+    *context = context;
+    return OK;
+}
+int cuCtxSetCurrent(void *context) { return context ? OK : INVALID_VALUE; }
+int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    *address = (uint64_t)(uintptr_t)calloc(1, size);
+    return *address ? OK : INVALID_VALUE;
+}
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+    memcpy((void *)(uintptr_t)to, from, size);
+    return OK;
+}
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+    memcpy(to, (void *)(uintptr_t)from, size);
+    return OK;
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *stream) {
+    (void)stream;
+    memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
+    return OK;
+}
+int cuMemHostAlloc(void **held, size_t size, unsigned flags) {
+    (void)flags;
+    *held = calloc(1, size);
+    return *held ? OK : INVALID_VALUE;
+}
+int cuStreamCreate(void **stream, unsigned flags) {
+    (void)flags;
+    *stream = stream;
+    return OK;
+}
+int cuStreamSynchronize(void *stream) { return stream ? OK : INVALID_VALUE; }
+int cuEventCreate(void **event, unsigned flags) { return cuStreamCreate(event, flags); }
+int cuEventRecord(void *event, void *stream) {
+    return event && stream ? OK : INVALID_VALUE;
+}
+int cuEventSynchronize(void *event) { return cuStreamSynchronize(event); }

@@ -5,10 +5,10 @@
  * running" and offers to restart it.
  */
 import { Attach } from "./attach.js";
-import { Item } from "./item.js";
-import { Notice } from "./notice.js";
+import { Item } from "./view/item.js";
+import { Notice } from "./view/notice.js";
 import { Service } from "./service.js";
-import { Tidings } from "./tidings.js";
+import { Updates } from "./updates.js";
 import { Watch } from "./watch.js";
 
 const NAME = "jupyterhub-gpu-reclaim";
@@ -57,8 +57,8 @@ export async function makePlugins(load) {
         return;
       }
       const item = new Item(here.service, statusBar, Widget);
-      const tidings = new Tidings(here, item);
-      void app.restored.then(() => tidings.run());
+      const updates = new Updates(here, item);
+      void app.restored.then(() => updates.run());
     },
   };
   return [connection, state];

@@ -1,6 +1,6 @@
 /* The service's API for this tab's session, asked with a pass (passes.py).
  *
- * Used by tidings.js, panel.js and watch.js. Never throws: where the service is away, or
+ * Used by updates.js, panel.js and watch.js. Never throws: where the service is away, or
  * this visitor may not ask it, the answer is null, and whoever asked says nothing.
  */
 const PATIENCE_MS = 10000;

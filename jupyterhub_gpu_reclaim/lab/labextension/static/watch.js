@@ -4,7 +4,7 @@
  * ever, and only a person's click may wake a session.
  */
 import { Hub } from "./hub.js";
-import { Overlay } from "./overlay.js";
+import { Overlay } from "./view/overlay.js";
 import { putAway } from "./quiet.js";
 import { reconnect } from "./reconnect.js";
 import { Rest } from "./rest.js";

@@ -1,6 +1,6 @@
 /* The session's state in the corner of the page; a click opens the panel.
  *
- * Fed by tidings.js. In JupyterLab it is an item of the status bar; a page without one
+ * Fed by updates.js. In JupyterLab it is an item of the status bar; a page without one
  * (Notebook) gets it at its lower edge.
  */
 import { element } from "./elements.js";

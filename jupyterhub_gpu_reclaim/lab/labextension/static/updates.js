@@ -5,7 +5,7 @@
  * nothing at all. Where the service is away, nothing is said.
  */
 import { Rest } from "./rest.js";
-import { clockTime, dueAt, warning } from "./words.js";
+import { clockTime, dueAt, warning } from "./view/words.js";
 
 const CALM_MS = 30000;
 const SOON_MS = 2000;
@@ -13,7 +13,7 @@ const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
 const KEEP_SECONDS = 3600;
 
-export class Tidings {
+export class Updates {
   constructor({ notice, service, watch }, item) {
     this.notice = notice;
     this.service = service;

@@ -1,0 +1,195 @@
+"""Finds the paths of what a session watches (inotify), so that CRIU need not search.
+
+CRIU saves a watch by its path, and the kernel tells only a file handle. With
+``--force-irmap`` CRIU looks at every file below the folders that it is given until one
+has that inode (criu/irmap.c): half a million files in ``/tmp`` kept a session frozen
+for eight seconds, and on a busy machine for most of a minute. A folder that is itself
+given is found at the first look, so here each watch's path is asked of the kernel, by
+its handle (``open_by_handle_at``).
+
+Container images are overlays, whose handles cannot be opened. There the folders that
+programs usually watch are compared, first of all ``/etc``, as c-ares does in each
+Jupyter server that has ``aiodns``. What is not found so, and what lies on a file system
+that waits for another program or machine (FUSE, NFS), is left to CRIU's search.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.mounts import Mount
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+#: Paths that CRIU is given; of more, those nearest to the root, below which it finds
+#: the others.
+MOST: Final = 256
+#: Watches that are looked up; a session stands still meanwhile.
+_LOOKED_UP: Final = 4096
+#: Where CRIU searches for what is not found here: programs watch their own files there.
+_SEARCHED: Final = "/tmp"  # noqa: S108 - the session's own, looked at only
+#: What overlays are compared with, besides the processes' own folders.
+_USUAL: Final = ("/etc", "/", "/home", "/opt", "/root", "/run", "/srv", "/usr", "/var")
+#: Not touched: who answers may be frozen with the session, or far away.
+_WAITING: Final = ("fuse", "nfs", "9p", "ceph", "cifs", "smb", "autofs")
+_OVERLAY: Final = "overlay"
+_MAX_HANDLE: Final = 128  # MAX_HANDLE_SZ of <fcntl.h>
+_MINOR_BITS: Final = 20  # linux/kdev_t.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Watch(NamedTuple):
+    """One line of an inotify instance in ``fdinfo`` (proc_pid_fdinfo(5))."""
+
+    device: str  #: major:minor
+    inode: int
+    kind: int  #: of the handle
+    handle: bytes
+
+
+class _FileHandle(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint),
+        ("kind", ctypes.c_int),
+        ("data", ctypes.c_ubyte * _MAX_HANDLE),
+    )
+
+
+def arguments(tree: Snapshot) -> list[str]:
+    """Where CRIU shall look for what the tree watches, as arguments of ``criu dump``.
+
+    The deepest first: a look below a folder that is not the one takes in all of it.
+    """
+    found = sorted(paths(tree), key=lambda path: path.count("/"))[:MOST]
+    searched = [*reversed(found), _SEARCHED]
+    return [word for path in searched for word in ("--irmap-scan-path", path)]
+
+
+def paths(tree: Snapshot) -> set[str]:
+    """The paths of what the tree watches, as the session sees them."""
+    every = (one for process in tree.processes for one in _watches_of(process.pid))
+    watches = set(itertools.islice(every, _LOOKED_UP))
+    if not watches:
+        return set()
+    root = open_root(procfs.PROC / str(tree.init.pid) / "root")
+    try:
+        mounts = read_mounts(tree.init.pid)
+        usual = _on_overlays(tree, mounts, root)
+        found = (_place(watch, mounts, usual, root) for watch in watches)
+        return {path for path in found if path is not None}
+    finally:
+        os.close(root)
+
+
+def watches_in(text: str) -> Iterator[Watch]:
+    """The watches of an inotify instance, from its ``fdinfo``. Pure."""
+    for line in text.splitlines():
+        if not line.startswith("inotify "):
+            continue
+        fields = dict(word.partition(":")[::2] for word in line.split()[1:])
+        try:
+            device = int(fields["sdev"], 16)
+            handle = bytes.fromhex(fields["f_handle"])
+            inode, kind = int(fields["ino"], 16), int(fields["fhandle-type"], 16)
+        except (KeyError, ValueError):
+            continue  # the file system has no handles
+        if len(handle) <= _MAX_HANDLE:
+            major, minor = device >> _MINOR_BITS, device & (1 << _MINOR_BITS) - 1
+            yield Watch(f"{major}:{minor}", inode, kind, handle)
+
+
+def _watches_of(pid: int) -> Iterator[Watch]:
+    for one in procfs.descriptors(pid):
+        if one.target == "anon_inode:inotify":
+            yield from watches_in(procfs.text(pid, f"fdinfo/{one.fd}"))
+
+
+def _on_overlays(
+    tree: Snapshot, mounts: list[Mount], root: int
+) -> dict[tuple[str, int], str]:
+    """Device and inode → path of what is usually watched and lies on an overlay."""
+    found: dict[tuple[str, int], str] = {}
+    for path in sorted(
+        {*_USUAL, *(procfs.link(one.pid, "cwd") for one in tree.processes)}
+    ):
+        mount = _mount_of(path, mounts)
+        if mount is not None and mount.kind == _OVERLAY:
+            inode = _inode(path, root)
+            if inode is not None:
+                found.setdefault((mount.device, inode), path)
+    return found
+
+
+def _place(
+    watch: Watch, mounts: list[Mount], usual: dict[tuple[str, int], str], root: int
+) -> str | None:
+    """Where in the session that inode is, by the mounts of its file system."""
+    for mount in mounts:
+        if mount.device != watch.device or mount.kind.startswith(_WAITING):
+            continue
+        if mount.kind == _OVERLAY:
+            return usual.get((watch.device, watch.inode))
+        path = _named(watch, os.fsencode(mount.target), root)
+        if path is not None and _inode(path, root) == watch.inode:
+            return path
+    return None
+
+
+def _mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that a path of the session lies on; of several, the last one."""
+    found = None
+    for mount in mounts:
+        if Path(path).is_relative_to(mount.target) and (
+            found is None or len(mount.target.parts) >= len(found.target.parts)
+        ):
+            found = mount
+    return found
+
+
+def _inode(path: str, root: int) -> int | None:
+    """What the session finds there; None: nothing."""
+    try:
+        seen = open_in_root(root, os.fsencode(path), os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.fstat(seen).st_ino
+    finally:
+        os.close(seen)
+
+
+def _named(watch: Watch, target: bytes, root: int) -> str | None:
+    """Its path below that mount; None if it is not there, or has lost its name."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    opened = []
+    try:
+        opened.append(open_in_root(root, target, flags))
+        opened.append(_by_handle(opened[0], watch))
+        return os.readlink(f"/proc/self/fd/{opened[1]}")  # noqa: PTH115 - any bytes
+    except OSError:
+        return None
+    finally:
+        for one in opened:
+            os.close(one)
+
+
+def _by_handle(mount: int, watch: Watch) -> int:
+    handle = _FileHandle(len(watch.handle), watch.kind)
+    ctypes.memmove(handle.data, watch.handle, len(watch.handle))
+    flags = os.O_PATH | os.O_CLOEXEC
+    opened = int(_libc.open_by_handle_at(mount, ctypes.byref(handle), flags))
+    if opened < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return opened

@@ -1,0 +1,76 @@
+"""Metrics of what runs now and then, in files for Prometheus' node exporter.
+
+A verification or a drill has ended long before somebody scrapes it. Its figures are
+written into a file that the exporter's textfile collector reads (``*.prom`` in a folder
+of its own). A file is replaced as a whole, so that no half of it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PREFIX = "jupyterhub_gpu_reclaim_"
+
+
+def verified(
+    file: Path | str, read: int, seconds: float, damaged: int, now: float
+) -> None:
+    """Write down a verification of the store or of a part of it.
+
+    Args:
+        file: is replaced.
+        read: bytes that were read and are whole.
+        seconds: that it took.
+        damaged: checkpoints with damage.
+        now: seconds since the epoch.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    _write(
+        file,
+        {
+            "verify_timestamp_seconds": ("When the store was last verified.", now),
+            "verify_duration_seconds": ("Time that it took.", seconds),
+            "verify_bytes": ("Bytes that were read and are whole.", read),
+            "verify_damaged_checkpoints": ("Checkpoints with damage in them.", damaged),
+        },
+    )
+
+
+def drilled(
+    file: Path | str, restored: int, seconds: float, *, well: bool, now: float
+) -> None:
+    """Write down a restore drill.
+
+    Args:
+        file: is replaced.
+        restored: bytes that came back.
+        seconds: that it took.
+        well: whether all came back as it was saved.
+        now: seconds since the epoch.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    _write(
+        file,
+        {
+            "drill_timestamp_seconds": ("When a restore was last drilled.", now),
+            "drill_duration_seconds": ("Time that it took.", seconds),
+            "drill_bytes": ("Bytes of memory that came back.", restored),
+            "drill_success": ("1: all came back as it was saved; 0: not.", well),
+        },
+    )
+
+
+def _write(file: Path | str, metrics: dict[str, tuple[str, float]]) -> None:
+    registry = CollectorRegistry()
+    for name, (text, value) in metrics.items():
+        Gauge(PREFIX + name, text, registry=registry).set(float(value))
+    write_to_textfile(str(file), registry)

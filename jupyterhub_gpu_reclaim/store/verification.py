@@ -1,0 +1,84 @@
+"""Reads a store, or a part of it, and says what is damaged.
+
+Manifests and indexes of all checkpoints are opened each time; of the packs only those
+that belong to the part are read. A block that several generations need is read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.read.subset import ALL, Subset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.store.repository import Repository
+
+#: Faults of a checkpoint; all others are faults of the store.
+_DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
+
+
+class Damage(NamedTuple):
+    """A damaged part of a checkpoint, or one that cannot be opened."""
+
+    checkpoint: str
+    file: str
+    object: str
+    why: str
+
+
+@dataclass
+class Verification:
+    """One pass over a part of a store.
+
+    Args:
+        repository: of the store.
+        part: that is read.
+    """
+
+    repository: Repository
+    part: Subset = ALL
+    bytes: int = 0  #: that were read and authenticated
+    damage: list[Damage] = field(default_factory=list)
+    #: Blocks that were read and are whole, by pack and number; of a part only, since
+    #: they are as many as the store is large.
+    _whole: set[tuple[str, int]] = field(default_factory=set)
+
+    def check(
+        self, checkpoint: str, progress: Callable[[int, int], None] | None = None
+    ) -> list[Damage]:
+        """Read what belongs to the part of one checkpoint.
+
+        Args:
+            checkpoint: its id.
+            progress: called with blocks done and blocks in all.
+
+        Returns:
+            What is damaged of it; it is added to :attr:`damage`, too.
+
+        Raises:
+            StoreError: the store does not work, which says nothing of the checkpoint.
+        """
+        found = self._check(checkpoint, progress)
+        self.damage += found
+        return found
+
+    def _check(
+        self, checkpoint: str, progress: Callable[[int, int], None] | None
+    ) -> list[Damage]:
+        whole = self._whole if self.part.of > 1 else None
+        try:
+            reader = self.repository.open(checkpoint)
+            problems = reader.verify(progress, part=self.part, whole=whole)
+        except (StoreError, NotFound) as error:
+            if error.reason not in _DAMAGE:
+                raise
+            name = layout.manifest(checkpoint)
+            return [Damage(checkpoint, "", name, error.message)]
+        self.bytes += reader.verified_bytes
+        return [Damage(checkpoint, *each) for each in problems]

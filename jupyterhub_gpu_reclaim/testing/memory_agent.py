@@ -1,0 +1,400 @@
+"""An agent without a machine: sessions are values, and so is what is captured of them.
+
+:class:`MemoryAgent` keeps the rules of the real one: which order is refused in which
+state, what an order that is repeated hears, what is left after each. It knows no time,
+no sizes and no faults; a double that needs them overrides
+:meth:`~MemoryAgent.capturing` and its neighbours. ``tests/contracts/test_agent.py``
+holds it to the real agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RolledBack
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    Event,
+    Failure,
+    Identity,
+    SessionKey,
+    Step,
+    Tree,
+    TreeState,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class MemoryOperation:
+    """A capture or a restore, under way or ended; any number may follow it."""
+
+    def __init__(self, kind: str, checkpoint: str) -> None:
+        self.kind = kind
+        self.checkpoint = checkpoint
+        self.cancelled = False
+        self.events: list[Event] = []
+        self.task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether its last event, the end, is there."""
+        return bool(self.events) and self.events[-1].step is None
+
+    def add(self, event: Event) -> None:
+        """Tell its followers."""
+        self.events.append(event)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def follow(self) -> AsyncIterator[Event]:
+        """All its events, from the first to the end."""
+        number = 0
+        while not self.done or number < len(self.events):
+            while number == len(self.events):
+                await self._news.wait()
+            yield self.events[number]
+            number += 1
+
+
+@dataclass(eq=False)
+class MemorySession:
+    """One incarnation."""
+
+    key: SessionKey
+    incarnation: str
+    state: TreeState
+    _: KW_ONLY
+    contents: Any = ""  #: stands for all of its memory
+    checkpoint: str = ""
+    generation: int = 0
+    failure: Failure | None = None
+    parent: str = ""  #: checkpoint that it was restored from
+    pod: str = ""
+    operation: MemoryOperation | None = field(default=None, repr=False)
+
+    @property
+    def running(self) -> MemoryOperation | None:
+        """The operation under way."""
+        operation = self.operation
+        return operation if operation is not None and not operation.done else None
+
+    def tree(self) -> Tree:
+        """What the agent says of it."""
+        return Tree(
+            incarnation=self.incarnation,
+            key=self.key,
+            state=self.state,
+            init_pid=1,
+            checkpoint=self.checkpoint,
+            origin=self.parent,
+            generation=self.generation,
+            failure=self.failure,
+            pod=self.pod,
+        )
+
+
+S = TypeVar("S", bound=MemorySession)
+
+
+class MemoryAgent(Generic[S]):
+    """The agent's rules over sessions in memory.
+
+    Attributes:
+        places: the sessions by incarnation; what has ended is not in it.
+        saved: the committed checkpoints, each with the contents of its session.
+        lost: contents of what was killed without a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[str, S] = {}
+        self.saved: dict[str, tuple[CheckpointInfo, Any]] = {}
+        self.lost: list[Any] = []
+        self._killed: dict[str, Tree] = {}
+
+    # --- what a double may do otherwise
+
+    async def capturing(self, session: S) -> AsyncIterator[Event]:
+        """The steps of a capture, in their time; a failure ends it."""
+        del session
+        yield Event(step=Step(step="dump", title="Saving the memory"))
+        await asyncio.sleep(0)
+        yield Event(step=Step(step="dump", title="Saving the memory", state="done"))
+
+    async def restoring(self, session: S) -> AsyncIterator[Event]:
+        """The steps of a restore, likewise."""
+        del session
+        yield Event(step=Step(step="memory", title="Bringing the memory back"))
+        await asyncio.sleep(0)
+
+    def info(self, session: S) -> CheckpointInfo:
+        """What is known of the checkpoint that a capture commits."""
+        return CheckpointInfo(
+            id=session.checkpoint,
+            key=session.key,
+            incarnation=session.incarnation,
+            generation=session.generation,
+            created=0.0,
+            logical_bytes=0,
+            stored_bytes=0,
+            parent=session.parent,
+        )
+
+    def image(self, session: S) -> Any:
+        """What a checkpoint keeps of a session."""
+        return session.contents
+
+    def fill(self, session: S, image: Any) -> None:
+        """Give a session what its checkpoint has kept."""
+        session.contents = image
+
+    def keep(self, info: CheckpointInfo, image: Any) -> None:
+        """Commit a checkpoint."""
+        self.saved[info.id] = info, image
+
+    def drop(self, checkpoint: str) -> None:
+        """Delete a checkpoint, if it exists."""
+        self.saved.pop(checkpoint, None)
+
+    def end(self, incarnation: str) -> None:
+        """Its processes have ended, by whomever."""
+        self.places.pop(incarnation, None)
+
+    # --- looking
+
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        """Every incarnation that has not ended, whatever the key."""
+        del key
+        return [session.tree() for session in self.places.values()]
+
+    async def tree(self, incarnation: str) -> Tree:
+        """One of them, or one that was killed; ``NotFound`` if there is none."""
+        if incarnation not in self.places and incarnation in self._killed:
+            return self._killed[incarnation]
+        return self._find(incarnation).tree()
+
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed ones, whatever the key."""
+        del key
+        return [info for info, _ in self.saved.values()]
+
+    async def identity(self, checkpoint: str) -> Identity:
+        """A login; ``NotFound`` without that checkpoint."""
+        self._info(checkpoint)
+        return Identity(api_token="secret", port=8888)  # noqa: S106 - nobody's token
+
+    # --- doing
+
+    def begin_capture(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Capture a session, attach to that capture, or repeat how it ended."""
+        known = self._attach(incarnation, "capture", checkpoint)
+        if known is not None:
+            return known.follow()
+        held = self.saved.get(checkpoint)
+        if held is not None and held[0].incarnation == incarnation:
+            return _only(Event(checkpoint=held[0]))
+        session = self._find(incarnation)
+        if session.state is not TreeState.RUNNING:
+            raise _wrong(session, "be suspended now")
+        session.state, session.generation = TreeState.CAPTURING, generation
+        return self._begin(session, "capture", checkpoint).follow()
+
+    def begin_restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Restore a session, attach to that restore, or repeat how it ended."""
+        known = self._attach(incarnation, "restore", checkpoint)
+        if known is not None:
+            return known.follow()
+        session, info = self._find(incarnation), self._info(checkpoint)
+        if session.state is not TreeState.HOLDING:
+            raise _wrong(session, "take up a suspended session")
+        if info.key != session.key:
+            raise Refused(Reason.RENAMED, there=info.key, here=session.key)
+        if any(self._uses(other, checkpoint) for other in self.places.values()):
+            raise Refused(Reason.CHECKPOINT_BUSY)
+        session.state = TreeState.RESTORING
+        return self._begin(session, "restore", checkpoint).follow()
+
+    async def thaw(self, incarnation: str) -> Tree:
+        """Let a captured session go on without its checkpoint; idempotent."""
+        session = self._idle(incarnation)
+        if session.state is TreeState.HOLDING:
+            raise _wrong(session, "go on")
+        if session.state is TreeState.CAPTURED:
+            self.drop(session.checkpoint)
+            operation = MemoryOperation("capture", session.checkpoint)
+            self._fail(session, operation, TreeState.RUNNING, _cancelled())
+            session.operation = operation
+        return session.tree()
+
+    async def release(self, incarnation: str, checkpoint: str) -> Tree:
+        """End a captured session, if that checkpoint is its own; idempotent."""
+        held = self.saved.get(checkpoint)
+        mine = held is not None and held[0].incarnation == incarnation
+        if incarnation not in self.places and held is not None and mine:
+            return Tree(
+                incarnation=incarnation,
+                key=held[0].key,
+                state=TreeState.GONE,
+                init_pid=0,
+                checkpoint=checkpoint,
+                generation=held[0].generation,
+            )
+        session = self._idle(incarnation)
+        captured = session.state is TreeState.CAPTURED
+        if not (mine and captured and session.checkpoint == checkpoint):
+            raise Refused(Reason.NOT_CAPTURED)
+        self.end(incarnation)
+        return _gone(session)
+
+    async def kill(self, incarnation: str) -> Tree:
+        """End a session, but not while it is captured; idempotent."""
+        if incarnation not in self.places:
+            return await self.tree(incarnation)
+        session = self._find(incarnation)
+        running = session.running
+        if running is not None and running.kind == "capture":
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        if running is not None and running.task is not None:
+            running.cancelled = True
+            await asyncio.wait({running.task})
+        worked = session.state is not TreeState.HOLDING
+        if worked and session.checkpoint not in self.saved:
+            self.lost.append(session.contents)
+        self.end(incarnation)
+        self._killed[incarnation] = _gone(session)
+        return self._killed[incarnation]
+
+    async def cancel(self, incarnation: str) -> None:
+        """Cancel the capture under way; where none is there is nothing to do."""
+        running = self._running(incarnation)
+        if running is None:
+            await self.tree(incarnation)
+        elif running.kind == "capture":
+            running.cancelled = True
+        else:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+
+    async def discard(self, checkpoint: str) -> None:
+        """Delete a checkpoint that no stopped session needs; idempotent."""
+        for session in self.places.values():
+            stopped = session.state in {TreeState.CAPTURED, TreeState.RESTORING}
+            if stopped and session.checkpoint == checkpoint:
+                raise _wrong(session, "be discarded")
+        self.drop(checkpoint)
+
+    # --- what is shared
+
+    def _find(self, incarnation: str) -> S:
+        if incarnation not in self.places:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        return self.places[incarnation]
+
+    def _info(self, checkpoint: str) -> CheckpointInfo:
+        if checkpoint not in self.saved:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return self.saved[checkpoint][0]
+
+    def _running(self, incarnation: str) -> MemoryOperation | None:
+        session = self.places.get(incarnation)
+        return None if session is None else session.running
+
+    def _idle(self, incarnation: str) -> S:
+        """A session with which nothing is done now."""
+        running = self._running(incarnation)
+        if running is not None:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        return self._find(incarnation)
+
+    def _attach(
+        self, incarnation: str, kind: str, checkpoint: str
+    ) -> MemoryOperation | None:
+        """The same operation; None if it has to begin, as a restore that failed has."""
+        session = self.places.get(incarnation)
+        operation = None if session is None else session.operation
+        if operation is None:
+            return None
+        if (operation.kind, operation.checkpoint) == (kind, checkpoint):
+            failed = operation.done and operation.events[-1].failure is not None
+            return None if failed and kind == "restore" else operation
+        if not operation.done:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=operation.kind)
+        return None
+
+    def _uses(self, session: S, checkpoint: str) -> bool:
+        """Whether a session's tree, stopped or running, stands for that checkpoint."""
+        return session.checkpoint == checkpoint and session.state in {
+            TreeState.CAPTURED,
+            TreeState.RESTORING,
+            TreeState.RUNNING,
+        }
+
+    def _begin(self, session: S, kind: str, checkpoint: str) -> MemoryOperation:
+        session.checkpoint, session.failure = checkpoint, None
+        operation = session.operation = MemoryOperation(kind, checkpoint)
+        work = self._capture if kind == "capture" else self._restore
+        operation.task = asyncio.create_task(work(session, operation))
+        return operation
+
+    async def _capture(self, session: S, operation: MemoryOperation) -> None:
+        failure = await self._follow(self.capturing(session), operation)
+        if failure is not None:
+            self._fail(session, operation, TreeState.RUNNING, failure)
+            return
+        info = self.info(session)
+        self.keep(info, self.image(session))
+        session.state = TreeState.CAPTURED
+        operation.add(Event(checkpoint=info))
+
+    async def _restore(self, session: S, operation: MemoryOperation) -> None:
+        failure = await self._follow(self.restoring(session), operation)
+        if failure is not None:
+            self._fail(session, operation, TreeState.HOLDING, failure)
+            return
+        self.fill(session, self.saved[operation.checkpoint][1])
+        session.parent = operation.checkpoint
+        session.state = TreeState.RUNNING
+        operation.add(Event(tree=session.tree()))
+
+    async def _follow(
+        self, steps: AsyncIterator[Event], operation: MemoryOperation
+    ) -> Failure | None:
+        """Tell of the steps; why they did not come to their end, if so."""
+        async for event in steps:
+            if event.failure is not None:
+                return event.failure
+            if operation.cancelled:
+                return _cancelled()
+            operation.add(event)
+        return None
+
+    def _fail(
+        self, session: S, operation: MemoryOperation, state: TreeState, failure: Failure
+    ) -> None:
+        session.state, session.failure = state, failure
+        operation.add(Event(failure=failure))
+
+
+async def _only(event: Event) -> AsyncIterator[Event]:
+    yield event
+
+
+def _cancelled() -> Failure:
+    return codec.failure_of(RolledBack(Reason.CANCELLED))
+
+
+def _wrong(session: MemorySession, action: str) -> Refused:
+    return Refused(Reason.WRONG_PHASE, phase=session.state.value, action=action)
+
+
+def _gone(session: MemorySession) -> Tree:
+    return msgspec.structs.replace(session.tree(), state=TreeState.GONE, init_pid=0)

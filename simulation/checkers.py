@@ -1,0 +1,255 @@
+"""The laws, checked at the moment at which each could be broken.
+
+The ledger knows what no part of the product knows: every word that a session's memory
+ever was, and what its user has given up by a person's word. A word that begins with
+another one came after it (``a.1.2`` after ``a.1``), so "newer" needs no clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from simulation.doubles.kernel import MEMORY, Memory
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        SessionKey,
+        StartPlan,
+    )
+    from simulation.doubles.machine import Machines, Place
+    from simulation.doubles.store import StoreInMemory
+    from simulation.history import History
+
+
+class Ledger:
+    """What every session's memory was, is, and may be again."""
+
+    def __init__(
+        self, history: History, machines: Machines, store: StoreInMemory
+    ) -> None:
+        self.history = history
+        self._machines = machines
+        self._store = store
+        #: of every checkpoint that was ever committed
+        self.contents: dict[str, str] = {}
+        self._given_up: dict[SessionKey, list[str]] = defaultdict(list)
+        self._chosen: dict[SessionKey, str] = {}
+        self._lives: dict[SessionKey, int] = defaultdict(int)
+        self._words = 0
+        #: words of accounts that were deleted
+        self._former: dict[SessionKey, list[str]] = defaultdict(list)
+
+    # --- words
+    def new_life(self, key: SessionKey) -> str:
+        """The word of a session that is started from nothing."""
+        self._lives[key] += 1
+        return f"{key.user}{self._lives[key]}"
+
+    def next_word(self, contents: str) -> str:
+        """The word after some more work."""
+        self._words += 1
+        return f"{contents}.{self._words}"
+
+    def give_up(self, key: SessionKey, contents: str) -> None:
+        """A person has said that this, and what it came from, is not needed."""
+        self._given_up[key].append(contents)
+
+    def give_up_all(self, key: SessionKey) -> None:
+        """A person has said so of all that there is of a session."""
+        self.unchoose(key)
+        for place in self._machines.of_session(key):
+            if place.tree is not None:
+                self.give_up(key, place.tree.contents)
+        for saved in self._store.saved.values():
+            if saved.info.key == key:
+                self.give_up(key, self.contents[saved.info.id])
+
+    def account_deleted(self, key: SessionKey) -> None:
+        """All that was given up until now belonged to an account that is no more."""
+        self._former[key] = list(self._given_up[key])
+
+    def choose(self, key: SessionKey, checkpoint: str) -> str:
+        """A person wants that checkpoint, and no newer one, to come back.
+
+        Returns:
+            What was wanted before, for :meth:`unchoose`.
+        """
+        before = self._chosen.get(key, "")
+        self._chosen[key] = self.contents.get(checkpoint, "")
+        return before
+
+    def unchoose(self, key: SessionKey, before: str = "") -> None:
+        """That wish was refused: an earlier one holds."""
+        self._chosen[key] = before
+
+    def expected(self, key: SessionKey) -> list[str]:
+        """What whoever comes back may find: what was chosen, if that came to pass."""
+        newest, chosen = self.newest(key), self._chosen.get(key, "")
+        return [*newest, chosen] if newest and chosen else newest
+
+    def is_given_up(self, key: SessionKey, contents: str) -> bool:
+        """Whether nobody needs it any more."""
+        return any(_after(each, contents) for each in self._given_up[key])
+
+    # --- what there is
+    def saved(self, key: SessionKey) -> dict[str, str]:
+        """Word of each committed checkpoint of a session that somebody needs."""
+        return {
+            each.info.id: self.contents[each.info.id]
+            for each in self._store.saved.values()
+            if each.info.key == key
+            and not self.is_given_up(key, self.contents[each.info.id])
+        }
+
+    def standing(self, key: SessionKey) -> list[str]:
+        """Words of the trees of a session that stand and that somebody needs."""
+        return [
+            place.tree.contents
+            for place in self._machines.of_session(key)
+            if place.tree is not None
+            and place.tree.whole
+            and not self.is_given_up(key, place.tree.contents)
+        ]
+
+    def newest(self, key: SessionKey) -> list[str]:
+        """The words that nothing came after: one, or rivals."""
+        words = {*self.saved(key).values(), *self.standing(key)}
+        return sorted(
+            word
+            for word in words
+            if not any(other != word and _after(other, word) for other in words)
+        )
+
+    # --- moments
+    def committed(self, info: CheckpointInfo, files: dict[str, bytes]) -> None:
+        """A checkpoint exists from now on."""
+        word = msgspec.json.decode(files[MEMORY], type=Memory).contents
+        for each in self._store.saved.values():
+            other = each.info
+            if other.key == info.key and other.id != info.id:
+                older = self.contents[other.id]
+                if other.generation >= info.generation and _after(word, older):
+                    self._wrong(
+                        "generation",
+                        f"{info.id} has generation {info.generation}, as {other.id}"
+                        f" before it has {other.generation}",
+                    )
+        self.contents[info.id] = word
+        self.history.say(
+            f"{info.key} is committed as {info.id}, generation {info.generation},"
+            f" holding {word}"
+        )
+
+    def deleted(self, who: str, info: CheckpointInfo, stood: list[str]) -> None:
+        """A checkpoint is gone.
+
+        Args:
+            who: deleted it.
+            info: what it was.
+            stood: words of the trees that stood as the deletion began. One that ends
+                while a slow store deletes is nobody's fault.
+        """
+        key, word = info.key, self.contents[info.id]
+        self.history.say(f"{who} deletes {info.id} of {key}")
+        if self.is_given_up(key, word):
+            return
+        if not any(
+            _after(other, word)
+            for other in (*self.saved(key).values(), *self.standing(key), *stood)
+        ):
+            self._wrong(
+                "only state", f"{who} has deleted {info.id}, all that {key} had"
+            )
+
+    def ended(self, place: Place, who: str) -> None:
+        """An init, or the tree under it, was ended by somebody."""
+        tree, key = place.tree, place.key
+        if tree is None:
+            self.history.say(f"{who} ends the empty place of {key}")
+            return
+        self.history.say(f"{who} ends the tree of {key} that holds {tree.contents}")
+        if not tree.whole or who.startswith("fault") or who == "the machine":
+            return
+        if self.is_given_up(key, tree.contents):
+            return
+        others = [
+            other.tree.contents
+            for other in self._machines.of_session(key)
+            if other is not place and other.tree is not None and other.tree.whole
+        ]
+        kept = [*self.saved(key).values(), *others]
+        if not any(_after(word, tree.contents) for word in kept):
+            self._wrong(
+                "no end before the commit",
+                f"{who} has ended {tree.contents} of {key}, which is not saved",
+            )
+
+    def begins_to_run(self, place: Place) -> None:
+        """A tree runs from now on."""
+        running = [
+            other
+            for other in self._machines.of_session(place.key)
+            if other.tree is not None
+            and other.tree.runs
+            and not self.is_given_up(place.key, other.tree.contents)
+        ]
+        if len(running) > 1:
+            words = " and ".join(p.tree.contents for p in running if p.tree)
+            self._wrong("one tree", f"two trees of {place.key} run: {words}")
+
+    def started_cold(self, place: Place) -> None:
+        """A session was started from nothing."""
+        assert place.tree is not None
+        self.history.say(f"{place.key} is started cold as {place.tree.contents}")
+        key = place.key
+        left = [word for word in self.newest(key) if word != place.tree.contents]
+        if left:
+            self._wrong(
+                "no cold start in silence",
+                f"{key} is started cold though {', '.join(left)} could come back",
+            )
+        self.begins_to_run(place)
+
+    def restored(self, place: Place, checkpoint: str) -> None:
+        """A session came back."""
+        assert place.tree is not None
+        key, word = place.key, place.tree.contents
+        self.history.say(f"{key} came back from {checkpoint} and holds {word}")
+        if any(_after(each, word) for each in self._former[key]):
+            self._wrong(
+                "what is deleted stays so",
+                f"{key} is {word}, of an account that is gone",
+            )
+        if word != self.contents.get(checkpoint):
+            self._wrong("bytes", f"{key} is {word}, not what {checkpoint} holds")
+        if self._chosen.pop(key, "") == word:
+            for other in self.newest(key):
+                if other != word:
+                    self.give_up(key, other)
+            return
+        newer = [
+            other for other in self.newest(key) if other != word and _after(other, word)
+        ]
+        if newer:
+            self._wrong(
+                "the newest wins", f"{key} came back as {word}, {newer[0]} is newer"
+            )
+
+    def planned(self, key: SessionKey, plan: StartPlan) -> None:
+        """The service has answered how to start a session."""
+        if plan.action == "refuse" and (
+            plan.failure is None or not plan.failure.code or not plan.failure.message
+        ):
+            self._wrong("refusals have reasons", f"a start of {key} is refused")
+
+    def _wrong(self, law: str, text: str) -> None:
+        self.history.wrong(law, text)
+
+
+def _after(word: str, other: str) -> bool:
+    """Whether a word is the other one or came after it."""
+    return word == other or word.startswith(other + ".")

@@ -1,0 +1,1 @@
+"""What stands below the product's seams, each as its contract says."""

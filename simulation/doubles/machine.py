@@ -1,0 +1,206 @@
+"""A machine: process trees as values, its GPU, its memory, and what ends or wakes them.
+
+A tree's memory is one word (``contents``), which grows with its user's work; who has
+which word when is all that the checkers need to know of memory. Its processes are the
+four that the workflows tell apart: init, root, server, kernel. They run or are stopped,
+one by one. What it has on the GPU is there or is memory of its processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from simulation.loop import Program
+
+GIB = 1 << 30
+INIT, ROOT, SERVER, KERNEL = 1, 300, 301, 310
+PIDS = (ROOT, SERVER, KERNEL)
+
+
+@dataclass
+class ProgramTree:
+    """What runs under an init."""
+
+    contents: str
+    token: str
+    port: int
+    gpu_bytes: int
+    on_gpu: bool
+    stopped: set[int] = field(default_factory=set)
+    whole: bool = True  #: False while a restore fills its memory
+    came_from: str = ""  #: checkpoint that it was restored from
+    since: float = 0.0  #: when it was started or restored
+    active: float = 0.0  #: when its user last did something
+    filled_by: Program | None = None  #: the agent that moves its GPU memory back
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing of it runs."""
+        return self.stopped >= set(PIDS)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its user's work can go on in it."""
+        return not self.stopped & {SERVER, KERNEL}
+
+
+@dataclass
+class Place:
+    """One incarnation: an init, and what runs under it."""
+
+    key: SessionKey
+    incarnation: str
+    pid: int
+    start: int
+    holding: bool
+    pod: str = ""
+    tree: ProgramTree | None = None
+    #: a CRIU that runs in it: ends by itself when its agent has died
+    criu: str = ""
+
+    def snapshot(self) -> Snapshot:
+        """As /proc shows it."""
+        init = Process(self.pid, INIT, 1, "session-init", "S", self.start, 0)
+        if self.tree is None:
+            return Snapshot(init, ())
+        parents = {ROOT: self.pid, SERVER: self.pid + ROOT, KERNEL: self.pid + SERVER}
+        return Snapshot(
+            init,
+            tuple(
+                Process(
+                    self.pid + pid,
+                    pid,
+                    parents[pid],
+                    "python",
+                    "T" if pid in self.tree.stopped else "S",
+                    self.start + pid,
+                    1000,
+                )
+                for pid in PIDS
+            ),
+        )
+
+
+class Machine:
+    """One node.
+
+    Args:
+        name: of the node.
+        capacity: bytes of its one GPU.
+        ended: told when a tree ends: the place, and who ended it.
+    """
+
+    def __init__(
+        self, name: str, number: int, capacity: int, ended: Callable[[Place, str], None]
+    ) -> None:
+        self.name = name
+        self.card = f"{number:032x}"
+        self.capacity = capacity
+        self.taken_by_others = 0
+        self.memory = 64 * GIB
+        self.skew = 0.0  #: of its wall clock
+        self.state_full = False  #: the agent's state folder
+        self.up = True
+        self.agentless = False  #: no agent comes any more
+        self.agent: Program | None = None  #: the last one
+        self.boots = 0
+        self.places: dict[str, Place] = {}
+        self.records: dict[str, bytes] = {}  #: the agent's, as they are on the disk
+        self.reserved: set[str] = set()
+        self._ended = ended
+        self._pids = itertools.count(number * 10_000_000 + 10_000, 1000)
+
+    def add(
+        self,
+        key: SessionKey,
+        incarnation: str,
+        *,
+        tree: ProgramTree | None,
+        pod: str = "",
+    ) -> Place:
+        """A new init, with a tree or to hold a place for one."""
+        pid = next(self._pids)
+        place = Place(key, incarnation, pid, pid + 7, tree is None, pod, tree)
+        self.places[incarnation] = place
+        return place
+
+    def end(self, place: Place, who: str) -> None:
+        """End an init and all below it."""
+        if self.places.pop(place.incarnation, None) is not None:
+            self._ended(place, who)
+
+    def end_tree(self, place: Place, who: str) -> None:
+        """End what runs under an init; the init stays."""
+        if place.tree is not None:
+            self._ended(place, who)
+            place.tree = None
+
+    def reboot(self) -> None:
+        """Nothing that ran runs on; what is on the disk stays."""
+        self.boots += 1
+        for place in list(self.places.values()):
+            self.end(place, "the machine")
+
+    @property
+    def room(self) -> int:
+        """Bytes that are free on its GPU."""
+        return self.capacity - self.used()
+
+    def used(self) -> int:
+        """Bytes in use on its GPU."""
+        return self.taken_by_others + sum(t.gpu_bytes for t in self.trees if t.on_gpu)
+
+    @property
+    def promised(self) -> int:
+        """Bytes of its GPU that memory is being moved into."""
+        return sum(
+            tree.gpu_bytes
+            for tree in self.trees
+            if tree.filled_by is not None and tree.filled_by.alive and not tree.on_gpu
+        )
+
+    @property
+    def trees(self) -> list[ProgramTree]:
+        """What runs or is frozen on it."""
+        return [place.tree for place in self.places.values() if place.tree]
+
+
+class Machines:
+    """All of them; finds a process by its pid, which is unique here."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Machine] = {}
+
+    def __iter__(self) -> Iterator[Machine]:
+        return iter(self.by_name.values())
+
+    def of(self, pid: int) -> tuple[Machine, Place]:
+        """The place of an init, or of a process below it.
+
+        Raises:
+            NotFound: there is no such process.
+        """
+        for machine in self.by_name.values():
+            for place in machine.places.values():
+                if place.pid <= pid < place.pid + 1000:
+                    return machine, place
+        raise NotFound(Reason.UNKNOWN_SESSION, session=f"under process {pid}")
+
+    def of_session(self, key: SessionKey) -> list[Place]:
+        """Every place of a session, on any node."""
+        return [
+            place
+            for machine in self.by_name.values()
+            for place in machine.places.values()
+            if place.key == key
+        ]

@@ -1,0 +1,309 @@
+"""The store in memory: shared by all nodes, with each agent's own way to it.
+
+It keeps the store's promises (``store/repository.py``): a checkpoint is committed whole
+or it does not exist, a commit is durable when it returns, ``abort`` says when a commit
+had won, ``delete`` is idempotent. Blocks, packs and encryption are not simulated; the
+store's own suites are for these. Each call may be slow, fail, or be cut off by the end
+of the program that makes it, on either side of its effect.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from simulation.loop import pause
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from simulation.loop import Program
+
+
+class Saved(NamedTuple):
+    """One committed checkpoint."""
+
+    info: CheckpointInfo
+    files: dict[str, bytes]
+
+
+class Swept(NamedTuple):
+    """What a sweep has removed."""
+
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+
+
+@dataclass
+class StoreInMemory:
+    """What stands in the store, and how it does."""
+
+    rng: random.Random
+    saved: dict[str, Saved] = field(default_factory=dict)
+    away: bool = False
+    full: bool = False
+    failing: float = 0.0  #: share of calls that fail
+    late_failing: float = 0.0  #: share of deletions that fail after they were done
+    slow: float = 0.0  #: seconds that a call takes at most
+    committed: Callable[[CheckpointInfo, dict[str, bytes]], None] = print
+    #: which trees of its session stand as the deletion of one begins
+    standing: Callable[[CheckpointInfo], list[str]] = lambda _: []
+    deleted: Callable[[str, CheckpointInfo, list[str]], None] = print
+
+    def touch(self) -> None:
+        """One request to the store.
+
+        Raises:
+            StoreError: it does not answer.
+        """
+        if self.slow and self.rng.random() < 0.3:
+            pause(self.rng.uniform(0.0, self.slow))
+        if self.away:
+            pause(0.5)
+            raise StoreError(Reason.STORE_UNREACHABLE)
+        if self.failing and self.rng.random() < self.failing:
+            raise StoreError(Reason.STORE_FAILED)
+
+
+class RepositoryInMemory:
+    """One agent's way to the store; see ``store.repository.Repository``."""
+
+    def __init__(self, store: StoreInMemory, program: Program, clock: Clock) -> None:
+        self.store = store
+        self.program = program
+        self.clock = clock
+        self._writing: set[str] = set()
+
+    def begin(
+        self,
+        *,
+        id: str,  # noqa: A002 - its name everywhere
+        key: SessionKey,
+        incarnation: str,
+        generation: int,
+        expected_bytes: int = 0,
+        parent: str = "",
+    ) -> Writer:
+        """Begin a checkpoint."""
+        del expected_bytes
+        self.store.touch()
+        if id in self.store.saved:
+            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id)
+        if id in self._writing:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
+        self._writing.add(id)
+        info = CheckpointInfo(
+            id=id,
+            key=key,
+            incarnation=incarnation,
+            generation=generation,
+            created=0.0,
+            logical_bytes=0,
+            stored_bytes=0,
+            parent=parent,
+        )
+        return Writer(self, info)
+
+    def ended(self, checkpoint: str) -> None:
+        """A writer of ours has ended."""
+        self._writing.discard(checkpoint)
+
+    def exists(self, checkpoint: str) -> bool:
+        """Whether it is committed."""
+        self.store.touch()
+        return checkpoint in self.store.saved
+
+    saved_here = exists
+
+    def open(self, checkpoint: str) -> Reader:
+        """Open a committed checkpoint."""
+        return Reader(self.store, self._found(checkpoint))
+
+    def info(self, checkpoint: str) -> CheckpointInfo:
+        """What is known of it."""
+        return self._found(checkpoint).info
+
+    def _found(self, checkpoint: str) -> Saved:
+        self.store.touch()
+        found = self.store.saved.get(checkpoint)
+        if found is None:
+            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
+        return found
+
+    def delete(self, checkpoint: str) -> int:
+        """Remove it; idempotent."""
+        known = self.store.saved.get(checkpoint)
+        stood = self.store.standing(known.info) if known is not None else []
+        self.store.touch()
+        if checkpoint in self._writing:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
+        self.program.effect()
+        found = self.store.saved.pop(checkpoint, None)
+        if found is not None:
+            self.store.deleted(self.program.name, found.info, stood)
+        self.program.effect()
+        store = self.store
+        if store.late_failing and store.rng.random() < store.late_failing:
+            raise StoreError(Reason.STORE_FAILED)
+        return 0
+
+    def sweep(self, **more: Any) -> Swept:
+        """Remove what is unfinished; here nothing of it was ever seen."""
+        del more
+        self.store.touch()
+        return Swept()
+
+    def free_bytes(self) -> int | None:
+        """Room that is left."""
+        return 0 if self.store.full else None
+
+    def list(self) -> list[CheckpointInfo]:
+        """All committed checkpoints, oldest first."""
+        self.store.touch()
+        infos = [saved.info for saved in self.store.saved.values()]
+        return sorted(infos, key=lambda info: (info.created, info.id))
+
+
+class Writer:
+    """A checkpoint while it is written."""
+
+    def __init__(self, repository: RepositoryInMemory, info: CheckpointInfo) -> None:
+        self._repository = repository
+        self._info = info
+        self._files: dict[str, bytearray] = {}
+        self._cancelled = False
+        self._committed: CheckpointInfo | None = None
+
+    @property
+    def logical_bytes(self) -> int:
+        """Taken so far."""
+        return sum(len(data) for data in self._files.values())
+
+    stored_bytes = logical_bytes
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[FileWriter]:
+        """One file of it."""
+        data = self._files.setdefault(name, bytearray())
+        yield FileWriter(self._repository.store, data, self._check)
+
+    def add(self, name: str, data: bytes) -> None:
+        """A whole small file."""
+        with self.file(name) as file:
+            file.write(data)
+
+    def commit(self, **more: Any) -> CheckpointInfo:
+        """Make it exist."""
+        if self._committed:
+            return self._committed
+        self._check()
+        store, program = self._repository.store, self._repository.program
+        try:
+            store.touch()
+            if store.full:
+                raise StoreError(Reason.STORE_FULL, needed="1 GB", free="0 B")
+        except StoreError:
+            self._repository.ended(self._info.id)
+            raise
+        self._check()
+        program.effect()
+        info = _finished(self._info, self._repository.clock, self.logical_bytes, more)
+        files = {name: bytes(data) for name, data in self._files.items()}
+        store.saved[info.id] = Saved(info, files)
+        store.committed(info, files)
+        self._repository.ended(info.id)
+        self._committed = info
+        program.effect()
+        return info
+
+    def abort(self) -> bool:
+        """Remove everything that was written; False when a commit had won."""
+        self._cancelled = True
+        if self._committed:
+            return False
+        self._repository.store.touch()
+        self._repository.ended(self._info.id)
+        return not self._committed
+
+    def _check(self) -> None:
+        if self._cancelled:
+            raise StoreError(Reason.STORE_FAILED, detail="aborted")
+
+
+def _finished(
+    info: CheckpointInfo, clock: Clock, size: int, more: dict[str, Any]
+) -> CheckpointInfo:
+    values = {name: getattr(info, name) for name in info.__struct_fields__}
+    values.update(
+        created=clock.now(),
+        logical_bytes=size,
+        stored_bytes=size,
+        steps=list(more.get("steps", ())),
+        frozen_seconds=more.get("frozen_seconds", 0.0),
+    )
+    return CheckpointInfo(**values)
+
+
+class FileWriter:
+    """Takes the bytes of one file."""
+
+    def __init__(
+        self, store: StoreInMemory, data: bytearray, check: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._data = data
+        self._check = check
+
+    def write(self, data: bytes) -> None:
+        """Take some."""
+        self._check()
+        self._store.touch()
+        if self._store.full:
+            raise StoreError(Reason.STORE_FULL, needed="1 GB", free="0 B")
+        self._data += data
+
+
+class Reader:
+    """A committed checkpoint, opened."""
+
+    def __init__(self, store: StoreInMemory, saved: Saved) -> None:
+        self._store = store
+        self._saved = saved
+
+    @property
+    def info(self) -> CheckpointInfo:
+        """What is known of it."""
+        return self._saved.info
+
+    def names(self) -> list[str]:
+        """Of its files."""
+        return list(self._saved.files)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._saved.files
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return len(self._saved.files[name])
+
+    def read(self, name: str) -> bytes:
+        """A whole small file."""
+        self._store.touch()
+        return self._saved.files[name]
+
+    def stream(self, name: str, skip: Any = ()) -> Iterator[bytes]:
+        """A file, piece by piece."""
+        del skip
+        self._store.touch()
+        data = self._saved.files[name]
+        half = len(data) // 2
+        yield data[:half]
+        self._store.touch()
+        yield data[half:]

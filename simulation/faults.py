@@ -1,0 +1,324 @@
+"""What goes wrong in a run. Each fault is one event of a plan, and ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from simulation.doubles.machine import GIB, PIDS
+
+if TYPE_CHECKING:
+    from simulation.doubles.machine import Machine
+    from simulation.loop import Program
+    from simulation.plan import Event
+    from simulation.world import World
+
+
+#: Without an agent, until the watchdog lets frozen sessions go on.
+WATCHDOG_SECONDS = 60.0
+
+
+class Faults:
+    """Carries faults out."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._second: Any = None
+        self._acts: dict[str, Any] = {
+            "the service is killed": self.kill_service,
+            "the agent is killed": self.kill_agent,
+            "the Hub is killed": self.kill_hub,
+            "calls are lost": self.lose,
+            "calls arrive twice": self.double,
+            "calls are late": self.slow,
+            "the machine is cut off": self.cut,
+            "the store is away": self.store_away,
+            "the store fails now and then": self.store_fails,
+            "deletions fail after they were done": self.store_late,
+            "the store is slow": self.store_slow,
+            "the store is full": self.store_full,
+            "the state folder is full": self.state_full,
+            "the journal's disk is full": self.disk_full,
+            "the journal is backed up": self.back_up,
+            "the journal is put back": self.put_back,
+            "the journal is lost": self.lose_journal,
+            "the Hub's database is backed up": self.back_up_hub,
+            "the Hub's database is put back": self.put_back_hub,
+            "a second service starts": self.second_service,
+            "the service is paused": self.pause_service,
+            "others take the GPU": self.take_gpu,
+            "the tree dies": self.tree_dies,
+            "the tree is woken": self.tree_wakes,
+            "the machine loses power": self.power_cut,
+            "CRIU and the driver fail": self.criu_fails,
+            "the clock jumps": self.clock_jumps,
+            "the settings change": self.settings_change,
+            "the machine is gone for a while": self.node_gone,
+            "the agent is gone for good": self.agent_gone,
+            "the API server is away": self.api_server_away,
+        }
+
+    async def act(self, event: Event) -> None:
+        """Do it."""
+        self._world.history.say(f"fault: {event.what}")
+        await self._acts[event.what](event)
+
+    # --- programs
+    @staticmethod
+    def _kill(program: Program, event: Event) -> None:
+        """At a write, or at an await, soon."""
+        if event.share < 0.5:
+            program.writes_left = 1 + event.count % 10
+        else:
+            program.turns_left = event.count * 4
+
+    async def kill_service(self, event: Event) -> None:
+        if self._world.services:
+            self._kill(self._world.services[-1].program, event)
+
+    async def kill_agent(self, event: Event) -> None:
+        program = self._world.machine(event.count).agent
+        if program is not None:
+            self._kill(program, event)
+
+    async def kill_hub(self, event: Event) -> None:
+        if self._world.hub is not None:
+            self._kill(self._world.hub.program, event)
+
+    async def second_service(self, event: Event) -> None:
+        """A rolling update: the old one goes when the new one is there."""
+        world = self._world
+        if not world.services:
+            return
+        old = world.services[0]
+        world.start_service()
+        await asyncio.sleep(event.share * 60.0)
+        if event.count % 2 and old in world.services:
+            old.program.kill()
+
+    async def pause_service(self, event: Event) -> None:
+        """A suspended virtual machine: the program stands, and goes on as if not."""
+        services = self._world.services
+        if services:
+            program = services[-1].program
+            program.paused = True
+            await asyncio.sleep(5.0 + event.share * 40.0)
+            program.paused = False
+            self._world.loop.resume(program)
+
+    async def power_cut(self, event: Event) -> None:
+        """A machine starts again; on one machine, the Hub with it."""
+        world = self._world
+        machine = world.machine(event.count)
+        if machine.agent is not None:
+            machine.agent.kill()
+        if world.cluster is None and world.hub is not None:
+            world.hub.program.kill()
+        machine.reboot()
+
+    async def node_gone(self, event: Event) -> None:
+        """A node is off, or only out of sight: then it comes back as it was."""
+        world = self._world
+        if world.cluster is None:
+            return
+        machine = world.machine(event.count)
+        machine.up = False
+        world.weather.deaf.add(machine.name)
+        if event.share < 0.5 and machine.agent is not None:
+            machine.agent.kill()
+        await asyncio.sleep(20.0 + event.share * 200.0)
+        self._back(machine, off=event.share < 0.5)
+
+    def _back(self, machine: Machine, *, off: bool) -> None:
+        machine.up = True
+        self._world.weather.deaf.discard(machine.name)
+        if off:
+            machine.reboot()
+        self._world.start_agent(machine)
+
+    async def agent_gone(self, event: Event) -> None:
+        """Removed, or broken by a setting: what is frozen is let go on without it."""
+        world = self._world
+        machine = world.machine(event.count)
+        machine.agentless = True
+        if machine.agent is not None:
+            machine.agent.kill()
+        await asyncio.sleep(WATCHDOG_SECONDS)
+        await world.thaw_unattended(machine)
+        await asyncio.sleep(event.share * 60.0)
+        self._agent_back(machine)
+
+    def _agent_back(self, machine: Machine) -> None:
+        if machine.agentless:
+            machine.agentless = False
+            self._world.start_agent(machine)
+
+    async def api_server_away(self, event: Event) -> None:
+        if self._world.cluster is not None:
+            self._world.cluster.away = True
+            await asyncio.sleep(5.0 + event.count * 2.0)
+            self._world.cluster.away = False
+
+    # --- the network
+    async def lose(self, event: Event) -> None:
+        await self._while("lost", 0.05 + 0.4 * event.share, event)
+
+    async def double(self, event: Event) -> None:
+        await self._while("doubled", 0.5, event)
+
+    async def slow(self, event: Event) -> None:
+        await self._while("slow", 40.0 * event.share, event)
+
+    async def cut(self, event: Event) -> None:
+        """The agent is there, and nobody reaches it."""
+        name = self._world.machine(event.count).name
+        self._world.weather.deaf.add(name)
+        await asyncio.sleep(5.0 + event.count * 3.0)
+        self._world.weather.deaf.discard(name)
+
+    async def _while(self, name: str, value: float, event: Event) -> None:
+        setattr(self._world.weather, name, value)
+        await asyncio.sleep(5.0 + event.count * 3.0)
+        setattr(self._world.weather, name, 0.0)
+
+    # --- store and disks
+    async def store_away(self, event: Event) -> None:
+        await self._store("away", True, event)
+
+    async def store_fails(self, event: Event) -> None:
+        await self._store("failing", 0.1 + 0.4 * event.share, event)
+
+    async def store_late(self, event: Event) -> None:
+        await self._store("late_failing", 0.7, event)
+
+    async def store_slow(self, event: Event) -> None:
+        await self._store("slow", 40.0 * event.share, event)
+
+    async def store_full(self, event: Event) -> None:
+        await self._store("full", True, event)
+
+    async def _store(self, name: str, value: Any, event: Event) -> None:
+        before = type(value)()
+        setattr(self._world.store, name, value)
+        await asyncio.sleep(5.0 + event.count * 4.0)
+        setattr(self._world.store, name, before)
+
+    async def state_full(self, event: Event) -> None:
+        machine = self._world.machine(event.count)
+        machine.state_full = True
+        await asyncio.sleep(5.0 + event.count * 4.0)
+        machine.state_full = False
+
+    async def disk_full(self, event: Event) -> None:
+        self._world.disk.full = True
+        await asyncio.sleep(5.0 + event.count * 2.0)
+        self._world.disk.full = False
+
+    # --- databases
+    async def back_up(self, event: Event) -> None:
+        del event
+        self._world.backup = self._world.copy_journal()
+
+    async def put_back(self, event: Event) -> None:
+        del event
+        if self._world.backup is not None:
+            self._restore_journal(self._world.backup)
+
+    async def lose_journal(self, event: Event) -> None:
+        del event
+        self._restore_journal(None)
+
+    def _restore_journal(self, backup: tuple[bytes, bytes] | None) -> None:
+        for service in list(self._world.services):
+            service.program.kill()
+        self._world.put_journal(backup)
+
+    async def back_up_hub(self, event: Event) -> None:
+        del event
+        self._world.hub_backup = self._world.database.copy()
+
+    async def put_back_hub(self, event: Event) -> None:
+        del event
+        world = self._world
+        if world.hub_backup is not None:
+            if world.hub is not None:
+                world.hub.program.kill()
+            world.database.put_back(world.hub_backup)
+
+    # --- machines
+    async def take_gpu(self, event: Event) -> None:
+        machine = self._world.machine(event.count)
+        taken = min(int(event.share * 14) * GIB, machine.capacity - machine.used())
+        machine.taken_by_others += taken
+        await asyncio.sleep(5.0 + event.count * 10.0)
+        machine.taken_by_others -= taken
+
+    async def tree_dies(self, event: Event) -> None:
+        """The kernel's OOM killer, or a crash of the server."""
+        assert event.key is not None
+        for machine in self._world.machines:
+            for place in list(machine.places.values()):
+                if place.key == event.key:
+                    machine.end(place, "fault: the OOM killer")
+
+    async def tree_wakes(self, event: Event) -> None:
+        """A SIGCONT by its user, from another session of theirs."""
+        assert event.key is not None
+        for place in self._world.machines.of_session(event.key):
+            if place.tree is not None and place.tree.frozen and place.tree.whole:
+                woken = PIDS[: 1 + int(event.share * 3)]
+                place.tree.stopped -= set(woken)
+                if place.tree.runs:  # and works on
+                    ledger = self._world.ledger
+                    place.tree.contents = ledger.next_word(place.tree.contents)
+
+    async def criu_fails(self, event: Event) -> None:
+        self._world.kernel.failing = 0.2 + 0.6 * event.share
+        await asyncio.sleep(5.0 + event.count * 5.0)
+        self._world.kernel.failing = 0.0
+
+    async def clock_jumps(self, event: Event) -> None:
+        """The Hub's machine's; of a cluster, one node's as well, by another amount."""
+        world = self._world
+        world.skew += (event.share - 0.5) * 2 * 3600.0
+        if world.cluster is None:
+            world.machine(0).skew = world.skew
+        else:
+            world.machine(event.count).skew += (event.count % 3 - 1) * 60.0
+
+    async def settings_change(self, event: Event) -> None:
+        """An administrator changes limits; the service is started again."""
+        values = dict(vars(self._world.settings))
+        values.update(
+            warn_for=0.0 if event.share < 0.5 else 20.0,
+            grace=30.0 if event.count % 2 else 120.0,
+            gpu_wait=0.0 if event.count % 3 == 0 else 120.0,
+        )
+        self._world.settings = Settings(**values)
+        for service in list(self._world.services):
+            service.program.kill()
+
+    def heal(self) -> None:
+        """Everything that can be mended is; what is lost stays lost."""
+        world = self._world
+        weather, store = world.weather, world.store
+        weather.lost = weather.doubled = weather.slow = 0.0
+        weather.deaf.clear()
+        store.away = store.full = False
+        store.failing = store.late_failing = store.slow = 0.0
+        world.disk.full = False
+        world.kernel.failing = 0.0
+        for service in world.services[:-1]:
+            service.program.kill()  # the update is over
+        if world.cluster is not None:
+            world.cluster.away = False
+        for machine in world.machines:
+            if not machine.up:
+                self._back(machine, off=machine.name not in world.agents)
+            self._agent_back(machine)
+            machine.skew = world.skew
+            machine.state_full = False
+            machine.taken_by_others = 0
+        for program in world.programs:
+            program.turns_left = program.writes_left = None

@@ -1,0 +1,293 @@
+"""One event loop with virtual time, for many simulated programs in one process.
+
+Nobody sleeps: when nothing is ready, the clock jumps to the next timer. What asyncio
+does is asyncio's own code (``BaseEventLoop``); only its turn is written again here, so
+that three things hold which neither ``looptime`` nor a selector loop gives:
+
+* **Programs.** Each callback belongs to the :class:`Program` of the context that it was
+  made in. The callbacks of a program that was killed are dropped: not even a
+  ``finally`` of it runs, as none does after SIGKILL.
+* **Blocking code.** ``run_in_executor``, and so ``asyncio.to_thread``, runs the call in
+  a greenlet on this thread. Exactly one runs; it hands over where a double says that it
+  blocks (:func:`pause`), and only there. So the agent's threads are simulated without a
+  change of its code, and without a thread.
+* **Turns are counted.** A program may be killed before its n-th turn, which is before
+  any await of it, or at its n-th write (:meth:`Program.effect`).
+
+The order of everything follows from the calls alone: no selector, no threads, no wall
+clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import heapq
+import itertools
+import sys
+import warnings
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any
+
+from greenlet import getcurrent, greenlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+#: A Monday, 00:00 UTC.
+MONDAY = 1_735_516_800.0
+
+
+#: Runs between two collections of garbage, which take as long as a run.
+COLLECT_EVERY = 20
+_CLOSED = itertools.count(1)
+
+
+class Killed(BaseException):
+    """The program's end; not an Exception, as nobody catches SIGKILL."""
+
+
+class Stuck(RuntimeError):
+    """Everybody waits for somebody else: time has nowhere to go."""
+
+
+class Program:
+    """One simulated process: what ends with it, and when it is to be killed."""
+
+    def __init__(self, name: str, machine: str = "") -> None:
+        self.name = name
+        self.machine = machine
+        self.alive = True
+        self.paused = False  #: SIGSTOP, or a machine that stands
+        self.waiting: list[Any] = []  #: what comes when it goes on
+        #: kill before this many more turns, or at this many more writes
+        self.turns_left: int | None = None
+        self.writes_left: int | None = None
+        self.at_end: list[Callable[[], None]] = []
+
+    def kill(self) -> None:
+        """End it at once, whatever it does. Idempotent."""
+        if not self.alive:
+            return
+        self.alive = False
+        for tell in self.at_end:
+            Context().run(tell)  # what follows is not the dead program's
+
+    def turn(self) -> bool:
+        """Whether it may run once more."""
+        if self.turns_left is not None:
+            self.turns_left -= 1
+            if self.turns_left <= 0:
+                self.turns_left = None
+                self.kill()
+        return self.alive
+
+    def effect(self) -> None:
+        """A write to something that outlives the program is about to be made, or was.
+
+        Raises:
+            Killed: the program ends here.
+        """
+        if self.alive and self.writes_left is not None:
+            self.writes_left -= 1
+            if self.writes_left <= 0:
+                self.writes_left = None
+                self.kill()
+        if not self.alive:
+            raise Killed(self.name)
+
+
+PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop in simulated seconds, from 0 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock_resolution = 1e-9
+        self.now = 0.0
+        self.turns = 0
+        #: everything that was begun and not ended: killed programs are never collected
+        self.graveyard: list[Any] = []
+        if not hasattr(sys.unraisablehook, "silent"):
+            sys.unraisablehook = _silence(sys.unraisablehook)
+        self.set_exception_handler(_ignore)
+        self.set_task_factory(_make_task)  # type: ignore[arg-type]
+
+    def time(self) -> float:
+        return self.now
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Run what blocks in a greenlet of its own, from the next turn on."""
+        del executor
+        future = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 - as a thread's would be
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        thread = greenlet(work)
+        self.graveyard.append(thread)
+        self.call_soon(_switch, thread)
+        return future
+
+    def _run_once(self) -> None:
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        if not ready:
+            self._jump(scheduled)
+        while scheduled and scheduled[0]._when <= self.now:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            program = handle._context.get(PROGRAM)
+            if program is not None:
+                if program.paused and program.alive:
+                    program.waiting.append(handle)
+                    continue
+                if not program.turn():
+                    self.graveyard.append(handle)
+                    continue
+            self.turns += 1
+            handle._run()
+
+    def resume(self, program: Program) -> None:
+        """Let a paused program go on."""
+        self._ready.extend(program.waiting)  # type: ignore[attr-defined]
+        program.waiting.clear()
+
+    def _jump(self, scheduled: list[Any]) -> None:
+        """Let time pass until the next timer."""
+        while scheduled and scheduled[0]._cancelled:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+        if scheduled:
+            self.now = max(self.now, scheduled[0]._when)
+        elif not self._stopping:  # type: ignore[attr-defined]
+            raise Stuck("everybody waits for somebody else")
+
+    def _timer_handle_cancelled(self, handle: object) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def _write_to_self(self) -> None:
+        """No other thread wakes this loop."""
+
+    def close(self) -> None:
+        """Leave nothing for the garbage collector to run."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tasks that a dead program would begin
+            for each in self.graveyard:
+                _bury(each)
+            self.graveyard.clear()
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+        if next(_CLOSED) % COLLECT_EVERY == 0:
+            gc.collect()
+
+    def __del__(self) -> None:
+        """It stays open for what the garbage collector still ends."""
+
+
+def _silence(before: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Do not hear what a dead program says when it is collected."""
+
+    def hook(told: Any) -> None:
+        words = str(told.exc_value)
+        ours = isinstance(told.exc_value, Killed) or any(
+            each in words
+            for each in ("no running event loop", "GeneratorExit", "never awaited")
+        )
+        if not ours:
+            before(told)
+
+    hook.silent = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _bury(each: Any) -> None:
+    """End what was left in its middle, so that the garbage collector need not."""
+    with contextlib.suppress(BaseException):
+        if isinstance(each, asyncio.Task) and not each.done():
+            each.get_coro().close()
+        elif isinstance(each, greenlet) and each:
+            each.throw(Killed("the end"))
+
+
+def _ignore(loop: object, context: dict[str, Any]) -> None:
+    """What a killed program leaves is no news; checkers read the product's own log."""
+
+
+def _make_task(loop: VirtualLoop, work: Any, **more: Any) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    context = more.get("context")
+    program = PROGRAM.get() if context is None else context.get(PROGRAM)
+    if program is not None:  # it may be killed in the middle of this
+        loop.graveyard.append(task)
+    return task
+
+
+def _switch(thread: greenlet) -> None:
+    thread.parent = getcurrent()
+    thread.switch()
+
+
+def pause(seconds: float) -> None:
+    """Block for so long, in code that the product runs in a thread."""
+    thread = getcurrent()
+    if thread.parent is None:
+        return  # on the loop itself, where nothing may block
+    asyncio.get_running_loop().call_later(seconds, _switch, thread)
+    thread.parent.switch()
+    program = PROGRAM.get()
+    if program is not None and not program.alive:
+        raise Killed(program.name)
+
+
+def spawn(program: Program | None, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Run it as a task of that program."""
+    context = copy_context()
+    context.run(PROGRAM.set, program)
+    return asyncio.get_running_loop().create_task(work, context=context)
+
+
+class LoopClock:
+    """``common.clock.Clock`` in the running loop's time; its wall clock may be wrong.
+
+    Args:
+        skew: returns how many seconds the wall clock is ahead.
+    """
+
+    def __init__(self, skew: Callable[[], float] = float) -> None:
+        self._skew = skew
+
+    def now(self) -> float:
+        return MONDAY + asyncio.get_running_loop().time() + self._skew()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end, in simulated time."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()

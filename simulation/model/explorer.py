@@ -1,0 +1,154 @@
+"""Visits every state of the model, and looks for one that breaks a law.
+
+Breadth first, so that the story of what is found is the shortest. Checked in every
+state are laws 1, 3, 4, 6 and 9 (``docs/explanation/laws.md``), and at the end that from
+each of them the session can come to rest, with its newest state, without a further
+fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED
+from simulation.model.session import (
+    Broken,
+    State,
+    agent,
+    deliver,
+    faults,
+    hub,
+    person,
+    service,
+)
+
+if TYPE_CHECKING:
+    from simulation.model.session import Decide, Step
+
+    #: Where each state was first reached from, and how.
+    Came = dict[State, tuple[State, str] | None]
+
+
+def steps(state: State, decide: Decide = settle) -> list[Step]:
+    """Every step from here; those that wait for quiet only where it is quiet."""
+    own = [*service(state, decide), *agent(state), *hub(state)]
+    if state.late is not None:
+        own.append(
+            ("a late order comes", deliver(state._replace(late=None), state.late))
+        )
+    own = [(how, after) for how, after in own if after != state]
+    if not own:
+        own = [*service(state, decide, patient=True), *hub(state, patient=True)]
+    return [*own, *person(state), *faults(state)]
+
+
+class Explored(NamedTuple):
+    """What was found of the model."""
+
+    states: int
+    steps: int
+    moves: frozenset[tuple[Phase, Phase]]  #: of phases, that some step makes
+
+
+def explore(
+    start: State, decide: Decide = settle, *, most: int = 2_000_000
+) -> Explored:
+    """Visit every state.
+
+    Args:
+        start: where to begin.
+        decide: the reconciler.
+        most: states after which it gives up.
+
+    Raises:
+        Broken: a law is broken somewhere; with the shortest story that leads there.
+    """
+    came: Came = {start: None}
+    back: dict[State, list[State]] = {}
+    queue, count, moves = deque([start]), 0, set()
+    while queue:
+        state = queue.popleft()
+        try:
+            _check(state)
+            following = steps(state, decide)
+        except Broken as error:
+            raise Broken(f"{error}\n{_story(came, state)}") from None
+        for how, after in following:
+            count += 1
+            if not how.startswith("FAULT"):
+                moves.add((state.row.phase, after.row.phase))
+                back.setdefault(after, []).append(state)
+            if after not in came:
+                came[after] = (state, how)
+                queue.append(after)
+        if len(came) > most:
+            raise Broken(f"more than {most} states")
+    _check_rest(came, back)
+    return Explored(len(came), count, frozenset(moves))
+
+
+def _check(state: State) -> None:
+    """What holds in every state."""
+    awake = [t for t in state.trees if t.state is TreeState.RUNNING]
+    same = [t.origin for t in state.trees if t.state is not TreeState.HOLDING]
+    origins = [origin for origin in same if origin]
+    if len(origins) != len(set(origins)):
+        raise Broken("law 3: one checkpoint is restored twice")
+    if len(awake) > 1:
+        raise Broken("law 6: two trees of one session run")
+    if state.row.phase in SAVED and state.row.checkpoint not in state.row.known:
+        raise Broken("law 1: called saved without a checkpoint")
+    newest = max(
+        [one.value for one in state.store] + [tree.value for tree in state.trees],
+        default=-1,
+    )
+    if newest < state.truth:
+        raise Broken("law 9: the newest state is nowhere")
+
+
+def rests(state: State) -> bool:
+    """Whether it runs or is suspended, all agree on that, and nothing is lost."""
+    row, mine = state.row, state.tree(state.row.inc)
+    if row.phase is Phase.RUNNING:
+        return bool(
+            mine and mine.state is TreeState.RUNNING and mine.value >= state.truth
+        )
+    others = [tree for tree in state.trees if tree.state is TreeState.RUNNING]
+    if state.hub is HubState.STOPPED and any(t.value >= state.truth for t in others):
+        return True  # reported, and taken over as soon as somebody opens the page
+    saved = state.saved(row.checkpoint)
+    alone = not state.trees and state.hub is HubState.STOPPED
+    return bool(
+        row.phase is Phase.SUSPENDED and alone and saved and saved.value >= state.truth
+    )
+
+
+def _check_rest(came: Came, back: dict[State, list[State]]) -> None:
+    """From every state rest can be reached without a further fault.
+
+    Raises:
+        Broken: not from this one.
+    """
+    reached = {state for state in came if rests(state)}
+    queue = deque(reached)
+    while queue:
+        for before in back.get(queue.popleft(), ()):
+            if before not in reached:
+                reached.add(before)
+                queue.append(before)
+    for state in came:
+        if state not in reached:
+            raise Broken(f"law 6: it never comes to rest\n{_story(came, state)}")
+
+
+def _story(came: Came, state: State) -> str:
+    lines = [str(state)]
+    here = came[state]
+    while here is not None:
+        before, how = here
+        lines.append(f"  {how}")
+        here = came[before]
+    return "\n".join(reversed(lines))

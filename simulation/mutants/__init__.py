@@ -1,0 +1,179 @@
+"""Defects that were mended once, put back in memory: the simulator must find each.
+
+A mutant is a table of names and what stands for them while a run lasts, like the
+doubles' own. It restores the behaviour of the defect in today's code, not its text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from simulation.mutants import hub, node, service
+
+if TYPE_CHECKING:
+    from simulation.mutants.patch import Patch
+
+
+class Mutant(NamedTuple):
+    """One defect."""
+
+    story: str  #: what it did
+    found_by: str  #: who or what found it first
+    patches: tuple[Patch, ...]
+    seed: int  #: one that finds it
+
+
+_READING = "a reading against it (issue 11, {})"
+
+MUTANTS: dict[str, Mutant] = {
+    "a-failed-thaw-deletes-the-checkpoint-later": Mutant(
+        "A thaw that failed left a record from which the agent's next start deleted"
+        " the only checkpoint of a tree that had ended meanwhile.",
+        _READING.format("B6"),
+        node.FAILED_THAW,
+        seed=5012244,
+    ),
+    "an-older-journal-starts-cold": Mutant(
+        "A journal from a backup did not know of a newer checkpoint: cold start.",
+        _READING.format("B7"),
+        service.OLDER_JOURNAL,
+        seed=28,
+    ),
+    "an-older-journal-lets-checkpoints-expire": Mutant(
+        "A journal from a backup took the checkpoint that a session is suspended in"
+        " for a superseded one, and deleted it.",
+        _READING.format("B7"),
+        service.EXPIRES,
+        seed=398,
+    ),
+    "a-lost-journal-counts-generations-anew": Mutant(
+        "After the journal was lost, a generation was used twice, so that an older"
+        " state could pass for the newest.",
+        _READING.format("B7"),
+        service.GENERATIONS,
+        seed=154,
+    ),
+    "two-services-on-one-journal": Mutant(
+        "Two services worked on one journal, and each undid what the other had done.",
+        _READING.format("B9"),
+        service.NO_LEASE,
+        seed=527,
+    ),
+    "an-order-outlives-its-session": Mutant(
+        "An order to suspend hit the next session of that name at once.",
+        _READING.format("B10"),
+        service.LASTING_ORDERS,
+        seed=1,
+    ),
+    "a-lost-journal-forgets-a-captured-tree-that-died": Mutant(
+        "The journal was lost, and a captured tree died before its release. The Hub was"
+        " told that the session was over, and its next start was cold.",
+        "this simulator (seed 7002885)",
+        service.LOST_END,
+        seed=7002885,
+    ),
+    "a-deleted-session-comes-back": Mutant(
+        "An order to delete was not repeated, and what was left came back.",
+        _READING.format("B11"),
+        service.FORGOTTEN_DELETIONS,
+        seed=31007241,
+    ),
+    "an-order-to-delete-hits-the-next-account": Mutant(
+        "A new account's session was found before the order to delete the former one"
+        " was taken up, which then named the new one's incarnation, and ended it.",
+        "this simulator (seed 1101154)",
+        service.LATE_DELETIONS,
+        seed=1101154,
+    ),
+    "a-full-state-folder-keeps-a-tree-frozen": Mutant(
+        "A record that could not be written ended the roll-back in its middle.",
+        _READING.format("B14"),
+        node.FULL_FOLDER,
+        seed=3000272,
+    ),
+    "what-cannot-be-written-is-forgotten": Mutant(
+        "The state folder was full, and so the agent did not know any more that it had"
+        " a tree to thaw: that stayed frozen, and passed for one that runs.",
+        "this simulator (seed 3005249)",
+        node.UNWRITTEN,
+        seed=3005249,
+    ),
+    "an-end-after-the-return-is-a-stop": Mutant(
+        "A session that ended right after its return, while the agent did not answer,"
+        " counted as stopped by its user: cold start.",
+        "this simulator (seed 181 of its first day)",
+        service.SILENT_LOSS,
+        seed=132,
+    ),
+    "an-end-before-the-return-was-noted-is-a-stop": Mutant(
+        "Likewise where the service had not yet noted the return.",
+        "this simulator (seed 574 of its first day)",
+        service.UNNOTED_RETURN,
+        seed=3,
+    ),
+    "an-ended-session-loses-its-parent": Mutant(
+        "The checkpoint that a session came from expired after the session had ended"
+        " and before the Hub had seen that: nothing was left.",
+        "this simulator (seed 1130 of its first day)",
+        service.LAST_PARENT,
+        seed=1160,
+    ),
+    "a-woken-tree-is-ended": Mutant(
+        "A captured tree that its user had woken was ended with what it did since.",
+        "a test with a real session (issue 11)",
+        node.WOKEN,
+        seed=907,
+    ),
+    "a-half-restored-tree-goes-on": Mutant(
+        "The agent's start let a tree go on whose restore was cut off in its middle.",
+        "a test that kills the agent",
+        node.HALF_RESTORED,
+        seed=117,
+    ),
+    "a-thaw-forgets-the-gpu": Mutant(
+        "A thaw let processes go on before their GPU memory was back.",
+        "a card (issue 11, C)",
+        node.EMPTY_GPU,
+        seed=7,
+    ),
+    "gpu-room-is-given-twice": Mutant(
+        "Two fills counted on the same free GPU memory.",
+        "a card (issue 11, C20)",
+        node.ROOM_TWICE,
+        seed=3000945,
+    ),
+    "no-answer-means-nothing-there": Mutant(
+        "An agent that did not answer counted as one with nothing to tell: a second"
+        " tree beside the first one.",
+        "a test with a network that is cut",
+        service.SILENCE,
+        seed=8010572,
+    ),
+    "the-spawner-starts-cold-without-an-answer": Mutant(
+        "The service was away, and the spawner started cold.",
+        "a reading of trap T6",
+        hub.COLD_WITHOUT_ANSWER,
+        seed=48,
+    ),
+    "a-refused-start-ends-what-runs": Mutant(
+        "A start was refused while the session ran, since a restored database did not"
+        " know its login. The Hub stopped what it could not start.",
+        "this simulator (seed 200079)",
+        hub.REFUSED_START_ENDS,
+        seed=200079,
+    ),
+    "a-hub-killed-in-a-start-forgets-it": Mutant(
+        "A Hub that was killed as a start ended did not know where that session ran,"
+        " took it for ended, and started a second one beside it.",
+        "this simulator (seeds 1202467 and 450964)",
+        hub.OUT_OF_SIGHT,
+        seed=450964,
+    ),
+    "a-cancelled-restore-is-left": Mutant(
+        "What a cancelled return had placed was not ended, and the next return placed"
+        " a second one from the same checkpoint.",
+        "a trial of trap T9",
+        service.LEFT_RESTORE,
+        seed=3002821,
+    ),
+}

@@ -1,0 +1,41 @@
+"""Defects of the spawner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import StartPlan
+from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
+
+if TYPE_CHECKING:
+    from simulation.mutants.patch import Patch
+
+_plan_start = SessionLifecycle._plan_start
+_become = SessionLifecycle._become
+
+
+async def _cold_then(self: SessionLifecycle) -> StartPlan:
+    try:
+        return await _plan_start(self)
+    except Unreachable:
+        return StartPlan(action="cold")
+
+
+COLD_WITHOUT_ANSWER: tuple[Patch, ...] = (
+    (SessionLifecycle, "_plan_start", _cold_then),
+)
+
+
+def _never_refused(self: SessionLifecycle, **changes: Any) -> None:
+    _become(self, **{**changes, "refused": False})
+
+
+REFUSED_START_ENDS: tuple[Patch, ...] = ((SessionLifecycle, "_become", _never_refused),)
+
+
+async def _look_nowhere(self: SessionLifecycle) -> None:
+    del self
+
+
+OUT_OF_SIGHT: tuple[Patch, ...] = ((SessionLifecycle, "_look_for_it", _look_nowhere),)

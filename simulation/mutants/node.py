@@ -1,0 +1,76 @@
+"""Defects of the agent."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.node.operations import operations
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
+from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+from simulation.mutants.patch import Patch, nothing
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+_undo_capture = Releases.undo_capture
+_settle = Recovery._settle
+
+
+def _thaw_says_so_first(self: Releases, session: Session, record: Record) -> None:
+    self.records.save(record.at(Stage.THAWING, record.steps))
+    _undo_capture(self, session, record)
+
+
+def _forget_with_checkpoint(self: Recovery, sessions: list[Session]) -> None:
+    by_name = {session.incarnation: session for session in sessions}
+    for record in self.releases.records.list():
+        session = by_name.get(record.incarnation)
+        if session is None or not trees.matches(record, session):
+            if record.stage in {Stage.THAWING, Stage.ROLLING_BACK}:
+                with suppress(StoreError):
+                    self.releases.store.delete(record.checkpoint)
+            self.releases.records.delete(record.incarnation)
+
+
+FAILED_THAW: tuple[Patch, ...] = (
+    (Releases, "undo_capture", _thaw_says_so_first),
+    (Recovery, "_forget_gone", _forget_with_checkpoint),
+)
+
+
+#: No record may be missing: then nothing of the way back is taken, either.
+FULL_FOLDER: tuple[Patch, ...] = ((operations, "_UNDOING", frozenset()),)
+
+UNWRITTEN: tuple[Patch, ...] = ((Records, "remember", nothing),)
+
+WOKEN: tuple[Patch, ...] = ((Releases, "_refuse_if_it_went_on", nothing),)
+
+
+def _go_on_anyway(self: Recovery, session: Session) -> None:
+    record = self.releases.records.find(session.incarnation)
+    if record is not None and record.stage is Stage.RESTORING:
+        self._settle_continuing(session, record)
+        return
+    _settle(self, session)
+
+
+HALF_RESTORED: tuple[Patch, ...] = ((Recovery, "_settle", _go_on_anyway),)
+
+
+def _thaw_alone(
+    accelerator: Any, session: Session, record: Record, *, together: bool = False
+) -> None:
+    del accelerator, together
+    thaw = capture.thaw  # type: ignore[attr-defined]  # the double of it
+    thaw(trees.inspect(session), record.stopped_before)
+
+
+EMPTY_GPU: tuple[Patch, ...] = ((capture, "thaw_tree", _thaw_alone),)
+
+ROOM_TWICE: tuple[Patch, ...] = ((Accelerator, "_take_room", nothing),)

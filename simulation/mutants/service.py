@@ -1,0 +1,212 @@
+"""Defects of the service."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Phase, StopPlan, TreeState
+from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
+from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+from jupyterhub_gpu_reclaim.controlplane.loop import scheduler
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model import phases
+from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
+from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+from simulation.doubles import spawner
+from simulation.mutants.patch import Patch, nothing, yes
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+
+_look_for_loss = StopPlanner._look_for_loss
+
+
+def _none_unknown(observed: Observed) -> list[Any]:
+    del observed
+    return []
+
+
+OLDER_JOURNAL: tuple[Patch, ...] = (
+    (Observed, "unknown", _none_unknown),
+    (StartPlanner, "_accounted_for", yes),
+)
+
+
+class _Always:
+    """A field that is always true."""
+
+    def __get__(self, instance: object, owner: object = None) -> bool:
+        return True
+
+    def __set__(self, instance: object, value: bool) -> None:
+        """It stays so."""
+
+
+async def _as_the_last_tick_saw(agent: object, incarnation: str) -> bool:
+    del agent, incarnation
+    return True
+
+
+EXPIRES: tuple[Patch, ...] = (
+    (Runtime, "compared", _Always()),
+    (expiry, "_runs", _as_the_last_tick_saw),
+)
+
+
+def _missing_in_the_store_alone(row: SessionRow, observed: Observed) -> bool:
+    if row.phase is Phase.SUSPENDED:
+        return observed.checkpoint(row.checkpoint) is None
+    return False
+
+
+LAST_PARENT: tuple[Patch, ...] = (
+    (scheduler, "_is_missing", _missing_in_the_store_alone),
+    (expiry, "_runs", _as_the_last_tick_saw),
+)
+
+
+def _row_alone(row: SessionRow, observed: Observed) -> int:
+    del observed
+    return row.generation
+
+
+GENERATIONS: tuple[Patch, ...] = ((adoption, "_above", _row_alone),)
+
+
+def _take_it(self: Lease) -> bool:
+    del self
+    return True
+
+
+async def _for_ever(self: Lease) -> None:
+    del self
+    await asyncio.Event().wait()
+
+
+NO_LEASE: tuple[Patch, ...] = ((Lease, "take", _take_it), (Lease, "keep", _for_ever))
+
+
+def _nothing_ends(before: SessionRow, after: SessionRow) -> dict[str, Any]:
+    del before, after
+    return {}
+
+
+LASTING_ORDERS: tuple[Patch, ...] = ((phases, "ended", _nothing_ends),)
+
+
+def _as_it_is(self: Deletions, key: object, observed: Observed) -> Observed:
+    del self, key
+    return observed
+
+
+async def _once(self: Deletions, key: Any) -> bool:
+    """What does not answer now is never asked again."""
+    order = self.pending(key)
+    if order is None:
+        return False
+    with suppress(Exception):
+        trees = [t for t in await self._agent.trees(key) if t.key == key]
+        for tree in trees:
+            if tree.state is not TreeState.GONE and self._is_old(order, tree):
+                await self._end(tree)
+        for row in self._sessions.journal.checkpoints(key):
+            await self._agent.discard(row.id)
+            self._sessions.journal.drop(row.id)
+    self._done(order)
+    return False
+
+
+FORGOTTEN_DELETIONS: tuple[Patch, ...] = (
+    (Deletions, "living", _as_it_is),
+    (Deletions, "carry_out", _once),
+    (ReclaimMixin, "_order_deletion", nothing),
+    (Owners, "check", nothing),
+    (Owners, "note", nothing),  # which knows the new account by its number
+)
+
+
+def _by_what_was_taken_up(self: Sessions, key: SessionKey, observed: Observed) -> Any:
+    return self.deletions.living(key, observed) if self.deletions else observed
+
+
+LATE_DELETIONS: tuple[Patch, ...] = (
+    (Sessions, "living", _by_what_was_taken_up),
+    # a second guard: who waits for the service is told of the order by then
+    (spawner, "STARTING_LIMIT", 0.0),
+)
+
+
+async def _is_over(self: StopPlanner, *_: Any) -> StopPlan:
+    del self
+    return StopPlan(action="stop")
+
+
+LOST_END: tuple[Patch, ...] = ((StopPlanner, "_take_saved", _is_over),)
+
+
+async def _look_if_they_answer(self: StopPlanner, row: SessionRow) -> None:
+    with suppress(Unreachable, StoreError):
+        await _look_for_loss(self, row)
+
+
+SILENT_LOSS: tuple[Patch, ...] = (
+    (StopPlanner, "_look_for_loss", _look_if_they_answer),
+)
+
+_plan = StopPlanner.plan
+
+
+async def _plan_without_the_return(self: StopPlanner, placement: Any) -> Any:
+    row = self._sessions.row(placement.key)
+    if row.phase is Phase.RESUMING and self._is(row, placement):
+        return StopPlan(action="stop")
+    return await _plan(self, placement)
+
+
+UNNOTED_RETURN: tuple[Patch, ...] = ((StopPlanner, "plan", _plan_without_the_return),)
+
+
+async def _may_be_anything(self: StartPlanner, row: Any, placement: Any) -> Any:
+    """Nobody answers, so there is nothing."""
+    trees, saved = [], []
+    with suppress(Unreachable, StoreError):
+        trees = await self._agent.trees(row.key)
+    with suppress(Unreachable, StoreError):
+        saved = await self._agent.checkpoints(row.key)
+    observed = self.facts(row.key, trees, saved)
+    for tree in observed.left():
+        if tree.state is TreeState.RUNNING:
+            return self._adopt(row, tree)
+        if tree.state is TreeState.CAPTURED:
+            await self._captured(row, tree, observed)
+            return None
+    return self._nothing_runs(row, placement, observed)
+
+
+SILENCE: tuple[Patch, ...] = (
+    (StartPlanner, "_with_trees", _may_be_anything),
+    (StartPlanner, "_may_be_cold", yes),
+)
+
+
+async def _leave(self: Resumer, incarnation: str) -> None:
+    del self, incarnation
+
+
+LEFT_RESTORE: tuple[Patch, ...] = (
+    (Resumer, "kill", _leave),
+    (Outcomes, "refuse_if_leased", nothing),
+    (Observed, "whole", Observed.left),  # a second guard: an empty place is no session
+)

@@ -1,0 +1,150 @@
+"""What people do in a run: users at their servers, and an administrator.
+
+Each act is what a click does. What the product refuses is no fault; that it says why is
+looked at. A word that gives something up for good (stop, start fresh, discard, delete)
+is told to the ledger before it is said, since a lost answer may still be obeyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
+
+if TYPE_CHECKING:
+    from simulation.plan import Event
+    from simulation.world import World
+
+
+class People:
+    """Users and an administrator of one installation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._acts: dict[str, Any] = {
+            "visit": self.visit,
+            "work": self.work,
+            "suspend": self.suspend,
+            "resume": self.resume,
+            "stop": self.stop,
+            "start fresh": self.start_fresh,
+            "discard": self.discard,
+            "keep": self.keep,
+            "delete": self.delete,
+            "bring back": self.bring_back,
+            "reload": self.visit,
+        }
+
+    async def act(self, event: Event) -> None:
+        """Do it; what is refused is said."""
+        assert event.key is not None
+        self._world.history.say(f"{event.key.user}: {event.what}")
+        try:
+            await self._acts[event.what](event.key, event)
+        except ReclaimError as error:
+            self._world.history.say(f"that is refused: {error.reason.value}")
+            if not error.message:
+                self._world.history.wrong(
+                    "refusals have reasons", f"{event.what} of {event.key}"
+                )
+
+    # --- at the Hub
+    async def visit(self, key: SessionKey, event: Event | None = None) -> None:
+        """Open the session's page: the Hub starts it where it does not run."""
+        del event
+        hub = self._world.hub
+        if hub is not None and await hub.server(key) is HubState.STOPPED:
+            await hub.start(key)
+
+    async def work(self, key: SessionKey, event: Event | None = None) -> None:
+        """Run a cell: its memory is another one afterwards."""
+        del event
+        place = self._world.running(key)
+        if place is not None and place.tree is not None:
+            place.tree.contents = self._world.ledger.next_word(place.tree.contents)
+            place.tree.active = self._world.loop.time()
+            self._world.history.say(f"{key} holds {place.tree.contents} now")
+
+    async def stop(self, key: SessionKey, event: Event) -> None:
+        """Stop My Server."""
+        del event
+        hub = self._world.hub
+        if hub is not None and await hub.server(key) is not HubState.STOPPED:
+            self._world.ledger.give_up_all(key)
+            # A stop so soon after the service's own may be that one: it is saved.
+            self._world.asked[key] = self._world.loop.time()
+            await hub.stop(key)
+
+    async def delete(self, key: SessionKey, event: Event) -> None:
+        """The administrator deletes the user, and makes one of that name again."""
+        hub = self._world.hub
+        if hub is None or await hub.server(key) is not HubState.STOPPED:
+            return
+        self._world.ledger.give_up_all(key)
+        if await hub.delete(key):
+            self._world.ledger.account_deleted(key)
+            try:
+                await asyncio.sleep(event.share * 60.0)
+            finally:
+                self._world.add_account(key.user)
+
+    # --- at the service's pages
+    def _users(self) -> Any:
+        service = self._world.working()
+        return service.controller.users if service and service.controller else None
+
+    async def suspend(self, key: SessionKey, event: Event) -> None:
+        """The button."""
+        del event
+        if users := self._users():
+            self._world.asked[key] = self._world.loop.time()
+            await users.suspend(key, key.user)
+
+    async def resume(self, key: SessionKey, event: Event | None = None) -> None:
+        """The other button."""
+        del event
+        if users := self._users():
+            await users.resume(key, key.user)
+
+    async def start_fresh(self, key: SessionKey, event: Event) -> None:
+        """Put the suspended session aside, and start."""
+        del event
+        users = self._users()
+        if users is None:
+            return
+        if users.session(key).phase is Phase.SUSPENDED:
+            self._world.ledger.give_up_all(key)
+        await users.start_fresh(key, key.user)
+        await self.visit(key)
+
+    async def discard(self, key: SessionKey, event: Event) -> None:
+        """Delete what it is suspended in."""
+        del event
+        users = self._users()
+        if users is not None:
+            if users.session(key).phase is Phase.SUSPENDED:
+                self._world.ledger.give_up_all(key)
+            await users.discard(key, key.user)
+
+    async def keep(self, key: SessionKey, event: Event) -> None:
+        """Keep it for a while."""
+        if users := self._users():
+            await users.keep(key, event.share * 300.0, key.user)
+
+    async def bring_back(self, key: SessionKey, event: Event) -> None:
+        """Bring back one that was put aside."""
+        users = self._users()
+        if users is None:
+            return
+        view = users.session(key)
+        if view.saved:
+            chosen = view.saved[int(event.share * len(view.saved))].id
+            before = self._world.ledger.choose(key, chosen)
+            self._world.asked[key] = self._world.loop.time()
+            try:
+                await users.bring_back(key, chosen, key.user, save_running=True)
+            except ReclaimError:
+                self._world.ledger.unchoose(key, before)
+                raise

@@ -1,0 +1,128 @@
+"""What happens in one run, drawn from its seed: acts of people, and faults.
+
+A plan is a list, so that a failing run is shrunk by leaving out one line after the
+other. All chance that is not in the plan (how long a call takes, which of many is lost)
+comes from the seed as well.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+#: Seconds of simulated time in which people act and faults happen.
+SPAN = 600.0
+
+#: Share of events that come soon after another one, and how soon, in seconds.
+NEAR, SOON = 0.6, 12.0
+
+#: Acts of people, with their weights.
+ACTS = {
+    "visit": 10,
+    "work": 8,
+    "suspend": 8,
+    "resume": 3,
+    "stop": 2,
+    "start fresh": 1,
+    "discard": 1,
+    "keep": 1,
+    "delete": 1,
+    "bring back": 1,
+    "reload": 2,
+}
+#: Faults, with their weights.
+FAULTS = {
+    "the service is killed": 6,
+    "the agent is killed": 6,
+    "the Hub is killed": 4,
+    "calls are lost": 3,
+    "calls arrive twice": 2,
+    "calls are late": 2,
+    "the machine is cut off": 2,
+    "the store is away": 3,
+    "the store fails now and then": 3,
+    "deletions fail after they were done": 1,
+    "the store is slow": 2,
+    "the store is full": 1,
+    "the state folder is full": 2,
+    "the journal's disk is full": 1,
+    "the journal is backed up": 2,
+    "the journal is put back": 3,
+    "the journal is lost": 2,
+    "the Hub's database is backed up": 1,
+    "the Hub's database is put back": 1,
+    "a second service starts": 2,
+    "the service is paused": 2,
+    "others take the GPU": 2,
+    "the tree dies": 2,
+    "the tree is woken": 2,
+    "the machine loses power": 2,
+    "CRIU and the driver fail": 2,
+    "the clock jumps": 1,
+    "the settings change": 1,
+    "the machine is gone for a while": 2,
+    "the agent is gone for good": 1,
+    "the API server is away": 1,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a plan."""
+
+    at: float
+    what: str
+    key: SessionKey | None = None
+    #: what it needs further, drawn once: how long, how many, which
+    share: float = 0.0
+    count: int = 0
+
+    def __str__(self) -> str:
+        who = f" ({self.key})" if self.key else ""
+        return f"at {self.at:6.1f} s: {self.what}{who}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run."""
+
+    seed: int
+    keys: tuple[SessionKey, ...]
+    events: tuple[Event, ...] = field(default=())
+    nodes: int = 0  #: of a cluster; 0: everything is on the Hub's machine
+
+    def without(self, index: int) -> Plan:
+        """The same, with one event less."""
+        events = self.events[:index] + self.events[index + 1 :]
+        return replace(self, events=events)
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"plan {seed}")
+    names = ["ada", "bob", "eve"][: rng.choice([1, 1, 2, 3])]
+    keys = tuple(SessionKey(name) for name in names)
+    events = [Event(rng.uniform(0.0, 5.0), "visit", key) for key in keys]
+    acts, faults = _some(rng, ACTS, 0.8), _some(rng, FAULTS, 0.4)
+    for table, least, most in ((acts, 8, 20), (faults, 1, 12)):
+        for _ in range(rng.randint(least, most)):
+            at = rng.uniform(20.0, SPAN)
+            if rng.random() < NEAR:  # most things go wrong while something happens
+                at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+            events.append(_draw(rng, table, rng.choice(keys), at))
+    events.sort(key=lambda event: event.at)
+    return Plan(seed, keys, tuple(events), nodes=rng.choice([0, 0, 2, 3]))
+
+
+def _some(rng: random.Random, table: dict[str, int], share: float) -> dict[str, int]:
+    """A part of the table: what each run leaves out lets the rest meet more often."""
+    return {what: n for what, n in table.items() if rng.random() < share} or table
+
+
+def _draw(
+    rng: random.Random, table: dict[str, int], key: SessionKey, at: float
+) -> Event:
+    what = rng.choices(list(table), list(table.values()))[0]
+    return Event(at, what, key, rng.random(), int(rng.expovariate(0.05)) + 1)

@@ -1,0 +1,526 @@
+"""The product's programs, wired as their own ``app`` modules do, over the doubles.
+
+``agent`` is ``node/app.py`` without sockets and settings; ``service`` is
+``service/app.py`` without routes and pages: the journal on real SQLite, its lease, the
+policy and the controller. What is above the wiring is the product's own code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import (
+    GpuSample,
+    KernelSample,
+    Sample,
+    SessionKey,
+    Tree,
+    Waiting,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from jupyterhub_gpu_reclaim.controlplane.journal import journal
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, LeaseHolder
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.node.local_node import LocalNode
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
+from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, Session
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
+from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+from jupyterhub_gpu_reclaim.policy.decide import Decider
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.sampling.window import Window
+from simulation.doubles.kernel import Cards, Driver
+from simulation.doubles.store import RepositoryInMemory
+from simulation.loop import MONDAY, Killed, LoopClock, Program
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import Event
+    from simulation.doubles.kernel import Kernel
+    from simulation.doubles.machine import Machine, Place
+    from simulation.doubles.network import Wire
+    from simulation.doubles.store import StoreInMemory
+
+#: Short enough that a limit which is reached is reached within a run.
+LIMITS = TimeLimits(
+    check=20.0,
+    dump=60.0,
+    archive=20.0,
+    commit=30.0,
+    restore=60.0,
+    answer=15.0,
+    end=10.0,
+    criu=10.0,
+    gpu_lock=5.0,
+)
+SETTINGS = Settings(
+    sample_interval=25.0,
+    tick_interval=20.0,
+    warn_for=20.0,
+    grace=120.0,
+    set_aside=7 * 86400.0,
+    orphan_grace=60.0,
+    release_limit=90.0,
+    settle_limit=60.0,
+    operation_limit=300.0,
+    gpu_wait=120.0,
+    backoff=30.0,
+    pace=2.0,
+)
+LEASE_SECONDS = 40.0
+IDLE_SECONDS = 180.0
+
+
+# --- the agent ------------------------------------------------------------------------
+
+
+class RecordsOnDisk(Records):
+    """The agent's records on a machine's disk, as durable as the real ones."""
+
+    def __init__(self, machine: Machine, program: Program) -> None:
+        self._machine = machine
+        self._program = program
+        self._unwritten: dict[str, Record] = {}
+
+    def _write(self, record: Record) -> None:
+        self._program.effect()
+        if self._machine.state_full:
+            raise OSError(28, "No space left on device")
+        self._machine.records[record.incarnation] = codec.encode(record)
+        self._program.effect()
+
+    def _read(self, incarnation: str) -> Record | None:
+        data = self._machine.records.get(incarnation)
+        return None if data is None else _decoded(data)
+
+    def _remove(self, incarnation: str) -> None:
+        self._program.effect()
+        self._machine.records.pop(incarnation, None)
+        self._program.effect()
+
+    def _all(self) -> Iterator[Record]:
+        for _, data in sorted(self._machine.records.items()):
+            record = _decoded(data)
+            if record is not None:
+                yield record
+
+
+def _decoded(data: bytes) -> Record | None:
+    try:
+        return codec.decode(data, Record)
+    except BadRequest:
+        return None
+
+
+class PlacementsOnMachine:
+    """Finds the inits of a machine, as ``node.sessions.placements`` does in /proc."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._hints: dict[str, PodHint] = {}
+
+    def list(self) -> list[Session]:
+        return sorted(
+            (self._session(place) for place in self._machine.places.values()),
+            key=lambda session: session.incarnation,
+        )
+
+    def find(self, incarnation: str, pod: str = "") -> Session:
+        del pod
+        place = self._machine.places.get(incarnation)
+        if place is None:
+            raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
+        return self._session(place)
+
+    def set_hint(self, incarnation: str, hint: PodHint) -> None:
+        self._hints[incarnation] = hint
+
+    def _session(self, place: Place) -> Session:
+        hint = PodHint(pod=place.pod) if place.pod else PodHint()
+        return Session(
+            place.incarnation,
+            place.key,
+            place.pid,
+            place.start,
+            holding=place.holding,
+            hint=hint,
+        )
+
+
+class PortsReserved:
+    """Reserved ports, by checkpoint."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def reserve(self, checkpoint: str, ports: object) -> None:
+        del ports
+        self._machine.reserved.add(checkpoint)
+
+    def release(self, checkpoint: str) -> None:
+        self._machine.reserved.discard(checkpoint)
+
+    def reapply(self, keep: Any = None) -> None:
+        if keep is not None:
+            self._machine.reserved &= set(keep)
+
+
+class CheckedCriu:
+    """A CRIU that is installed and works."""
+
+    def criu(self) -> object:
+        return self
+
+    def version(self) -> str:
+        return "4.2"
+
+    def findings(self) -> list[Any]:
+        return []
+
+
+class MachineSampler:
+    """What a node's measurements would say of its trees."""
+
+    def __init__(self, machine: Machine, clock: LoopClock) -> None:
+        self._machine = machine
+        self._clock = clock
+
+    async def samples(self, known: list[Tree]) -> list[Sample]:
+        await asyncio.sleep(0.01)
+        places = self._machine.places
+        return [
+            self._sample(places[tree.incarnation])
+            for tree in known
+            if tree.incarnation in places and places[tree.incarnation].tree is not None
+        ]
+
+    def _sample(self, place: Place) -> Sample:
+        tree, now = place.tree, self._clock.now()
+        assert tree is not None
+        silent = bool(tree.stopped)
+        active = MONDAY + tree.active
+        kernel = KernelSample(
+            id="k", name="a.ipynb", execution_state="idle", last_activity=active
+        )
+        card = GpuSample(
+            uuid=self._machine.card, name="H200", memory=tree.gpu_bytes, sm_percent=0.0
+        )
+        return Sample(
+            incarnation=place.incarnation,
+            key=place.key,
+            at=now,
+            memory=1 << 30,
+            cpu_work=0.0,
+            kernels=None if silent else [kernel],
+            terminals=None if silent else [],
+            connections=0,
+            started=MONDAY + tree.since,
+            gpus=[card] if tree.on_gpu and tree.gpu_bytes else [],
+            pod=place.pod,
+        )
+
+
+def agent_node(
+    machine: Machine, program: Program, kernel: Kernel, store: StoreInMemory
+) -> LocalNode:
+    """The agent of a machine, wired as ``node/app.py`` does it."""
+    clock = LoopClock(lambda: machine.skew)
+    repository: Any = RepositoryInMemory(store, program, clock)
+    records = RecordsOnDisk(machine, program)
+    placements: Any = PlacementsOnMachine(machine)
+    ports: Any = PortsReserved(machine)
+    cards = Cards(kernel, machine.name)
+    accelerator = Accelerator(
+        Driver(cards),  # type: ignore[arg-type]
+        cards,  # type: ignore[arg-type]
+        lock_seconds=5.0,
+        seconds=60.0,
+        room_seconds=10.0,
+        visible=lambda _: None,
+    )
+    operations = Operations()
+    releases = Releases(
+        records=records,
+        store=repository,
+        ports=ports,
+        accelerator=accelerator,
+        clock=clock,
+        limits=LIMITS,
+    )
+    criu: Any = CheckedCriu()
+    client: Any = None
+    sampler: Any = MachineSampler(machine, clock)
+    return LocalNode(
+        placements=placements,
+        ports=ports,
+        operations=operations,
+        sampler=sampler,
+        tools=WorkflowTools(
+            records=records,
+            store=repository,
+            criu=criu,
+            client=client,
+            clock=clock,
+            limits=LIMITS,
+            work=Path("/nonexistent"),
+            accelerator=accelerator,
+            memory=HostMemory(),
+        ),
+        releases=releases,
+        recovery=Recovery(
+            placements=placements, operations=operations, releases=releases
+        ),
+        outcomes=Outcomes(placements=placements, records=records, store=repository),
+        look=list,
+    )
+
+
+class AgentOverWire:
+    """The service's client of one agent (``service/clients/agent.py``)."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        del key
+        return await self._quick("trees")
+
+    async def tree(self, incarnation: str, **more: Any) -> Tree:
+        del more
+        return await self._quick("tree", incarnation)
+
+    def labels(self, key: SessionKey) -> dict[str, str]:
+        del key
+        return {}
+
+    def waiting(self) -> list[Waiting]:
+        return []
+
+    async def samples(self, key: SessionKey | None = None) -> list[Sample]:
+        del key
+        return await self._quick("samples")
+
+    async def checkpoints(self, key: SessionKey | None = None) -> list[Any]:
+        del key
+        return await self._quick("checkpoints")
+
+    async def identity(self, checkpoint: str) -> Any:
+        return await self._quick("identity", checkpoint)
+
+    def capture(
+        self, incarnation: str, checkpoint: str, generation: int, **more: Any
+    ) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream(
+            "capture", incarnation, checkpoint, generation, silence=60.0
+        )
+
+    def restore(
+        self, incarnation: str, checkpoint: str, **more: Any
+    ) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("restore", incarnation, checkpoint, silence=60.0)
+
+    async def thaw(self, incarnation: str, **more: Any) -> Tree:
+        del more
+        return await self._slow("thaw", incarnation)
+
+    async def release(self, incarnation: str, checkpoint: str, **more: Any) -> Tree:
+        del more
+        return await self._slow("release", incarnation, checkpoint)
+
+    async def kill(self, incarnation: str, **more: Any) -> Tree:
+        del more
+        return await self._slow("kill", incarnation)
+
+    async def cancel(self, incarnation: str, **more: Any) -> None:
+        del more
+        await self._quick("cancel", incarnation)
+
+    async def discard(self, checkpoint: str) -> None:
+        await self._slow("discard", checkpoint)
+
+    async def _quick(self, name: str, *args: Any) -> Any:
+        return await self._wire.ask(name, *args, limit=15.0)
+
+    async def _slow(self, name: str, *args: Any) -> Any:
+        return await self._wire.ask(name, *args, limit=120.0)
+
+
+class HubOverWire:
+    """The service's client of the Hub (``service/clients/hub.py``)."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def servers(self) -> Any:
+        return await self._wire.ask("servers", limit=15.0)
+
+    async def server(self, key: SessionKey) -> Any:
+        return await self._wire.ask("server", key, limit=15.0)
+
+    async def stop(self, key: SessionKey) -> None:
+        await self._wire.ask("stop", key, limit=60.0)
+
+    async def start(self, key: SessionKey) -> None:
+        await self._wire.ask("start", key, limit=60.0)
+
+
+# --- the service ----------------------------------------------------------------------
+
+
+#: Statements are compiled once for all runs, not once for each engine.
+_COMPILED: dict[Any, Any] = {}
+_engine = journal._engine
+
+
+def engine(url: str) -> Any:
+    """The journal's own engine, with what was compiled before."""
+    made = _engine(url)
+    made._compiled_cache = _COMPILED
+    return made
+
+
+@functools.cache
+def new_journal() -> bytes:
+    """A journal in which nothing stands; its tables take longest to make."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.sqlite"
+        Journal(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+class JournalOfProgram(Journal):
+    """The real journal, whose program may end before or after any write of it."""
+
+    def __init__(self, url: str, program: Program, disk: Disk) -> None:
+        self._program = program
+        self._disk = disk
+        super().__init__(url)
+
+    def read(self, query: Any) -> list[dict[Any, Any]]:
+        self._refuse_dead()
+        return super().read(query)
+
+    def transaction(self) -> Any:
+        self._refuse_dead()
+        return super().transaction()
+
+    def _refuse_dead(self) -> None:
+        if not self._program.alive:
+            raise Killed(self._program.name)
+
+    def write(self, *statements: Any) -> None:
+        if not statements:
+            return
+        self._program.effect()
+        if self._disk.full:
+            raise StoreError(Reason.INTERNAL, detail="journal: disk is full")
+        super().write(*statements)
+        self._program.effect()
+
+
+@dataclass
+class Disk:
+    """The Hub's machine's."""
+
+    full: bool = False
+
+
+class Service:
+    """One run of the service: waits for the lease, works, and loses it again."""
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        url: str,
+        disk: Disk,
+        clock: LoopClock,
+        agent: Any,
+        hub: Any,
+        folder: Path,
+        settings: Settings,
+        number: int,
+    ) -> None:
+        self.program = program
+        self.controller: Controller | None = None
+        self.journal: JournalOfProgram | None = None
+        self._url = url
+        self._disk = disk
+        self._clock = clock
+        self._agent = agent
+        self._hub = hub
+        self._folder = folder
+        self._settings = settings
+        self.number = number
+        self._names = 0
+
+    async def run(self) -> None:
+        """As ``service/app.py`` does it: again and again, from lease to loss."""
+        while True:
+            await self._once()
+            await asyncio.sleep(0.1)
+
+    async def _once(self) -> None:
+        self.journal = rows = JournalOfProgram(self._url, self.program, self._disk)
+        place = LeaseHolder(boot="boot", pids=1, pid=self.number, start=1)
+        lease = Lease(rows, self._clock, LEASE_SECONDS, place)
+        try:
+            await lease.acquire(lambda: None)
+            self.controller = self._controller(rows)
+            await self.controller.start()
+            await lease.keep()
+        finally:
+            if self.controller is not None:
+                await self.controller.stop()
+            self.controller = None
+            lease.give_back()
+            rows.close()
+
+    def _controller(self, rows: Journal) -> Controller:
+        idle = IdlePolicy(idle_after=IDLE_SECONDS)
+        guards = Guards(min_age=60.0, cool_down=60.0)
+        interval = self._settings.sample_interval
+        return Controller(
+            journal=rows,
+            agent=self._agent,
+            hub=self._hub,
+            decide=Decider(guards, [idle]),
+            window=lambda: Window(span=IDLE_SECONDS, interval=interval),
+            clock=self._clock,
+            settings=self._settings,
+            new_id=self._name,
+            folder=self._folder,
+        )
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"c{self.number}-{self._names}"
+
+    def __getattr__(self, name: str) -> Any:
+        """A call of the spawner, or of a person; without the lease none is taken."""
+        if self.controller is None:
+            raise Unreachable(Reason.SERVICE_STARTING)
+        return getattr(self.controller, name)

@@ -1,0 +1,267 @@
+"""Runs one plan: to its end, through the peace after it, and up to the last visit.
+
+After the span of a plan all faults are mended, and the installation is left alone.
+Within :data:`SETTLE` simulated seconds every session must rest; then each user comes
+back, and must find the newest state that there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.node.workflows import recovery
+from simulation.doubles.kernel import installed
+from simulation.faults import Faults
+from simulation.loop import VirtualLoop
+from simulation.people import People
+from simulation.plan import ACTS, SPAN, Plan, draw
+from simulation.world import Tracebacks, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: Seconds after the last fault within which everything must have come to rest.
+SETTLE = 900.0
+#: Seconds within which somebody who comes back must have their session.
+RETURN = 400.0
+#: In memory: a disk's syncs would be waited for in real time.
+FOLDER = "/dev/shm"
+_RESTS = {Phase.RUNNING, Phase.WARNED, Phase.SUSPENDED, Phase.STOPPED}
+
+
+@dataclass
+class Result:
+    """What one run has shown."""
+
+    plan: Plan
+    violations: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    digest: str = ""
+    turns: int = 0
+    steps: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a law was broken."""
+        return bool(self.violations)
+
+
+class Run:
+    """One run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._people = People(world)
+        self._faults = Faults(world)
+        self._begun: list[asyncio.Task[None]] = []
+
+    async def whole(self) -> None:
+        """All of it; ends early once a law was broken."""
+        self._world.start()
+        try:
+            await self._events()
+            await self._heal()
+            await self._returns()
+        except _Broken:
+            pass
+        finally:
+            self._world.restarts = False
+            for program in self._world.programs:
+                program.kill()
+
+    async def _events(self) -> None:
+        world = self._world
+        for event in world.plan.events:
+            await self._until(event.at)
+            who = self._people if event.what in ACTS else self._faults
+            self._begun.append(asyncio.create_task(who.act(event)))
+        await self._until(SPAN)
+
+    async def _heal(self) -> None:
+        world = self._world
+        for task in self._begun:
+            task.cancel()
+        self._faults.heal()
+        for program in world.programs:
+            if program.paused:
+                program.paused = False
+                world.loop.resume(program)
+        world.history.say("all faults are over")
+        end = world.loop.time() + SETTLE
+        while not self._rests():
+            if world.loop.time() > end:
+                world.history.wrong("all comes to rest", self._unrest())
+            await self._until(world.loop.time() + 15.0)
+        await self._until(world.loop.time() + 60.0)
+
+    def _rests(self) -> bool:
+        return not self._unrest()
+
+    def _unrest(self) -> str:
+        """What does not rest yet, in words."""
+        world = self._world
+        service = world.working()
+        if service is None or service.controller is None or world.hub is None:
+            return "a program does not come up"
+        if len(world.agents) < len(world.machines.by_name):
+            return "an agent does not come up"
+        for view in service.controller.users.sessions():
+            if view.phase not in _RESTS:
+                return f"{view.key} stays {view.phase.value}"
+        for machine in world.machines:
+            for place in machine.places.values():
+                if place.tree is not None and place.tree.stopped:
+                    return f"the tree of {place.key} stays frozen"
+        for key in world.plan.keys:
+            if world.hub.pending.get(key):
+                return f"{key} stays pending at the Hub"
+        return ""
+
+    async def _returns(self) -> None:
+        for key in self._world.plan.keys:
+            await self._come_back(key)
+
+    async def _come_back(self, key: SessionKey) -> None:
+        """Its user comes, and answers what is asked, until the session runs."""
+        world = self._world
+        newest = world.ledger.expected(key)
+        end = world.loop.time() + RETURN
+        why = ""
+        while (place := world.running(key)) is None:
+            if world.loop.time() > end:
+                if newest and world.has_room:
+                    world.history.wrong(
+                        "the newest comes back", f"{key} does not come back: {why}"
+                    )
+                return
+            try:
+                await self._people.visit(key)
+            except ReclaimError as error:
+                why = error.message
+                await self._answer(key, wanted=bool(newest))
+            await self._until(world.loop.time() + 10.0)
+        found = place.tree.contents if place.tree else ""
+        world.history.say(f"{key.user} is back and finds {found}")
+        if newest and found not in newest:
+            world.history.wrong(
+                "the newest comes back",
+                f"{key} finds {found}, and {' or '.join(newest)} is what it was",
+            )
+
+    async def _answer(self, key: SessionKey, *, wanted: bool) -> None:
+        """A person answers a question: what is saved shall come back, if it is theirs.
+
+        What their account has not given up is; the rest is of a former one.
+        """
+        service = self._world.working()
+        if service is None or service.controller is None:
+            return
+        users = service.controller.users
+        try:
+            if not wanted:
+                await users.start_fresh(key, key.user)
+                return
+            await users.renew_login(key, "admin")
+            await users.resume(key, "admin", manages=True)
+        except ReclaimError as error:
+            self._world.history.say(f"that is refused: {error.reason.value}")
+
+    async def _until(self, at: float) -> None:
+        """Let time pass; stop when a law was broken."""
+        world = self._world
+        while (left := at - world.loop.time()) > 0:
+            await asyncio.sleep(min(left, 5.0))
+            if world.history.violations:
+                raise _Broken
+        if world.history.violations:
+            raise _Broken
+
+
+class _Broken(Exception):
+    """A law was broken: the rest of the run shows nothing more."""
+
+
+def run_plan(plan: Plan, patches: Iterable[tuple[object, str, object]] = ()) -> Result:
+    """Run one plan.
+
+    Args:
+        plan: what happens.
+        patches: names to be replaced, as a mutant does.
+    """
+    loop = VirtualLoop()
+    enabled = gc.isenabled()
+    gc.disable()  # nothing of a dead program runs when it is collected
+    _freeze()
+    try:
+        return _run(plan, patches, loop)
+    finally:
+        recovery._kept.clear()
+        loop.close()
+        if enabled:
+            gc.enable()
+
+
+@functools.cache
+def _freeze() -> None:
+    """What is imported is no garbage; once, since it takes long."""
+    gc.freeze()
+
+
+def _run(
+    plan: Plan, patches: Iterable[tuple[object, str, object]], loop: VirtualLoop
+) -> Result:
+    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=FOLDER))
+    world = World(plan, folder, loop)
+    names = random.Random(f"names {plan.seed}")
+    table = [*world.substitutes(), *patches]
+    try:
+        with installed(world.kernel, names, table), _listening(world):
+            loop.run_until_complete(Run(world).whole())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    history = world.history
+    return Result(
+        plan,
+        list(history.violations),
+        list(history.lines),
+        history.digest,
+        loop.turns,
+        world.steps,
+    )
+
+
+@contextlib.contextmanager
+def _listening(world: World) -> Iterator[None]:
+    """Hear the errors in the product's log, and nothing else of it."""
+    log = logging.getLogger("jupyterhub_gpu_reclaim")
+    handler = Tracebacks(world)
+    level, propagates = log.level, log.propagate
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+def run_seed(seed: int, patches: Iterable[tuple[object, str, object]] = ()) -> Result:
+    """Run the plan of a seed."""
+    return run_plan(draw(seed), patches)
+
+
+__all__ = ["HubState", "Result", "run_plan", "run_seed"]

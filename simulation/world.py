@@ -1,0 +1,496 @@
+"""One simulated installation: machines, Hub, service, agents, store, people.
+
+It starts programs, starts them again when they were killed, and knows who listens
+where. What happens to it stands in a plan; ``people.py`` and ``faults.py`` carry it
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import LATE_SECONDS
+from jupyterhub_gpu_reclaim.controlplane.journal import journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
+from jupyterhub_gpu_reclaim.hub.spawner import lifecycle, mixin
+from jupyterhub_gpu_reclaim.node.operations.records import Record
+from jupyterhub_gpu_reclaim.node.watchdog import Watched
+from jupyterhub_gpu_reclaim.node.workflows import unattended
+from simulation.checkers import Ledger
+from simulation.doubles import spawner as spawners
+from simulation.doubles.cluster import ClusterInMemory, router
+from simulation.doubles.hub import Database, HubProcess
+from simulation.doubles.kernel import Cards, Driver, Kernel, replaced
+from simulation.doubles.machine import GIB, Machine, Machines, Place, ProgramTree
+from simulation.doubles.network import Server, Weather, Wire
+from simulation.doubles.store import StoreInMemory
+from simulation.history import History
+from simulation.loop import MONDAY, LoopClock, Program, VirtualLoop, spawn
+from simulation.programs import (
+    IDLE_SECONDS,
+    SETTINGS,
+    AgentOverWire,
+    Disk,
+    HubOverWire,
+    PlacementsOnMachine,
+    RecordsOnDisk,
+    Service,
+    agent_node,
+    engine,
+    new_journal,
+)
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.node.local_node import LocalNode
+    from simulation.plan import Plan
+
+CARD = 16 * GIB
+WANTED = 6 * GIB  #: that a session with a GPU holds of it
+
+
+class World:
+    """All of it.
+
+    Args:
+        plan: of the run; its seed is the source of all chance.
+        folder: an empty one, for the journal and the orders to delete.
+        loop: that all of it runs on.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, loop: VirtualLoop) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.loop = loop
+        self.history = History(loop)
+        self.rng = random.Random(f"world {plan.seed}")
+        self.machines = Machines()
+        self.store = StoreInMemory(random.Random(f"store {plan.seed}"))
+        self.ledger = Ledger(self.history, self.machines, self.store)
+        self.store.committed = self.ledger.committed
+        self.store.standing = lambda info: self.ledger.standing(info.key)
+        self.store.deleted = self.ledger.deleted
+        for number in range(1, max(1, plan.nodes) + 1):
+            name = f"node{number}"
+            self.machines.by_name[name] = Machine(name, number, CARD, self.ledger.ended)
+        self.cluster = (
+            ClusterInMemory(self.machines, lambda node: node in self.agents)
+            if plan.nodes
+            else None
+        )
+        self.weather = Weather(random.Random(f"weather {plan.seed}"))
+        self.weather.unforeseen = lambda text: self.history.wrong("no traceback", text)
+        self.kernel = Kernel(
+            self.machines, random.Random(f"kernel {plan.seed}"), self.history.wrong
+        )
+        self.kernel.goes_on = self._goes_on
+        self.database = Database()
+        self.disk = Disk()
+        self.settings = SETTINGS
+        self.hub: HubProcess | None = None
+        self.agents: dict[str, Server] = {}
+        self.services: list[Service] = []
+        self.programs: list[Program] = []
+        self.skew = 0.0
+        self.restarts = True  #: whether killed programs come again
+        self.backup: tuple[bytes, bytes] | None = None
+        self.hub_backup: Database | None = None
+        self.steps = 0
+        #: when somebody last asked for a suspend, or a stop, of each session
+        self.asked: dict[SessionKey, float] = {}
+        self._names = 0
+        self._accounts = 0
+        self._numbers = 0
+        for key in plan.keys:
+            self.add_account(key.user)
+
+    # --- names
+    def name(self) -> str:
+        """One that was not used before."""
+        self._names += 1
+        return f"n{self._names}"
+
+    def add_account(self, user: str) -> None:
+        """A user of the Hub; one of a reused name is another account."""
+        self._accounts += 1
+        made = datetime.fromtimestamp(MONDAY + self.loop.time() + self.skew, UTC)
+        account = f"{self._accounts}.{made:%Y%m%dT%H%M%S%f}"
+        self.database.accounts[user] = account
+
+    def machine(self, number: int) -> Machine:
+        """One of them."""
+        machines = list(self.machines)
+        return machines[number % len(machines)]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether some GPU has room for one more session."""
+        return any(machine.room >= WANTED for machine in self.machines)
+
+    # --- programs
+    def start(self) -> None:
+        """Start everything."""
+        (self.folder / "token").write_text("secret")
+        self.put_journal(None)
+        for machine in self.machines:
+            self.start_agent(machine)
+        self.start_hub()
+
+    def start_agent(self, machine: Machine) -> None:
+        """Start a machine's agent; it is started again when it ends."""
+        there = machine.agent is not None and machine.agent.alive
+        if not machine.up or machine.agentless or there:
+            return
+        program = self._program(f"the agent of {machine.name}", machine.name)
+        machine.agent = program
+        node = agent_node(machine, program, self.kernel, self.store)
+
+        def ended() -> None:
+            self.agents.pop(machine.name, None)
+            for place in machine.places.values():
+                if place.criu:
+                    self.loop.call_later(
+                        self.rng.uniform(0.05, 3.0), self.kernel.criu_ends, place
+                    )
+            if not machine.agentless:
+                self._again(lambda: self.start_agent(machine), 1.0, 15.0)
+
+        program.at_end.append(ended)
+
+        async def run() -> None:
+            await node.recovery.recover()
+            self.agents[machine.name] = Server(program, NodeApi(node, self))
+
+        spawn(program, run())
+
+    def start_hub(self) -> None:
+        """Start the Hub, and with it its service."""
+        program = self._program("the Hub", "node1")
+        self.hub = HubProcess(
+            program=program,
+            database=self.database,
+            machines=self.machines,
+            weather=self.weather,
+            folder=self.folder,
+            rng=random.Random(self.rng.random()),
+            service=self.service,
+            machine_for=self._machine_for,
+            place=self._place,
+            end=self._end,
+            told=self.history.say,
+            new_name=self.name,
+        )
+
+        def ended() -> None:
+            self.hub = None
+            for service in list(self.services):
+                service.program.kill()
+            self._again(self.start_hub, 2.0, 20.0)
+
+        program.at_end.append(ended)
+        spawn(program, self.hub.run())
+        self.start_service()
+
+    def start_service(self) -> Service:
+        """Start one run of the service."""
+        self._numbers += 1
+        program = self._program("the service", "node1")
+        agent = self._agent(program)
+        hub = HubOverWire(
+            Wire(self.weather, program, self._hub_server, Reason.HUB_UNREACHABLE)
+        )
+        service = Service(
+            program=program,
+            url=f"sqlite:///{self.journal}",
+            disk=self.disk,
+            clock=LoopClock(lambda: self.skew),
+            agent=agent,
+            hub=hub,
+            folder=self.folder,
+            settings=self.settings,
+            number=self._numbers,
+        )
+        self.services.append(service)
+
+        def ended() -> None:
+            self.services.remove(service)
+            if service.journal is not None:
+                service.journal.close()
+            if not self.services:
+                self._again(self._service_again, 0.5, 10.0)
+
+        program.at_end.append(ended)
+        spawn(program, service.run())
+        return service
+
+    def _agent(self, program: Program) -> Any:
+        """The service's way to the agents."""
+
+        def connect(node: str) -> AgentOverWire:
+            return AgentOverWire(
+                Wire(
+                    self.weather,
+                    program,
+                    lambda: self.agents.get(node),
+                    Reason.AGENT_UNREACHABLE,
+                )
+            )
+
+        return router(self.cluster, connect) if self.cluster else connect("node1")
+
+    def _service_again(self) -> None:
+        if self.hub is not None and not self.services:
+            self.start_service()
+
+    def _program(self, name: str, machine: str) -> Program:
+        program = Program(name, machine)
+        self.programs.append(program)
+        program.at_end.append(lambda: self.history.say(f"{name} ends"))
+        return program
+
+    def _again(self, start: Any, low: float, high: float) -> None:
+        if self.restarts:
+            self.loop.call_later(self.rng.uniform(low, high), start)
+
+    # --- who listens
+    @property
+    def journal(self) -> Path:
+        """The journal's file."""
+        return self.folder / "journal.sqlite"
+
+    def service(self) -> Server | None:
+        """Who listens at the service's address."""
+        if not self.services:
+            return None
+        service = self.services[-1]
+        return Server(service.program, ServiceApi(service, self))
+
+    def _hub_server(self) -> Server | None:
+        return Server(self.hub.program, self.hub) if self.hub else None
+
+    def working(self) -> Service | None:
+        """The service that holds the lease."""
+        return next((s for s in self.services if s.controller is not None), None)
+
+    # --- sessions
+    async def _machine_for(self, key: SessionKey) -> Machine:
+        """Where a session is placed; a pod waits for a node with a free GPU."""
+        while self.cluster is not None:
+            free = [m for m in self.machines if m.up and m.room >= WANTED]
+            if free:
+                return max(free, key=lambda machine: (machine.room, machine.name))
+            await asyncio.sleep(2.0)
+        return self.machine(0)
+
+    def _place(
+        self,
+        machine: Machine,
+        key: SessionKey,
+        incarnation: str,
+        *,
+        login: tuple[str, int],
+        cold: bool,
+    ) -> Place:
+        tree = self._new_tree(machine, key, *login) if cold else None
+        pod = f"pod-{self.name()}" if self.cluster else ""
+        place = machine.add(key, incarnation, tree=tree, pod=pod)
+        if self.cluster is not None:
+            self.cluster.add(place, machine.name)
+        if cold:
+            self.ledger.started_cold(place)
+        return place
+
+    def _end(self, place: Place, who: str) -> None:
+        if self.cluster is not None:
+            self.cluster.remove(place.pod)
+        else:
+            self.machines.of(place.pid)[0].end(place, who)
+
+    def _new_tree(
+        self, machine: Machine, key: SessionKey, token: str, port: int
+    ) -> ProgramTree:
+        wanted = WANTED if self.rng.random() < 0.7 else 0
+        gpu_bytes = wanted if wanted <= machine.room else 0
+        now = self.loop.time()
+        return ProgramTree(
+            contents=self.ledger.new_life(key),
+            token=token,
+            port=port,
+            gpu_bytes=gpu_bytes,
+            on_gpu=bool(gpu_bytes),
+            since=now,
+            active=now,
+        )
+
+    def _goes_on(self, place: Place, restored: bool) -> None:
+        assert place.tree is not None
+        self.history.say(f"the tree of {place.key} goes on ({place.tree.contents})")
+        if restored:
+            data = self.machines.of(place.pid)[0].records[place.incarnation]
+            record = codec.decode(data, Record)
+            self.ledger.restored(place, record.checkpoint)
+        self.ledger.begins_to_run(place)
+
+    def begins_to_capture(self, incarnation: str) -> None:
+        """An order to suspend ends with its session: who is at work was asked for."""
+        for machine in self.machines:
+            place = machine.places.get(incarnation)
+            if place is None or place.tree is None or machine.skew or self.skew:
+                continue
+            tree, asked = place.tree, self.asked.get(place.key, -1.0)
+            # What began while the last look or the order was on its way, nobody knows.
+            works = tree.active > tree.since
+            unseen = LATE_SECONDS + self.weather.slow if works else 0.0
+            since = self.loop.time() - tree.active
+            if unseen <= since < IDLE_SECONDS / 2 and asked < tree.since:
+                self.history.wrong(
+                    "an order ends with its session",
+                    f"{place.key} is suspended at work, and nobody has asked for that",
+                )
+
+    def running(self, key: SessionKey) -> Place | None:
+        """The session's tree that its user reaches, if it runs."""
+        if self.hub is None or key in self.hub.pending:
+            return None  # the Hub takes the route away before it stops a server
+        spawner = self.hub.spawners.get(key)
+        place = spawner.place if spawner else None
+        if place is None or place.tree is None or not place.tree.runs:
+            return None
+        row = self.database.servers.get(key)
+        return place if row and row.running else None
+
+    async def thaw_unattended(self, machine: Machine) -> None:
+        """What the watchdog does on a machine whose agent does not come back."""
+        program = self._program(f"the watchdog of {machine.name}", machine.name)
+        cards = Cards(self.kernel, machine.name)
+        watched = Watched(Path("/nonexistent"), "local", "", 0.0, 5.0, 60.0, 5.0)
+
+        def thaw() -> None:
+            table = [
+                (unattended.logs, "set_up", lambda: None),  # type: ignore[attr-defined]
+                (unattended, "Records", lambda _: RecordsOnDisk(machine, program)),
+                (
+                    unattended,
+                    "make_placements",
+                    lambda *_: PlacementsOnMachine(machine),
+                ),
+                (unattended, "Driver", lambda: Driver(cards)),
+                (unattended, "Nvml", lambda: cards),
+            ]
+            with replaced(table):
+                unattended.thaw_all(watched)
+
+        if machine.up:
+            await spawn(program, asyncio.to_thread(thaw))
+
+    # --- faults of files
+    def copy_journal(self) -> tuple[bytes, bytes]:
+        """The journal as it is now; nobody is in the middle of a transaction."""
+        wal = self.journal.with_name("journal.sqlite-wal")
+        return (
+            self.journal.read_bytes(),
+            wal.read_bytes() if wal.exists() else b"",
+        )
+
+    def put_journal(self, backup: tuple[bytes, bytes] | None) -> None:
+        """Put it back; None: it is lost. The service must not run."""
+        for path in self.folder.glob("journal.sqlite*"):
+            path.unlink()
+        main, wal = backup or (new_journal(), b"")
+        self.journal.write_bytes(main)
+        if wal:
+            self.journal.with_name("journal.sqlite-wal").write_bytes(wal)
+
+    def substitutes(self) -> list[tuple[Any, str, Any]]:
+        """Further names that stand for doubles."""
+
+        def has_ended(holder: LeaseHolder) -> bool:
+            return holder.pid not in {service.number for service in self.services}
+
+        return [
+            (lifecycle, "Logins", spawners.LoginsInMemory),
+            (lifecycle, "ClientRepair", spawners.NoRepair),
+            (lifecycle, "others", spawners.others),
+            (journal, "_engine", engine),
+            (mixin, "_CLOCK", LoopClock(lambda: self.skew)),
+            (LeaseHolder, "has_ended", has_ended),
+        ]
+
+
+class NodeApi:
+    """The agent's calls, with what the checkers want to know of them."""
+
+    def __init__(self, node: LocalNode, world: World) -> None:
+        self._node = node
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        self._world.steps += 1
+        return getattr(self._node, name)
+
+    async def restore(self, incarnation: str, checkpoint: str, **more: Any) -> Any:
+        """A restore."""
+        self._world.steps += 1
+        self._world.history.say(f"the agent is to restore {checkpoint}")
+        return await self._node.restore(incarnation, checkpoint, **more)
+
+    async def capture(
+        self, incarnation: str, checkpoint: str, generation: int, **more: Any
+    ) -> Any:
+        """A capture."""
+        self._world.steps += 1
+        self._world.history.say(f"the agent is to capture {checkpoint}")
+        self._world.begins_to_capture(incarnation)
+        return await self._node.capture(incarnation, checkpoint, generation, **more)
+
+
+class ServiceApi:
+    """The service's calls, likewise."""
+
+    def __init__(self, service: Service, world: World) -> None:
+        self._service = service
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        self._world.steps += 1
+        return getattr(self._service, name)
+
+    async def plan_start(self, placement: Any) -> Any:
+        """How to start."""
+        self._world.steps += 1
+        plan = await self._service.plan_start(placement)
+        why = f" ({plan.failure.code})" if plan.failure else ""
+        self._world.history.say(f"{placement.key}: start {plan.action}{why}")
+        self._world.ledger.planned(placement.key, plan)
+        return plan
+
+    async def plan_stop(self, placement: Any) -> Any:
+        """How to stop."""
+        self._world.steps += 1
+        plan = await self._service.plan_stop(placement)
+        self._world.history.say(f"{placement.key}: stop means {plan.action}")
+        return plan
+
+
+class Tracebacks(logging.Handler):
+    """The product's log: a traceback in it is an error that nobody foresaw."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look at one line."""
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            if isinstance(error, Exception):
+                self._world.history.wrong(
+                    "no traceback", f"{record.getMessage()}: {error!r}"
+                )

@@ -1,0 +1,176 @@
+"""The agents that have to keep the contract, each with its way to start sessions.
+
+Another agent joins with a class like these and a fixture in :data:`AGENTS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from benchmarks.simulated_gpus import GB, Gpus
+from benchmarks.simulated_gpus import Place as SimulatedPlace
+from benchmarks.simulated_node import SimulatedAgent
+from jupyterhub_gpu_reclaim.common.models import TreeState
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
+from tests.support.agent import COUNTER, Place, goes_on, running_agent, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from tests.support import agent as support
+
+AGENTS = [
+    pytest.param("real_agent", marks=pytest.mark.root),
+    "agent_in_memory",
+    "simulated_agent",
+]
+
+
+class AgentUnderContract(Protocol):
+    """An agent, and where its sessions come from."""
+
+    agent: Agent
+
+    def run(self, key: SessionKey) -> str:
+        """Start a session; its incarnation."""
+
+    def hold(self, key: SessionKey) -> str:
+        """Start an init that waits for a tree; its incarnation."""
+
+    def runs(self, incarnation: str) -> bool:
+        """Whether its programs go on now, with what they had in memory."""
+
+
+class RealAgent:
+    """The agent's program, and counters in namespaces, which CRIU captures."""
+
+    def __init__(self, program: support.Agent) -> None:
+        self.agent = AgentClient(program.listen, program.token)
+        self._folder = program.folder
+        self._places: dict[str, Place] = {}
+
+    def run(self, key: SessionKey) -> str:
+        command = (sys.executable, "-I", "-S", "-c", COUNTER)
+        place = self._add(Place(self._folder, "start", *command, env={}, user=key.user))
+        wait_for(lambda: place.output.stat().st_size)
+        return place.incarnation
+
+    def hold(self, key: SessionKey) -> str:
+        return self._add(Place(self._folder, "hold", user=key.user)).incarnation
+
+    def runs(self, incarnation: str) -> bool:
+        place = self._places[incarnation]
+        return place.alive and goes_on(place)
+
+    async def close(self) -> None:
+        """End its sessions and delete their checkpoints."""
+        for place in self._places.values():
+            place.kill()
+        for info in await self.agent.checkpoints():
+            await self.agent.discard(info.id)
+        self.agent.close()
+
+    def _add(self, place: Place) -> Place:
+        self._places[place.incarnation] = place
+        return place
+
+
+class AgentInMemory:
+    """The control plane's tests' node, behind the agent's real routes and client."""
+
+    def __init__(self) -> None:
+        self._node = NodeInMemory()
+        self._node.step_seconds = 0.1  # for orders that come meanwhile
+        self._server, address = serve_node(self._node)
+        self.agent = AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
+        self._names = itertools.count(1)
+
+    def run(self, key: SessionKey) -> str:
+        return self._node.run(key, "work").incarnation
+
+    def hold(self, key: SessionKey) -> str:
+        name = f"held-{next(self._names)}"
+        self._node.hold(key, name)
+        return name
+
+    def runs(self, incarnation: str) -> bool:
+        place = self._node.places[incarnation]
+        return (place.state, place.contents) == (TreeState.RUNNING, "work")
+
+    async def close(self) -> None:
+        self.agent.close()
+        self._server.stop()
+        await self._server.close_all_connections()
+
+
+class Hurried:
+    """A clock for which a second of the simulation is a millisecond."""
+
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 1000)
+
+
+class AgentOfTheSimulation:
+    """The benchmarks' cluster."""
+
+    def __init__(self) -> None:
+        self.agent = SimulatedAgent(Hurried(), Gpus(8))
+        self._names = itertools.count(1)
+
+    def run(self, key: SessionKey) -> str:
+        return self._put(key, TreeState.RUNNING)
+
+    def hold(self, key: SessionKey) -> str:
+        return self._put(key, TreeState.HOLDING)
+
+    def runs(self, incarnation: str) -> bool:
+        return self.agent.places[incarnation].state is TreeState.RUNNING
+
+    def _put(self, key: SessionKey, state: TreeState) -> str:
+        name = f"i{next(self._names)}"
+        self.agent.put(SimulatedPlace(key, name, state, GB, time.time()))
+        return name
+
+
+@pytest.fixture(scope="module")
+def agents_program() -> Iterator[support.Agent]:
+    """The program, one for all tests of a module."""
+    with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as folder:
+        program = running_agent(Path(folder))
+        yield program
+        program.terminate()
+        shutil.rmtree(Path(folder, "store"), ignore_errors=True)
+
+
+@pytest.fixture
+async def real_agent(agents_program: support.Agent) -> AsyncIterator[RealAgent]:
+    made = RealAgent(agents_program)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def agent_in_memory() -> AsyncIterator[AgentInMemory]:
+    made = AgentInMemory()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def simulated_agent() -> AgentOfTheSimulation:
+    return AgentOfTheSimulation()

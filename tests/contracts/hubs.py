@@ -1,0 +1,75 @@
+"""The Hubs that have to keep the contract; another joins as another agent does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.simulated_gpus import Gpus
+from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
+from jupyterhub_gpu_reclaim.common.models import SessionKey, StartPlan, StopPlan
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from tests.contracts.agents import Hurried
+from tests.controlplane.doubles import HubInMemory, NodeInMemory, serve_hub
+from tests.support.mock_hub import TOKEN, add_user, api_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
+
+HUBS = ["real_hub", "hub_in_memory", "simulated_hub"]
+#: Whom each of them knows.
+ANN, BOB = SessionKey("ann"), SessionKey("bob")
+
+
+class LetsEverythingHappen:
+    """What a Hub's spawner asks of the service: every start is cold, a stop a stop."""
+
+    def __init__(self, seconds: float) -> None:
+        self._clock, self._seconds = Hurried(), seconds
+
+    async def plan_start(self, placement) -> StartPlan:
+        await self._clock.sleep(self._seconds)
+        return StartPlan(action="cold")
+
+    async def plan_stop(self, placement) -> StopPlan:
+        await self._clock.sleep(self._seconds)
+        return StopPlan(action="stop")
+
+    async def placed(self, placement) -> None: ...
+
+    stopped = cancelled = placed
+
+
+@pytest.fixture
+async def real_hub(mock_hub) -> AsyncIterator[Hub]:
+    """JupyterHub itself, and the service's client."""
+    for key in (ANN, BOB):
+        add_user(mock_hub, key.user)
+    client = HubClient(api_url(mock_hub), TOKEN)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+async def hub_in_memory() -> AsyncIterator[Hub]:
+    """The control plane's tests' Hub, behind the service's client."""
+    hub = HubInMemory(NodeInMemory())
+    hub.controller = LetsEverythingHappen(300.0)
+    server, address = serve_hub(hub)
+    client = HubClient(f"{address}/hub/api", "hub-token")
+    yield client
+    client.close()
+    server.stop()
+    await server.close_all_connections()
+
+
+@pytest.fixture
+async def simulated_hub() -> Hub:
+    """The benchmarks' Hub."""
+    hub = SimulatedHub(SimulatedAgent(Hurried(), Gpus(8)))
+    hub.controller = LetsEverythingHappen(300.0)
+    hub.vram = dict.fromkeys((ANN, BOB, SessionKey("ann", "lab")), 0)
+    return hub

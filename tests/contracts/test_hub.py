@@ -1,0 +1,120 @@
+"""What every Hub must do, run on JupyterHub itself and on each double."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.contracts.hubs import ANN, BOB, HUBS, hub_in_memory, real_hub, simulated_hub
+from tests.support.mock_hub import configured_mockhub_instance, hub_app, mock_hub
+
+__all__ = [
+    "configured_mockhub_instance",
+    "hub_app",
+    "hub_in_memory",
+    "mock_hub",
+    "real_hub",
+    "simulated_hub",
+]
+
+LAB = SessionKey("ann", "lab")
+
+
+@pytest.fixture(params=HUBS)
+def hub(request):
+    return request.getfixturevalue(request.param)
+
+
+async def reaches(hub, key: SessionKey, state: HubState) -> None:
+    """Wait until a server is in that state."""
+    until = time.monotonic() + 20
+    while await hub.server(key) is not state:
+        assert time.monotonic() < until, f"{key} is {await hub.server(key)}"
+        await asyncio.sleep(0.02)
+
+
+async def running(hub, key: SessionKey = ANN) -> None:
+    await hub.start(key)
+    await reaches(hub, key, HubState.RUNNING)
+
+
+async def refusal(order) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await order
+    return caught.value
+
+
+async def test_server_that_is_not_known_is_stopped(hub):
+    for key in (ANN, LAB, SessionKey("nobody")):
+        assert await hub.server(key) is HubState.STOPPED
+    assert await hub.servers() == {}
+
+
+async def test_start_goes_through_spawning_to_running(hub):
+    starting = asyncio.create_task(hub.start(ANN))
+    await reaches(hub, ANN, HubState.SPAWNING)
+    assert await hub.servers() == {ANN: HubState.SPAWNING}
+    await starting
+    await reaches(hub, ANN, HubState.RUNNING)
+    assert await hub.servers() == {ANN: HubState.RUNNING}
+
+
+async def test_start_repeated_changes_nothing(hub):
+    first = asyncio.create_task(hub.start(ANN))
+    await reaches(hub, ANN, HubState.SPAWNING)
+    await hub.start(ANN)
+    await first
+    await reaches(hub, ANN, HubState.RUNNING)
+    await hub.start(ANN)
+    assert await hub.servers() == {ANN: HubState.RUNNING}
+
+
+async def test_stop_goes_through_stopping_to_stopped(hub):
+    await running(hub)
+    stopping = asyncio.create_task(hub.stop(ANN))
+    await reaches(hub, ANN, HubState.STOPPING)
+    assert await hub.servers() == {ANN: HubState.STOPPING}
+    await hub.stop(ANN)
+    await stopping
+    await reaches(hub, ANN, HubState.STOPPED)
+    assert await hub.servers() == {}
+
+
+async def test_stop_of_what_does_not_run_is_fine(hub):
+    for key in (ANN, LAB):  # of a user that is not known, JupyterHub 5 fails
+        await hub.stop(key)
+    assert await hub.servers() == {}
+
+
+async def test_start_while_it_stops_is_refused_for_now(hub):
+    await running(hub)
+    stopping = asyncio.create_task(hub.stop(ANN))
+    await reaches(hub, ANN, HubState.STOPPING)
+    refused = await refusal(hub.start(ANN))
+    assert (refused.reason, refused.retryable) == (Reason.OPERATION_IN_FLIGHT, True)
+    await stopping
+    await reaches(hub, ANN, HubState.STOPPED)
+    await running(hub)
+
+
+async def test_stop_while_it_starts_gives_the_start_up(hub):
+    starting = asyncio.create_task(hub.start(ANN))
+    await reaches(hub, ANN, HubState.SPAWNING)
+    await hub.stop(ANN)
+    await reaches(hub, ANN, HubState.STOPPED)
+    await asyncio.wait({starting})
+    assert await hub.servers() == {}
+    await running(hub)
+
+
+async def test_servers_of_a_user_and_of_others_are_apart(hub):
+    for key in (ANN, LAB, BOB):
+        await running(hub, key)
+    await hub.stop(ANN)
+    await reaches(hub, ANN, HubState.STOPPED)
+    assert await hub.servers() == {LAB: HubState.RUNNING, BOB: HubState.RUNNING}

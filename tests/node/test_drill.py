@@ -1,0 +1,128 @@
+"""A saved session that is brought back as a drill is whole, and left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.cli.main import main
+from tests.support.agent import criu_folder, goes_on, wait_for
+
+pytestmark = pytest.mark.shares_an_agent
+
+#: Holds a lock, a listening port, a connection to itself, shared memory and a child.
+PROGRAM = """
+import fcntl, os, socket, sys, time
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_EX)
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+peer = listener.accept()[0]
+client.sendall(b"on the way")
+shared = open("/dev/shm/held", "wb+")
+shared.write(os.urandom(1 << 20))
+ballast = os.urandom(8 << 20)
+right = ballast[::509]
+if os.fork() == 0:
+    while True:
+        time.sleep(1)
+while ballast[::509] == right:
+    sys.stdout.write("x"); sys.stdout.flush()
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def file(folder: Path) -> Path:
+    made = folder / f"held-{time.monotonic_ns()}"
+    made.write_text("the user's own")
+    return made
+
+
+@pytest.fixture
+def suspended(agent, places, file, request):
+    """The checkpoint of a session that has been ended."""
+    place = places("start", sys.executable, "-c", PROGRAM, str(file))
+    wait_for(lambda: place.output.stat().st_size)
+    name = f"drill-{place.incarnation[:8]}"
+    assert agent.capture(place, name)[-1].get("checkpoint"), agent.log.read_text()
+    path = f"/v1/sessions/{place.incarnation}/release"
+    assert agent.post(path, {"checkpoint": name}).status_code == 200
+    return name
+
+
+@pytest.fixture
+def drill(agent, folder, capsys):
+    def drill(checkpoint: str, *words: str):
+        line = [f"--store={agent.store}", f"--key-file={folder / 'master.key'}"]
+        line += [f"--criu-dir={criu_folder()}", "--json", *words]
+        code = main(["store", "drill", checkpoint, *line])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else err
+
+    return drill
+
+
+def inits() -> set[str]:
+    found = subprocess.run(
+        ["pgrep", "-f", "realm=drill-"], capture_output=True, check=False
+    )
+    return set(found.stdout.decode().split())
+
+
+def test_drill_brings_all_back_and_leaves_no_trace(
+    agent, places, suspended, drill, file, tmp_path
+):
+    before = (file.stat(), file.read_text(), agent.get("/v1/checkpoints").json())
+    metrics = tmp_path / "drill.prom"
+    code, told = drill(suspended, f"--metrics-file={metrics}")
+    assert code == 0, told
+    assert told["processes"] == 3  # the session's root, the program, its child
+    assert told["bytes"] > 16 << 20
+    assert told["bytes"] - told["same"] < 100 * 4096
+    assert "jupyterhub_gpu_reclaim_drill_success 1.0" in metrics.read_text()
+    after = (file.stat(), file.read_text(), agent.get("/v1/checkpoints").json())
+    assert after == before
+    assert not inits()
+    place = places("hold")
+    assert agent.restore(place, suspended)[-1].get("tree")
+    assert goes_on(place)
+
+
+def test_drill_of_a_session_that_runs_again_disturbs_it_in_nothing(
+    agent, places, suspended, drill
+):
+    place = places("hold")
+    assert agent.restore(place, suspended)[-1].get("tree")
+    code, told = drill(suspended)
+    assert code == 0, told
+    assert goes_on(place)
+
+
+def test_drill_of_a_session_whose_file_has_changed_says_so(
+    suspended, drill, file, tmp_path
+):
+    os.truncate(file, 3)
+    metrics = tmp_path / "drill.prom"
+    code, told = drill(suspended, f"--metrics-file={metrics}")
+    assert code == 1
+    assert str(file) in told
+    assert "jupyterhub_gpu_reclaim_drill_success 0.0" in metrics.read_text()
+    assert not inits()
+
+
+def test_drill_of_a_damaged_checkpoint_fails(agent, suspended, drill):
+    packs = sorted(Path(agent.store, "packs", suspended).glob("0*"))
+    data = bytearray(packs[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    packs[0].write_bytes(data)
+    code, told = drill(suspended)
+    assert code == 1
+    assert "damaged" in told
+    assert not inits()

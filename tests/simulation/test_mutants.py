@@ -1,0 +1,26 @@
+"""The simulator can fail: it finds defects that were mended once, by a seed of each.
+
+The seed is one that finds it, not always the first.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation.mutants import MUTANTS
+from simulation.plan import draw
+from simulation.runner import run_plan, run_seed
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_mutant_is_found_by_its_seed_and_nothing_else_is(name):
+    mutant = MUTANTS[name]
+    assert run_seed(mutant.seed, mutant.patches).failed
+    assert run_seed(mutant.seed).violations == []
+
+
+def test_plan_without_its_last_event_keeps_the_others():
+    plan = draw(3)
+    shorter = plan.without(len(plan.events) - 1)
+    assert shorter.events == plan.events[:-1]
+    assert run_plan(shorter).plan == shorter
