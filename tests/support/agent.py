@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -101,10 +102,18 @@ class Agent:
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(self.folder / "agent.sock")):
-                return False
-        return self.get("/healthz").status_code == 200
+        # What the former agent was just starting may hold its socket for a moment
+        # longer: who connects then is cut off. (httpx would leave a socket open.)
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(http.client.HTTPConnection("agent")) as connection,
+        ):
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(PATIENCE)
+            connection.sock.connect(str(self.folder / "agent.sock"))
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        return False
 
     def kill(self) -> None:
         if self.popen is not None:
