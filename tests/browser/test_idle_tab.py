@@ -56,11 +56,13 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     stack: Stack, admin: Admin, new_name: str, sign_in: Callable[[str], Page]
 ) -> None:
     front = sign_in(new_name)
+    home = stack.folder / "homes" / new_name
+    home.mkdir(parents=True)
+    (home / "notes.txt").touch()
     open_notebook(stack, front, new_name, "x = 41", "print('it is', x + 1)")
     back = front.context.new_page()
     # a terminal in Notebook 7
     back.goto(f"{stack.url}/user/{new_name}/terminals/1", wait_until="commit")
-    home = stack.folder / "homes" / new_name
     assert told_by_terminal(back, home, "v=42; echo ready") == "ready"
     polls = [polls_of(tab) for tab in (front, back)]
 
@@ -95,6 +97,9 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     assert all(polls)
     for asked in polls:
         asked.clear()
+    # a file that cannot be opened: the page's own words for that are put away
+    front.locator(".jp-DirListing-item", has_text="notes.txt").dblclick()
+    front.get_by_role("dialog", name=re.compile("File Load Error")).wait_for()
     front.wait_for_timeout(11_000)  # the stock dialog would be back by now
     assert all(polls)
     assert front.get_by_role("dialog").count() == 0

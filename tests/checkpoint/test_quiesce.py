@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, listeners
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, quiesce
-from jupyterhub_gpu_reclaim.linux.sock_diag import Diag
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
 
 #: A server as Jupyter's is: what its kernel says goes to the tab while there is one,
 #: and is kept while there is none. What it writes to a dead connection is lost.
@@ -93,14 +95,76 @@ def test_cut_in_silence_loses_no_output_of_a_kernel(talk):
     assert lines == [b"%d" % number for number in range(len(lines))]
 
 
-def test_cut_in_silence_stops_the_kernel_but_not_the_server(talk):
+def test_cut_in_silence_stops_the_kernel_and_then_the_server(talk):
     place, port = talk
     with socket.create_connection(("127.0.0.1", port), timeout=10):
         quiesce.cut_in_silence(place.tree)
         tree = place.tree
         kernel = tree.processes[-1]
-        assert tree.stopped == {kernel.ns_pid}
+        assert tree.stopped == {kernel.ns_pid, tree.server.ns_pid}
         assert kernel.ppid == tree.server.pid
+
+
+def test_tab_that_connects_again_at_once_is_not_taken_any_more(talk):
+    place, port = talk
+    address = ("127.0.0.1", port)
+    with contextlib.ExitStack() as tabs:
+        tab = tabs.enter_context(socket.create_connection(address, timeout=10))
+        assert tab.recv(1)
+
+        def come_back() -> None:
+            received(tab)
+            tabs.enter_context(socket.create_connection(address, timeout=10))
+
+        coming = threading.Thread(target=come_back)
+        coming.start()
+        quiesce.cut_in_silence(place.tree)
+
+        inodes = inet.tree_inodes([place.tree.server.pid])
+        taken = [
+            one.remote.port
+            for one in inet.sockets_of(place.tree.init.pid, inodes)
+            if one.local.port == port and one.state is TcpState.ESTABLISHED
+        ]
+        assert len(taken) == 1, "its kernel, and nobody else"
+        freeze.thaw(place.tree)
+        coming.join(10)
+        assert not coming.is_alive(), "it hears again"
+
+
+def can_connect(port: int) -> bool:
+    with contextlib.suppress(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), timeout=0.3).close()
+        return True
+    return False
+
+
+def test_thaw_lets_a_server_hear_again_that_a_killed_agent_has_left_deaf(talk):
+    place, port = talk
+    left = listeners.deaf(place.tree.init.pid, place.tree.server)
+    left.__enter__()
+    assert not can_connect(port)
+    freeze.thaw(place.tree)
+    assert can_connect(port)
+
+
+def test_listener_with_a_filter_of_its_own_keeps_it(places):
+    program = """
+import ctypes, socket, struct, time
+listener = socket.create_server(("127.0.0.1", 0))
+let_all_pass = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 2**32 - 1) * 3)
+listener.setsockopt(
+    socket.SOL_SOCKET, 26, struct.pack("HxxxxxxP", 3, ctypes.addressof(let_all_pass))
+)
+print("port", listener.getsockname()[1], flush=True)
+time.sleep(100)
+"""
+    place = places.start(sys.executable, "-c", program)
+    place.read_until("port ")
+    port = int(place.read_until("\n"))
+    with listeners.deaf(place.tree.init.pid, place.tree.server):
+        assert can_connect(port)
+    assert can_connect(port)
 
 
 def test_cut_in_silence_waits_no_longer_than_it_may_for_a_busy_server(places):
@@ -138,7 +202,7 @@ time.sleep(100)
     place = places.start(sys.executable, "-c", program)
     place.read_until("port ")
     quiesce.cut_in_silence(place.tree)
-    assert not place.tree.stopped
+    assert place.tree.stopped == {place.tree.server.ns_pid}
 
 
 def test_links_of_names_both_ends_within_the_list_only():

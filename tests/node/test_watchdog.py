@@ -1,11 +1,16 @@
 """An agent that is gone for good leaves nobody frozen."""
 
 import contextlib
+import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.sockets import listeners
+from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node import watchdog
 from tests.support.agent import Agent, criu_folder, goes_on, wait_for
 
@@ -65,6 +70,44 @@ def test_tree_of_a_capture_whose_agent_was_killed_goes_on(agent, counter):
     agent.kill()
 
     assert goes_on(counter)
+
+
+@pytest.fixture
+def pair(places):
+    """A server that listens, and a child of it that counts."""
+    program = """
+import os, socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+os.write(1, b"%d " % listener.getsockname()[1])
+if os.fork() == 0:
+    while True:
+        os.write(1, b".")
+        time.sleep(0.05)
+time.sleep(3000)
+"""
+    return places("start", sys.executable, "-I", "-S", "-c", program, env={})
+
+
+def kill_in_the_cut(agent, place) -> None:
+    until = {"step": "connections", "state": "begun"}.items()
+    agent.capture(place, "cp", until=lambda event: until <= event["step"].items())
+    agent.kill()
+
+
+def test_programs_stopped_by_a_capture_whose_agent_was_killed_go_on(agent, pair):
+    """A capture stops what talks to the server first; the server itself still runs."""
+    kill_in_the_cut(agent, pair)
+    processes.send(pair.tree.processes[-1], signal.SIGSTOP)  # if it is not so far
+
+    assert goes_on(pair)
+
+
+def test_server_left_deaf_by_an_agent_that_was_killed_hears_again(agent, pair):
+    kill_in_the_cut(agent, pair)
+    listeners.deaf(pair.tree.init.pid, pair.tree.server).__enter__()  # likewise
+    address = ("127.0.0.1", int(pair.output.read_text().split()[0]))
+
+    socket.create_connection(address, timeout=20).close()
 
 
 def test_lock_is_free_after_the_holder_only(tmp_path):

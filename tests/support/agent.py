@@ -340,7 +340,8 @@ class Jupyter:
     def kernels(self) -> list[dict]:
         return self.client.get("api/kernels?no_track_activity=1").json()
 
-    def _channel(self, kernel: str, session: str):
+    def channel(self, kernel: str, session: str):
+        """A connection to a kernel, of the tab with that session id."""
         url = self.url.replace("http", "ws")
         return connect(
             f"{url}api/kernels/{kernel}/channels?session_id={session}",
@@ -348,7 +349,8 @@ class Jupyter:
             open_timeout=PATIENCE,
         )
 
-    def _execute(self, channel, session: str, code: str) -> str:
+    def execute(self, channel, session: str, code: str) -> str:
+        """Ask for one cell to be run; the id of that message."""
         message = uuid.uuid4().hex
         header = {
             "msg_id": message,
@@ -372,8 +374,8 @@ class Jupyter:
     def run_and_leave(self, kernel: str, code: str) -> str:
         """Run a cell as a browser tab that is closed at once; the tab's session id."""
         session = uuid.uuid4().hex
-        with self._channel(kernel, session) as channel:
-            self._execute(channel, session, code)
+        with self.channel(kernel, session) as channel:
+            self.execute(channel, session, code)
             wait_for(lambda: "busy" in channel.recv(PATIENCE))
         return session
 
@@ -381,7 +383,7 @@ class Jupyter:
         """What the server has kept for that tab."""
         text = ""
         with (
-            self._channel(kernel, session) as channel,
+            self.channel(kernel, session) as channel,
             contextlib.suppress(TimeoutError),
         ):
             while True:
@@ -391,8 +393,8 @@ class Jupyter:
     def run(self, kernel: str, code: str, wait: bool = True) -> str:
         """Run one cell; its result or output as text."""
         session = uuid.uuid4().hex
-        with self._channel(kernel, session) as channel:
-            message = self._execute(channel, session, code)
+        with self.channel(kernel, session) as channel:
+            message = self.execute(channel, session, code)
             text = ""
             while wait:
                 answer = json.loads(channel.recv(PATIENCE))

@@ -18,15 +18,6 @@ FLAKY: Final = {
         "no output within 30 s, once, beside a profiler and three other files;"
         " passed 8 times at a load of 20 and with 0.4 of a core"
     ),
-    "tests/browser/test_idle_tab.py::"
-    "test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together": (
-        "a cell that was run right after the return had no output within 60 s, once, in"
-        " a whole run; not looked into yet"
-    ),
-    "tests/browser/test_tab.py::"
-    "test_tab_names_the_reason_when_the_session_does_not_come_back": (
-        "no output within 60 s, in the same run; passed 8 times likewise"
-    ),
     "tests/e2e/test_cycle.py::"
     "test_visit_in_the_middle_of_a_suspend_ends_in_a_running_session": (
         "ran out of time, once, at a load of 16"

@@ -11,7 +11,8 @@ it works with.
 dump that succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves three things behind
 besides the stopped processes, since it expects them to be killed: TCP connections in
 repair mode, which send nothing; ``link_remap.N`` files; and nothing that says so. It
-undoes both only when the dump failed or the tree continues.
+undoes both only when the dump failed or the tree continues. An agent that was killed
+while it cut connections leaves a server that nobody can connect to (``listeners``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.checkpoint.sockets import listeners
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
@@ -204,6 +206,10 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     for process in snapshot.processes:
         leave_repair(process)
         remove_link_remaps(process)
+    if snapshot.server is not None:
+        # It goes on in any case, also where the kernel does not list its sockets.
+        with contextlib.suppress(Refused):
+            listeners.hear_again(snapshot.init.pid, snapshot.server)
     # First those beside it, the init among them: it is the tree's reaper.
     continue_bystanders(
         one

@@ -8,6 +8,9 @@ to the server are stopped first, and stay so through the dump; the server hands 
 it has, is cut off, and notices. Output of the kernels after the restore is kept by the
 server for the tab that comes back.
 
+The tab connects again at once. The server must not take that any more (``listeners``
+says why), so it does not hear from the cut until it is stopped.
+
 A busy server never makes it fail: it gets its time, then it is cut all the same.
 Nothing is undone here: the caller thaws the tree.
 """
@@ -18,7 +21,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, listeners
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.procfs import PROC
 
@@ -31,15 +34,17 @@ if TYPE_CHECKING:
 PATIENCE = 0.5
 #: A server that has not run for so many seconds waits for input.
 _STILL = 0.02
+#: How long it may take to stop; the dump waits for it all the same.
+_STOP_SECONDS = 0.2
 
 
 def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
     """End the connections that lead out of the tree, between two lines of output.
 
-    On return the processes that are connected to the server are stopped.
+    On return the server is stopped, and the processes that are connected to it.
 
     Args:
-        tree: the session; its root and server are never stopped here.
+        tree: the session; its root is never stopped here.
         patience: seconds to wait for the server, once before and once after the cut.
 
     Raises:
@@ -51,9 +56,18 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
         return inet.cut_external(tree.init.pid, pids)
     links = _stop_speakers(tree, server)
     _wait_still(server, lambda: _handed_on(tree.init.pid, server, links), patience)
-    cut = inet.cut_external(tree.init.pid, pids)
-    _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
+    with listeners.deaf(tree.init.pid, server):
+        cut = inet.cut_external(tree.init.pid, pids)
+        _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
+        _stop(server)
     return cut
+
+
+def _stop(server: Process) -> None:
+    processes.send(server, signal.SIGSTOP)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while not processes.is_stopped(server) and time.monotonic() < deadline:
+        time.sleep(0.0005)  # no event reports the stop of another's child
 
 
 def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _FROZEN = frozenset(
     {Stage.CAPTURING, Stage.ROLLING_BACK, Stage.CAPTURED, Stage.THAWING}
 )
+#: Of these all was stopped; who runs has been thawed, or woken by its user.
+_STANDING = frozenset({Stage.CAPTURED, Stage.THAWING})
 
 
 def thaw_all(watched: Watched) -> bool:
@@ -49,7 +51,7 @@ def thaw_all(watched: Watched) -> bool:
     done = True
     try:
         for record in records.list():
-            session = _frozen(placements, record)
+            session = _session_of(placements, record)
             if session is not None:
                 done &= _thaw(session, record, records, accelerator, watched.criu)
     finally:
@@ -57,8 +59,8 @@ def thaw_all(watched: Watched) -> bool:
     return done
 
 
-def _frozen(placements: Placements, record: Record) -> Session | None:
-    """The session of a record, if it is to be thawed; None where it is not frozen."""
+def _session_of(placements: Placements, record: Record) -> Session | None:
+    """The session of a record by which it may be frozen; None where it is not there."""
     if record.stage not in _FROZEN:
         return None
     try:
@@ -67,11 +69,19 @@ def _frozen(placements: Placements, record: Record) -> Session | None:
                 record.incarnation, PodHint(pod=record.pod, key=record.key)
             )
         session = placements.find(record.incarnation)
-        if trees.matches(record, session) and not recovery.is_running(session):
+        if trees.matches(record, session):
             return session
     except NotFound:
         pass
     return None
+
+
+def _is_frozen(session: Session, record: Record) -> bool:
+    """Whether we have stopped some of it; a capture stops one program after another."""
+    return any(
+        process.stopped and process.ns_pid not in record.stopped_before
+        for process in trees.inspect(session).processes
+    )
 
 
 def _thaw(
@@ -81,9 +91,12 @@ def _thaw(
     accelerator: Accelerator,
     criu_seconds: float,
 ) -> bool:
-    """Thaw one tree; return whether that succeeded."""
+    """Thaw one tree, if it was not yet; return whether it goes on."""
     try:
         recovery.end_criu(session, criu_seconds)
+        # A capture under way cuts connections before it stops anything.
+        if record.stage in _STANDING and not _is_frozen(session, record):
+            return True
         # First: a tree that runs beside a record that calls it captured is released.
         records.save(record.at(Stage.ROLLING_BACK, record.steps))
         capture.thaw_tree(accelerator, session, record, together=True)

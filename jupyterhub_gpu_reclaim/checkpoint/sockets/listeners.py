@@ -1,0 +1,136 @@
+"""Keeps a server from getting new connections for a moment.
+
+A page whose connection is cut connects again within milliseconds. A server that is
+about to be frozen must not take that: Jupyter Server would give the page a second set
+of ZeroMQ sockets with the identity of the first, and the kernel then listens to neither
+(its ROUTER hands the identity over, and the first to be closed takes it away).
+
+A socket filter that lets nothing pass makes a listener deaf: the peer's SYN is dropped,
+and sent again after a second. It belongs to the socket, not to the agent. So it stays
+when the agent is killed in between, and whoever thaws the tree takes it off
+(:func:`hear_again`), from any listener that has exactly this filter. A listener that
+has one of its own is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.processes import Process
+
+#: SO_ATTACH_FILTER, which getsockopt(2) reads, and SO_DETACH_FILTER (socket(7)).
+_FILTER: Final = 26
+_NO_FILTER: Final = 27
+
+
+class _Instruction(ctypes.Structure):
+    """``struct sock_filter`` (``linux/filter.h``)."""
+
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("jt", ctypes.c_uint8),
+        ("jf", ctypes.c_uint8),
+        ("k", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    """``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+#: Load a number that nobody else loads, so that it is known again; accept no byte.
+_DEAF: Final = (_Instruction * 2)(
+    _Instruction(0x00, 0, 0, 0x67707572), _Instruction(0x06, 0, 0, 0)
+)
+
+
+@contextlib.contextmanager
+def deaf(init_pid: int, server: Process) -> Iterator[None]:
+    """Inside the block nobody can connect to that process by TCP.
+
+    A listener that does not let itself be changed stays as it is.
+
+    Args:
+        init_pid: of its session's init.
+        server: the process.
+
+    Raises:
+        Refused: the session or the kernel's list of sockets is not there.
+    """
+    listening = _listening(init_pid, server)
+    _change(server, listening, _make_deaf)
+    try:
+        yield
+    finally:
+        _change(server, listening, _let_hear)
+
+
+def hear_again(init_pid: int, process: Process) -> None:
+    """End what a :func:`deaf` has left that was never left itself; idempotent.
+
+    Raises:
+        Refused: the session or the kernel's list of sockets is not there.
+    """
+    _change(process, _listening(init_pid, process), _let_hear)
+
+
+def _listening(init_pid: int, process: Process) -> list[int]:
+    """Its descriptors of TCP sockets that listen."""
+    held = inet.tree_inodes([process.pid])
+    return [
+        held[one.inode][1]
+        for one in inet.sockets_of(init_pid, held.keys())
+        if one.state is TcpState.LISTEN and one.protocol == socket.IPPROTO_TCP
+    ]
+
+
+def _change(
+    process: Process,
+    descriptors: list[int],
+    change: Callable[[socket.socket], None],
+) -> None:
+    with processes.held(process) as pidfd:
+        if pidfd is None:
+            return
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError), borrow(pidfd, descriptor) as listener:
+                change(listener)
+
+
+def _make_deaf(listener: socket.socket) -> None:
+    if _filter(listener) == b"":
+        program = _Program(len(_DEAF), ctypes.addressof(_DEAF))
+        listener.setsockopt(socket.SOL_SOCKET, _FILTER, bytes(program))
+
+
+def _let_hear(listener: socket.socket) -> None:
+    if _filter(listener) == bytes(_DEAF):
+        listener.setsockopt(socket.SOL_SOCKET, _NO_FILTER, 0)
+
+
+def _filter(listener: socket.socket) -> bytes | None:
+    """Its filter; empty for none, None for one that is longer than ours.
+
+    Not by :meth:`socket.getsockopt`: the kernel counts the buffer in instructions, so
+    that it would write beyond what Python gives it.
+    """
+    buffer = ctypes.create_string_buffer(ctypes.sizeof(_DEAF))
+    room = ctypes.c_uint(len(_DEAF))
+    libc = ctypes.CDLL(None)
+    number, length = listener.fileno(), ctypes.byref(room)
+    if libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length):
+        return None
+    return buffer.raw[: room.value * ctypes.sizeof(_Instruction)]
