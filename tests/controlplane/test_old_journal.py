@@ -554,6 +554,50 @@ async def test_journal_lost_after_a_failed_suspend_what_it_came_from_is_known(wo
     assert (kept.id, kept.keeping) == (saved, "superseded")
 
 
+async def _adopted_before_the_store_was_asked(world):
+    """It runs again, and the journal is lost; the store is away once it is adopted."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    await resume(world, first)
+    (place,) = world.node.living(KEY)
+    place.generation = 1  # as the real agent says of what it has restored
+    checkpoints = world.node.checkpoints
+
+    async def fails_once_it_is_adopted(key=None):
+        if world.phase(world.controllers[-1]) == "running":
+            raise StoreError(Reason.STORE_FAILED, why="it is away")
+        return await checkpoints(key)
+
+    world.node.checkpoints = fails_once_it_is_adopted
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "running")
+    mine = Placement(key=KEY, incarnation=place.incarnation, checkpoint=saved)
+    return second, mine, lambda: setattr(world.node, "checkpoints", checkpoints)
+
+
+async def test_journal_lost_it_ends_before_the_store_was_asked_and_comes_back(world):
+    """What it came from is known to its agent alone until then."""
+    second, mine, answers = await _adopted_before_the_store_was_asked(world)
+    world.node.end(mine.incarnation)
+    answers()
+    plan = await second.plan_stop(mine)
+    assert (plan.action, plan.checkpoint) == ("release", mine.checkpoint)
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_journal_lost_a_return_is_cancelled_before_the_store_was_asked(world):
+    """What it goes back to is the session, and is not put aside as unknown."""
+    second, mine, answers = await _adopted_before_the_store_was_asked(world)
+    world.hub.states[KEY] = "stopped"
+    await second.cancelled(mine)
+    answers()
+    await world.until(lambda: second.users.session(KEY).kept)
+    (kept,) = second.users.session(KEY).kept
+    assert (kept.id, kept.keeping, kept.expires) == (mine.checkpoint, "current", None)
+    assert await world.hub.start(KEY) == "restore"
+
+
 async def test_journal_lost_and_hub_too_all_are_suspended_and_ask(world, tmp_path):
     first = await running(world, "one")
     saved = await suspend(world, first)
