@@ -392,6 +392,25 @@ async def test_journal_lost_and_the_captured_tree_has_ended_its_stop_is_a_releas
     assert contents(world) == "tensors"
 
 
+async def test_journal_lost_and_a_session_ended_after_its_return_the_hub_remembers(
+    world,
+):
+    """The journal may be lost once more, and the Hub's memory is all there is then."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    await resume(world, first)
+    (place,) = world.node.living(KEY)
+    await world.kill(first)
+    world.node.end(place.incarnation)
+    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
+    second = await world.controller()
+    plan = await second.plan_stop(Placement(key=KEY, incarnation=place.incarnation))
+    assert plan.action == "keep"
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "saved_found"
+    assert second.users.session(KEY).checkpoint == saved
+
+
 async def test_journal_newer_than_store_and_hub_asks_before_the_older_one_comes_back(
     world,
 ):
