@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -47,6 +48,7 @@ def running(
     parent = row.checkpoint if came_from else ""
     if not parent and sessions.journal.checkpoint(tree.origin) is None:
         parent = tree.origin
+    ending.forget(sessions, row.key, tree.incarnation)
     now = sessions.clock.now()
     return sessions.apply(
         row.key,
