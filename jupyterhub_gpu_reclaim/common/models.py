@@ -279,6 +279,8 @@ class Placement(Value, frozen=True, kw_only=True):
     incarnation: Identifier
     checkpoint: str = ""
     owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
+    #: whether the Hub has not forgotten the session that was there: it may be saved
+    remembered: bool = False
     #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
 

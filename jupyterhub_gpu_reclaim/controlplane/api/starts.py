@@ -444,11 +444,14 @@ class StartPlanner:
 
         Journal and Hub must both know of no checkpoint. The journal's word is good once
         it was compared with the store, for sessions that were never suspended, and if
-        there is no agent at all, since the first start brings its node.
+        there is no agent at all, since the first start brings its node. A journal that
+        has no row of a session that the Hub remembers was lost, or is another one.
         """
         if row.phase is not Phase.STOPPED or not self._accounted_for(row, placement):
             return False
-        never_saved = not row.generation
+        if placement.remembered and not row.since:
+            return False
+        never_saved = not row.generation and not placement.remembered
         return self._sessions.store_seen or never_saved or why is Reason.NO_AGENT
 
     def _missing(self, placement: Placement) -> None:

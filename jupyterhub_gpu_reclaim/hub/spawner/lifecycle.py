@@ -164,6 +164,7 @@ class SessionLifecycle:
             key=self._spawner.reclaim_key,
             incarnation=self._spawner.reclaim_launch.incarnation or "none",
             checkpoint=self.pointer.checkpoint,
+            remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
         )
 
