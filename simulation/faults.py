@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from simulation.doubles.machine import GIB, PIDS
+from simulation.doubles.network import NOBODY
 
 if TYPE_CHECKING:
     from simulation.doubles.machine import Machine
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 
+#: After which the kubelet of a node that is back ends the pods that were deleted.
+KUBELET_SECONDS = 5.0
 #: Without an agent, until the watchdog lets frozen sessions go on.
 WATCHDOG_SECONDS = 60.0
 
@@ -136,6 +139,11 @@ class Faults:
         if off:
             machine.reboot()
         self._world.start_agent(machine)
+        cluster = self._world.cluster
+        if cluster is not None:
+            self._world.loop.call_later(
+                KUBELET_SECONDS, cluster.node_is_back, machine.name, context=NOBODY
+            )
 
     async def agent_gone(self, event: Event) -> None:
         """Removed, or broken by a setting: what is frozen is let go on without it."""

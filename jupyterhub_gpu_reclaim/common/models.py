@@ -246,6 +246,8 @@ class Tree(Value, frozen=True, kw_only=True):
     failure: Failure | None = None  #: how the last operation ended, if it failed
     pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
     container: str = ""  #: id of the container there
+    #: whether that pod is being deleted, by whomever: it cannot be taken back
+    ending: bool = False
 
 
 class Event(Value, frozen=True, kw_only=True):
@@ -277,6 +279,8 @@ class Placement(Value, frozen=True, kw_only=True):
     incarnation: Identifier
     checkpoint: str = ""
     owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
+    #: whether the Hub has not forgotten the session that was there: it may be saved
+    remembered: bool = False
     #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
 

@@ -3,7 +3,7 @@
 Above it the product's own router, registry and list of agents run
 (``service/clients``). A pod is there from the spawner's start until it is deleted; when
 its init has ended it is "over". Of a node that is gone the API server goes on telling
-what it knew last.
+what it knew last; a pod that is deleted there ends when its kubelet is back.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class ClusterInMemory:
         self._machines = machines
         self._has_agent = has_agent
         self._pods: dict[str, tuple[Place, str]] = {}
+        self._ending: set[str] = set()
         self.away = False
 
     def add(self, place: Place, node: str) -> None:
@@ -83,6 +84,7 @@ class ClusterInMemory:
             Meta(
                 name=f"jupyter-{place.key.user}",
                 uid=place.pod,
+                deletion_timestamp="now" if place.pod in self._ending else None,
                 labels={INCARNATION: place.incarnation},
                 annotations={USER: place.key.user, SERVER: place.key.server},
             ),
@@ -99,17 +101,24 @@ class ClusterInMemory:
         self.remove(pod.uid)
 
     def remove(self, uid: str) -> None:
-        """End and forget a pod; on a node that is gone it stays."""
+        """End and forget a pod; on a node that is gone, once that is back."""
         found = self._pods.get(uid)
         if found is None:
             return
         place, node = found
         machine = self._machines.by_name[node]
         if not machine.up:
+            self._ending.add(uid)
             return
         if machine.places.get(place.incarnation) is place:
             machine.end(place, "the kubelet")
         self._pods.pop(uid, None)
+
+    def node_is_back(self, node: str) -> None:
+        """Its kubelet ends the pods that were deleted meanwhile."""
+        for uid, (_, there) in list(self._pods.items()):
+            if there == node and uid in self._ending:
+                self.remove(uid)
 
     async def node(self, name: str) -> Any:
         """No session here asks for labels of its node."""

@@ -98,6 +98,7 @@ class HubProcess:
         self.new_name = new_name
         self.spawners: dict[SessionKey, SimulatedSpawner] = {}
         self.pending: dict[SessionKey, str] = {}
+        self.cleanups: dict[SessionKey, asyncio.Task[None]] = {}
         self._starts: dict[SessionKey, asyncio.Task[Any]] = {}
         self._ports = 40_000
 

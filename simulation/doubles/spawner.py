@@ -215,6 +215,7 @@ class SimulatedSpawner(ReclaimMixin, ProcessesOnMachine):  # type: ignore[misc]
     def __init__(self, hub: HubProcess, key: SessionKey) -> None:
         super().__init__()
         self.hub_process = hub
+        self.reclaim_cleanups = hub.cleanups  # type: ignore[misc]
         self.key = key
         self.location = Location()
         self.orm_spawner = object()

@@ -281,11 +281,12 @@ def _thawed(state: State) -> State:
 
 def _adopted(state: State, inc: int) -> State:
     tree = state.tree(inc)
-    came_from = tree is not None and tree.origin == state.row.checkpoint
+    origin = tree.origin if tree is not None else 0
+    noted = origin == state.row.checkpoint or origin not in state.row.known
     return state.to(
         SessionEvent.FOUND_RUNNING,
         inc=inc,
-        checkpoint=state.row.checkpoint if came_from else 0,
+        checkpoint=origin if noted else 0,
         attempt=0,
         placed=False,
     )

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.controlplane.loop import scheduler
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
@@ -82,7 +83,16 @@ def _row_alone(row: SessionRow, observed: Observed) -> int:
     return row.generation
 
 
-GENERATIONS: tuple[Patch, ...] = ((adoption, "_above", _row_alone),)
+def _after_the_row(self: Suspender, row: SessionRow) -> int:
+    del self
+    return row.generation + 1
+
+
+#: What is kept under that name is counted at the capture as well.
+GENERATIONS: tuple[Patch, ...] = (
+    (adoption, "_above", _row_alone),
+    (Suspender, "_next_generation", _after_the_row),
+)
 
 
 def _take_it(self: Lease) -> bool:

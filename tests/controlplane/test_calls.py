@@ -346,6 +346,15 @@ async def test_plan_start_of_a_new_user_is_cold_even_if_the_agent_is_down(world)
     assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
 
 
+async def test_plan_start_of_what_only_the_hub_remembers_waits_for_the_agent(world):
+    """The journal is lost, and the Hub could not learn how the session has ended."""
+    controller = await world.controller()
+    world._servers[0].stop()
+    mine = Placement(key=SessionKey("new"), incarnation="i1", remembered=True)
+    plan = await controller.plan_start(mine)
+    assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
+
+
 def _store_is_away(world):
     async def checkpoints():
         raise StoreError(Reason.STORE_FAILED, why="it does not answer")

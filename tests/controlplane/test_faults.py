@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
@@ -291,6 +292,92 @@ async def test_restore_that_the_hub_never_took_up_runs_and_is_adopted(world):
     world.hub.ignores_restored = False
     assert await world.hub.start(KEY) == "adopt"
     assert [p.contents for p in world.node.living(KEY)] == ["tensors"]
+
+
+class KillsLate:
+    """Agents of which one does not answer orders to end, or whose pod is deleted."""
+
+    def __init__(self, agent) -> None:
+        self._agent = agent
+        self.answers = False
+        self.deleted = False
+        self.asked = False
+
+    def __getattr__(self, name):
+        return getattr(self._agent, name)
+
+    async def kill(self, incarnation):
+        self.asked = True
+        if not self.answers:
+            raise Unreachable(Reason.NODE_SILENT, node="node1")
+        return await self._agent.kill(incarnation)
+
+    async def trees(self, key=None):
+        trees = await self._agent.trees(key)
+        return [msgspec.structs.replace(each, ending=self.deleted) for each in trees]
+
+
+async def _restored_behind_the_hub(world, state="running"):
+    """Suspended, and brought back so far; the Hub's start has not ended yet."""
+    agent = KillsLate(world.clients()[0])
+    await world.running("tensors")
+    controller = await world.controller(agent=agent)
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.hub.states[KEY] = "spawning"
+    saved = controller.users.session(KEY).checkpoint
+    mine = Placement(key=KEY, incarnation="i2", checkpoint=saved)
+    assert (await controller.plan_start(mine)).action == "restore"
+    world.node.hold(KEY, "i2")
+    await controller.placed(mine)
+    await world.until(lambda: world.node.places["i2"].state.value == state)
+    return controller, agent, mine
+
+
+async def test_visit_adopts_nothing_whose_end_was_ordered_and_not_answered(world):
+    """That order may still be carried out, and the user would be at work by then."""
+    controller, agent, mine = await _restored_behind_the_hub(world)
+    await controller.cancelled(mine)
+    assert world.phase(controller) == "suspended"
+    await _comes_back_from_its_checkpoint(world, controller, agent, mine)
+
+
+async def test_visit_adopts_no_return_that_the_service_itself_has_given_up(world):
+    """The Hub was killed in the start; its node does not answer the order to end it."""
+    world.node.hold_at = "criu"
+    controller, agent, mine = await _restored_behind_the_hub(world, "restoring")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: agent.asked)
+    world.hub.states[KEY] = "spawning"
+    world.node.hold_at = ""
+    await world.until(lambda: world.node.living(KEY))
+    assert world.phase(controller) == "resuming"
+    await _comes_back_from_its_checkpoint(world, controller, agent, mine)
+
+
+async def _comes_back_from_its_checkpoint(world, controller, agent, mine):
+    visit = msgspec.structs.replace(mine, incarnation="i3")
+    plan = await controller.plan_start(visit)
+    assert (plan.action, plan.failure.code) == ("refuse", "node_silent")
+    assert world.node.living(KEY)
+    agent.answers = True
+    plan = await controller.plan_start(visit)
+    assert (plan.action, plan.checkpoint) == ("restore", mine.checkpoint)
+    assert world.node.living(KEY) == []
+
+
+async def test_visit_does_not_adopt_what_runs_in_a_pod_that_is_being_deleted(world):
+    """Its kubelet may be out of sight, and ends it as soon as it is back."""
+    controller, agent, mine = await _restored_behind_the_hub(world)
+    visit = msgspec.structs.replace(mine, incarnation="i3")
+    agent.deleted = True
+    plan = await controller.plan_start(visit)
+    assert (plan.action, plan.failure.code) == ("refuse", "operation_in_flight")
+    agent.answers = True
+    world.node.end("i2")
+    plan = await controller.plan_start(visit)
+    assert (plan.action, plan.checkpoint) == ("restore", mine.checkpoint)
 
 
 async def test_session_lost_right_after_its_return_is_suspended_again(world):

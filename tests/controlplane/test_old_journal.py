@@ -392,6 +392,25 @@ async def test_journal_lost_and_the_captured_tree_has_ended_its_stop_is_a_releas
     assert contents(world) == "tensors"
 
 
+async def test_journal_lost_and_a_session_ended_after_its_return_the_hub_remembers(
+    world,
+):
+    """The journal may be lost once more, and the Hub's memory is all there is then."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    await resume(world, first)
+    (place,) = world.node.living(KEY)
+    await world.kill(first)
+    world.node.end(place.incarnation)
+    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
+    second = await world.controller()
+    plan = await second.plan_stop(Placement(key=KEY, incarnation=place.incarnation))
+    assert plan.action == "keep"
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "saved_found"
+    assert second.users.session(KEY).checkpoint == saved
+
+
 async def test_journal_newer_than_store_and_hub_asks_before_the_older_one_comes_back(
     world,
 ):
@@ -552,6 +571,50 @@ async def test_journal_lost_after_a_failed_suspend_what_it_came_from_is_known(wo
     await world.until(lambda: second.users.session(KEY).kept)
     (kept,) = second.users.session(KEY).kept
     assert (kept.id, kept.keeping) == (saved, "superseded")
+
+
+async def _adopted_before_the_store_was_asked(world):
+    """It runs again, and the journal is lost; the store is away once it is adopted."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    await resume(world, first)
+    (place,) = world.node.living(KEY)
+    place.generation = 1  # as the real agent says of what it has restored
+    checkpoints = world.node.checkpoints
+
+    async def fails_once_it_is_adopted(key=None):
+        if world.phase(world.controllers[-1]) == "running":
+            raise StoreError(Reason.STORE_FAILED, why="it is away")
+        return await checkpoints(key)
+
+    world.node.checkpoints = fails_once_it_is_adopted
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "running")
+    mine = Placement(key=KEY, incarnation=place.incarnation, checkpoint=saved)
+    return second, mine, lambda: setattr(world.node, "checkpoints", checkpoints)
+
+
+async def test_journal_lost_it_ends_before_the_store_was_asked_and_comes_back(world):
+    """What it came from is known to its agent alone until then."""
+    second, mine, answers = await _adopted_before_the_store_was_asked(world)
+    world.node.end(mine.incarnation)
+    answers()
+    plan = await second.plan_stop(mine)
+    assert (plan.action, plan.checkpoint) == ("release", mine.checkpoint)
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "restore"
+
+
+async def test_journal_lost_a_return_is_cancelled_before_the_store_was_asked(world):
+    """What it goes back to is the session, and is not put aside as unknown."""
+    second, mine, answers = await _adopted_before_the_store_was_asked(world)
+    world.hub.states[KEY] = "stopped"
+    await second.cancelled(mine)
+    answers()
+    await world.until(lambda: second.users.session(KEY).kept)
+    (kept,) = second.users.session(KEY).kept
+    assert (kept.id, kept.keeping, kept.expires) == (mine.checkpoint, "current", None)
+    assert await world.hub.start(KEY) == "restore"
 
 
 async def test_journal_lost_and_hub_too_all_are_suspended_and_ask(world, tmp_path):

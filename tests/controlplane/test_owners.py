@@ -217,6 +217,27 @@ async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world)
     assert len(world.node.saved) == 1  # kept, for whom an administrator finds
 
 
+async def test_new_accounts_generations_go_on_from_those_of_the_former_one(world):
+    """Without the journal, nothing else tells which of the two is newer."""
+    controller = await _left_by_the_old_one(world)
+    (old,) = world.node.saved
+    await controller.plan_start(_placement("i2", NEW))
+    await controller.users.start_fresh(KEY, "ada")
+    assert (await controller.plan_start(_placement("i3", NEW))).action == "cold"
+    world.node.run(KEY, "of the new one", "i3")
+    await controller.placed(_placement("i3", NEW))
+    world.hub.run(KEY, "i3")
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    new = controller.users.session(KEY).checkpoint
+    saved = [info for info, _ in world.node.saved.values()]
+    assert {info.id: info.generation for info in saved} == {old: 1, new: 2}
+    second = await world.journal_lost(controller)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).checkpoint == new
+
+
 async def test_budget_of_keep_is_not_inherited(world):
     world.settings = type(world.settings)(
         **{**vars(world.settings), "keep_per_day": 3600.0}

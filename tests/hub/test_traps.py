@@ -302,6 +302,27 @@ def test_stop_during_a_resume_is_not_held_up_by_a_service_that_answers_late(
     assert comes_back(suspended)
 
 
+def test_t9_visit_after_a_cancelled_resume_waits_until_its_place_has_ended(
+    hub, service, suspended
+):
+    """The Hub makes another spawner meanwhile, and what still runs could be adopted."""
+    name = suspended.name
+    service.hold_restore.clear()
+    resume(hub, name)
+    wait_until(lambda: service.called("placed") > 1, 30, hub.log)
+    service.late["cancelled"] = 3.0
+    hub.api("DELETE", f"users/{name}/server")
+    settled(hub, name)
+    assert not gone(service, name)
+    service.hold_restore.set()
+    resume(hub, name)
+    settled(hub, name)
+    calls = [call for call, _ in service.calls if call in {"plan-start", "cancelled"}]
+    assert calls[-2:] == ["cancelled", "plan-start"]
+    service.late.clear()
+    assert comes_back(suspended)
+
+
 def test_t10_suspended_named_server_is_not_renamed_and_deletes_its_login(
     hub, service, name
 ):

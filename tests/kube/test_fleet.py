@@ -157,6 +157,15 @@ async def test_a_silent_node_makes_its_own_sessions_unknown_and_no_others(
     assert [s.key for s in await service.fleet.samples()] == [BOB]
 
 
+async def test_a_tree_in_a_pod_that_is_being_deleted_says_so(cluster, service, two):
+    """Its node may be out of sight, and its kubelet ends it as soon as it is back."""
+    cluster.delete_seconds = 60.0
+    cluster.delete_pod(cluster.pod("jupyter-ada"), 30)
+    await service.knows(lambda pods: any(pod.ending for pod in pods))
+    trees = await service.fleet.trees()
+    assert {tree.key: tree.ending for tree in trees} == {ADA: True, BOB: False}
+
+
 async def test_a_look_at_one_session_does_not_wait_for_another_ones_silent_node(
     cluster, service, two, monkeypatch
 ):

@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
@@ -174,7 +174,7 @@ class StartPlanner:
             return None
         for tree in observed.left():
             if tree.state is TreeState.RUNNING:
-                return self._adopt(row, tree)
+                return await self._adopt(row, tree)
         if await self._took_over(row, placement, observed):
             return None
         doubt = self._doubt(row, placement)
@@ -317,9 +317,10 @@ class StartPlanner:
         if row.incarnation == placement.incarnation:
             return await self._restore_same(row)
         tree = _of(await self._agent.trees(row.key), row.incarnation)
-        if tree is not None and tree.state is TreeState.RUNNING:
+        runs = tree is not None and tree.state is TreeState.RUNNING
+        if tree is not None and runs and not await self._ends(tree):
             return StartPlan(action="adopt", incarnation=row.incarnation)
-        await self._resumer.kill(row.incarnation)
+        await self._resumer.kill(row.key, row.incarnation)
         if self._sessions.row(row.key) == row:
             self._resumer.failed(row, failure_of(Reason.CANCELLED))
         return None
@@ -361,7 +362,7 @@ class StartPlanner:
         """What runs is adopted, what is frozen taken up; else what is saved counts."""
         for tree in observed.left():
             if tree.state is TreeState.RUNNING:
-                return self._adopt(row, tree)
+                return await self._adopt(row, tree)
             if tree.state is TreeState.CAPTURED:
                 await self._captured(row, tree, observed)
                 return None
@@ -374,10 +375,25 @@ class StartPlanner:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="restore")
         return self._nothing_runs(row, placement, observed)
 
-    def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan:
+    async def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan | None:
+        if await self._ends(tree):
+            return None
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
         return StartPlan(action="adopt", incarnation=tree.incarnation)
+
+    async def _ends(self, tree: Tree) -> bool:
+        """Whether the end of a tree that runs was ordered; then it has ended now.
+
+        Raises:
+            Refused: its pod is being deleted; that ends by itself.
+        """
+        if tree.ending:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
+        if not ending.is_ordered(self._sessions, tree.key, tree.incarnation):
+            return False
+        await self._resumer.kill(tree.key, tree.incarnation)
+        return True
 
     async def _captured(self, row: SessionRow, tree: Tree, observed: Observed) -> None:
         """A captured tree that the journal did not know."""
@@ -428,11 +444,14 @@ class StartPlanner:
 
         Journal and Hub must both know of no checkpoint. The journal's word is good once
         it was compared with the store, for sessions that were never suspended, and if
-        there is no agent at all, since the first start brings its node.
+        there is no agent at all, since the first start brings its node. A journal that
+        has no row of a session that the Hub remembers was lost, or is another one.
         """
         if row.phase is not Phase.STOPPED or not self._accounted_for(row, placement):
             return False
-        never_saved = not row.generation
+        if placement.remembered and not row.since:
+            return False
+        never_saved = not row.generation and not placement.remembered
         return self._sessions.store_seen or never_saved or why is Reason.NO_AGENT
 
     def _missing(self, placement: Placement) -> None:
@@ -512,7 +531,7 @@ class StartPlanner:
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):
-            await self._resumer.kill(placement.incarnation)
+            await self._resumer.kill(placement.key, placement.incarnation)
         self._look(placement.key)
 
     def _cancel(self, row: SessionRow, placement: Placement) -> None:

@@ -152,16 +152,22 @@ class StopPlanner:
     async def _take_saved(
         self, row: SessionRow, placement: Placement, trees: Sequence[Tree]
     ) -> StopPlan:
-        """One that has ended may have been captured before: then it is suspended."""
+        """One that has ended may have been captured before: then it is suspended.
+
+        Nobody has stopped it: where anything may come back, the Hub must not forget the
+        session. What it came from may be all that is left of it; the reconciler asks.
+        """
         saved = await self._agent.checkpoints(row.key)
         observed = self._starts.facts(row.key, trees, saved)
         found = lineage.found(row, observed)
-        if not found or found[0].incarnation != placement.incarnation:
+        if not found:
             return StopPlan(action="stop")
-        newest = found[0].id
+        newest = found[0]
+        if newest.incarnation != placement.incarnation:
+            return StopPlan(action="keep")
         # The Hub remembers that incarnation, which is as good as its checkpoint.
-        adoption.saved(self._sessions, row, observed, self._settings, newest)
-        return StopPlan(action="release", checkpoint=newest)
+        adoption.saved(self._sessions, row, observed, self._settings, newest.id)
+        return StopPlan(action="release", checkpoint=newest.id)
 
     async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
         """A captured tree that the journal does not know is released, not stopped."""

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
@@ -410,7 +411,7 @@ class UserApi:
             raise Refused(
                 Reason.WRONG_PHASE, phase=row.phase.value, action="be ended like this"
             )
-        await self._agent.kill(incarnation)
+        await ending.end(self._sessions, self._agent, key, incarnation)
         line = self._sessions.audit_line(key, by, "end second tree", incarnation)
         self._sessions.update(key, line, failure=None)
         self._queue.add(key)

@@ -2,8 +2,8 @@
 
 ``suspend`` leads from a decision to a committed checkpoint and a released tree,
 ``resume`` from a placed init to a session that answers. ``adoption`` takes over trees
-and checkpoints that the journal did not know; ``gpu_queue`` says whose turn it is when
-GPU memory is short.
+and checkpoints that the journal did not know, unless their end was ordered
+(``ending``); ``gpu_queue`` says whose turn it is when GPU memory is short.
 
 Each step is in the journal before it is taken, so that a restarted service continues
 from the last one (law 6). Nothing is ended before the commit (law 1). A failed suspend

@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -36,20 +37,25 @@ def running(
     """A tree runs that the journal did not know as running.
 
     Its parent checkpoint is kept for the time of grace; any other one is set aside,
-    because it is not what runs.
+    because it is not what runs. A parent that the journal does not know either is noted
+    before the store was asked: the session may end until then.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
         kept = expiry.kept(sessions, row.checkpoint, Keeping.SUPERSEDED, settings.grace)
     else:
         kept = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
+    parent = row.checkpoint if came_from else ""
+    if not parent and sessions.journal.checkpoint(tree.origin) is None:
+        parent = tree.origin
+    ending.forget(sessions, row.key, tree.incarnation)
     now = sessions.clock.now()
     return sessions.apply(
         row.key,
         SessionEvent.FOUND_RUNNING,
         checkpoints=kept,
         incarnation=tree.incarnation,
-        checkpoint=row.checkpoint if came_from else "",
+        checkpoint=parent,
         generation=max(row.generation, tree.generation),
         attempt="",
         placed=False,
@@ -153,10 +159,15 @@ def _beside(
     """
     missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
     rows = _asides(sessions, observed, None if missing else settings.set_aside)
+    if row.phase is Phase.SUSPENDED and observed.missed(row.checkpoint):
+        # Lost after its return, before the store was asked what it had come from.
+        own = [info for info in observed.unknown() if info.id == row.checkpoint]
+        rows = [each for each in rows if each.id != row.checkpoint]
+        rows += [expiry.current(info, sessions.clock.now()) for info in own]
     changes: dict[str, Any] = {"generation": _above(row, observed)}
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
-    if observed.missed(parent) and not row.checkpoint:
+    if observed.missed(parent) and row.checkpoint in {"", parent}:
         until = sessions.clock.now() + settings.grace
         rows = _superseded(rows, _line(parent, observed), until)
         changes["checkpoint"] = parent

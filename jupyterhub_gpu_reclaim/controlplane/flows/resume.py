@@ -11,22 +11,19 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import (
-    NotFound,
-    ReclaimError,
-    Refused,
-    Unreachable,
-)
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -190,16 +187,13 @@ class Resumer:
 
     async def give_up(self, row: SessionRow, failure: Failure | None) -> None:
         """End what was placed for a resume that is no longer wanted."""
-        await self.kill(row.incarnation)
+        await self.kill(row.key, row.incarnation)
         if row.phase is Phase.RESUMING:
             self.failed(row, failure)
 
-    async def kill(self, incarnation: str) -> None:
-        """End an incarnation; one that is not there has ended."""
-        try:
-            await self._agent.kill(incarnation)
-        except NotFound:
-            return
+    async def kill(self, key: SessionKey, incarnation: str) -> None:
+        """End an incarnation; see ``ending.end``."""
+        await ending.end(self._sessions, self._agent, key, incarnation)
 
     def _count(self, outcome: str, code: str = "") -> None:
         self._sessions.counters.operations["resume", outcome] += 1

@@ -125,13 +125,23 @@ class Suspender:
 
     async def _capture(self, row: SessionRow) -> Event:
         """The last event of the capture."""
-        events = self._agent.capture(row.incarnation, row.attempt, row.generation + 1)
+        generation = self._next_generation(row)
+        events = self._agent.capture(row.incarnation, row.attempt, generation)
         async for event in events:
             self._sessions.step(row.key, "suspend", event)
             if event.step is None:
                 return event
             self._sessions.counters.step("suspend", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def _next_generation(self, row: SessionRow) -> int:
+        """One above all that are kept under that name, whoever's they are.
+
+        A new account's row counts from nothing, beside what is kept of the former one.
+        Without the journal only the numbers tell which of those is newer.
+        """
+        kept = self._sessions.journal.checkpoints(row.key)
+        return max([row.generation, *(each.generation for each in kept)]) + 1
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
         """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""

@@ -295,9 +295,8 @@ class Worker:
 
     # --- leftovers
     async def _kill(self, row: SessionRow, action: Action) -> float:
-        del row
         if action.tree is not None:
-            await self._resumer.kill(action.tree.incarnation)
+            await self._resumer.kill(row.key, action.tree.incarnation)
         return self._settings.pace
 
     async def _report(self, row: SessionRow, action: Action) -> None:

@@ -48,6 +48,8 @@ class Runtime:
     compared: bool = False
     #: its checkpoints that were deleted since the store was listed last
     deleted: frozenset[str] = frozenset()
+    #: incarnations whose end was ordered and not answered (``flows/ending.py``)
+    ending: frozenset[str] = frozenset()
     hub_checked: float | None = None  #: when a restarted Hub last looked (monotonic)
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     #: The spawner's own ``start()``.
     Start = Callable[[], Awaitable[Any]]
 
-#: Seconds for cleaning up after a start that failed or was cancelled.
-CLEANUP_SECONDS = 20.0
+#: Seconds for cleaning up after a start that failed or was cancelled: for an answer of
+#: the service, and for the end of what was placed.
+CLEANUP_SECONDS = 30.0
 #: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
 #: Deleted logins of one server that may become valid again, each for one session.
@@ -106,7 +107,6 @@ class SessionLifecycle:
         self._reporter: ProgressReporter | None = None
         self._last_story: dict[str, Any] | None = None
         self._repair: ClientRepair | None = None
-        self._cleanup: asyncio.Task[None] | None = None
 
     # --- the pointer ---
 
@@ -164,6 +164,7 @@ class SessionLifecycle:
             key=self._spawner.reclaim_key,
             incarnation=self._spawner.reclaim_launch.incarnation or "none",
             checkpoint=self.pointer.checkpoint,
+            remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
         )
 
@@ -188,7 +189,6 @@ class SessionLifecycle:
         Raises:
             ReclaimError: there is a checkpoint that cannot come back now.
         """
-        await self._cleaned_up()
         minted = self._spawner.api_token
         self._become(starting=True, undo=Undo.NOTHING, refused=False)
         reporter = self._reporter = self._reporter or ProgressReporter()
@@ -197,7 +197,7 @@ class SessionLifecycle:
         except asyncio.CancelledError:
             # The Hub waits for one second, then stops a start that has ended, and
             # takes one that has not for a server that runs: the rest is done later.
-            self._cleanup = asyncio.ensure_future(self._clean_up(minted, None))
+            self._begin_cleanup(minted, None)
             raise
         except Exception as error:
             await self._clean_up_now(minted, error)
@@ -211,6 +211,9 @@ class SessionLifecycle:
     async def _start_as_planned(
         self, start: Start, minted: str, reporter: ProgressReporter
     ) -> Any:
+        if not await self._cleaned_up():
+            # What is being ended must not be taken for the session.
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         plan = await self._plan_start()
         if plan.action == "cold":
             return await self._start_cold(start, minted, reporter)
@@ -375,19 +378,32 @@ class SessionLifecycle:
     async def _clean_up_now(self, minted: str, error: Exception) -> None:
         """After a start that failed: leave nothing behind (T5)."""
         ours = error if isinstance(error, ReclaimError) else None
-        self._cleanup = asyncio.ensure_future(self._clean_up(minted, ours))
-        await self._cleaned_up()
+        await asyncio.wait({self._begin_cleanup(minted, ours)}, timeout=CLEANUP_SECONDS)
 
-    async def _cleaned_up(self) -> None:
+    def _begin_cleanup(
+        self, minted: str, error: ReclaimError | None
+    ) -> asyncio.Task[None]:
+        """Take back what was begun; the next start waits for it, whosever it is."""
+        cleanups, key = self._spawner.reclaim_cleanups, self._spawner.reclaim_key
+        cleanup = asyncio.ensure_future(self._clean_up(minted, error))
+
+        def ended(cleanup: asyncio.Task[None]) -> None:
+            if cleanups.get(key) is cleanup:
+                del cleanups[key]
+            if not cleanup.cancelled() and (why := cleanup.exception()) is not None:
+                self._log.error("%s: not cleaned up: %r", key, why)
+
+        if self.state.undo is not Undo.NOTHING:  # else an earlier one may be under way
+            cleanups[key] = cleanup
+        cleanup.add_done_callback(ended)
+        return cleanup
+
+    async def _cleaned_up(self) -> bool:
         """Wait until what a failed or cancelled start left behind is gone (T5, T9)."""
-        if self._cleanup is None:
-            return
-        done, _ = await asyncio.wait({self._cleanup}, timeout=CLEANUP_SECONDS)
-        self._cleanup = None
-        for task in done:
-            if (error := task.exception()) is not None:
-                key = self._spawner.reclaim_key
-                self._log.error("%s: not cleaned up: %r", key, error)
+        cleanup = self._spawner.reclaim_cleanups.get(self._spawner.reclaim_key)
+        if cleanup is not None:
+            await asyncio.wait({cleanup}, timeout=CLEANUP_SECONDS)
+        return cleanup is None or cleanup.done()
 
     async def _clean_up(self, minted: str, error: ReclaimError | None) -> None:
         undo = self.state.undo

@@ -6,7 +6,7 @@ ends; what is started or ended, and when, is ``lifecycle.py``'s.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 from traitlets.config import Configurable
@@ -14,6 +14,7 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from jupyterhub.spawner import Spawner as Base
@@ -39,6 +40,10 @@ class SessionPlacement(Base):
 
     #: Set before ``start()`` is called.
     reclaim_launch = Launch()
+
+    #: What failed or cancelled starts still take back, by server: one for all spawners,
+    #: since the Hub may make another spawner of that server meanwhile.
+    reclaim_cleanups: ClassVar[dict[SessionKey, asyncio.Task[None]]] = {}
 
     @property
     def reclaim_key(self) -> SessionKey:

@@ -136,9 +136,9 @@ class AgentRouter:
             ]
         self._agents.heard(node)
         return [
-            msgspec.structs.replace(tree, key=ours[tree.incarnation, tree.pod].key)
+            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending)
             for tree in told
-            if (tree.incarnation, tree.pod) in ours
+            if (pod := ours.get((tree.incarnation, tree.pod))) is not None
         ]
 
     async def tree(self, incarnation: str) -> Tree:

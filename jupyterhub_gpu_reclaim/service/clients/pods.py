@@ -119,6 +119,11 @@ class Pod(_Object, frozen=True, rename="camel"):
         return any(c.type == "Ready" and c.status == "True" for c in told)
 
     @property
+    def ending(self) -> bool:
+        """Whether it is being deleted; its kubelet ends it, once that is there."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
     def over(self) -> bool:
         """Whether the session's container is dead, as reported by the kubelet."""
         if self.status.phase in {"Succeeded", "Failed"}:

@@ -1,0 +1,52 @@
+"""Ends of incarnations that were ordered, and that may have no answer yet.
+
+An order without an answer may still be carried out, and cannot be taken back. So what
+it is about is not the session any more, however well it runs: once adopted, it would be
+ended under its user's hands.
+
+Known to this program only: the next one may adopt what an order of this one, which is
+late by more than the restart, still ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+
+async def end(
+    sessions: Sessions, agent: Agent, key: SessionKey, incarnation: str
+) -> None:
+    """End an incarnation; one that is not there has ended.
+
+    Raises:
+        Unreachable: no answer; it may have ended, or end later.
+        Refused: it is being captured.
+    """
+    before = is_ordered(sessions, key, incarnation)
+    sessions.runtime(key).ending |= {incarnation}
+    try:
+        await agent.kill(incarnation)
+    except NotFound:
+        pass
+    except Refused:
+        if not before:  # else an earlier order may still be on its way
+            forget(sessions, key, incarnation)
+        raise
+    forget(sessions, key, incarnation)
+
+
+def is_ordered(sessions: Sessions, key: SessionKey, incarnation: str) -> bool:
+    """Whether its end was ordered, and nobody has said what became of that."""
+    return incarnation in sessions.runtime(key).ending
+
+
+def forget(sessions: Sessions, key: SessionKey, incarnation: str) -> None:
+    """It has ended; or it is the session after all, since the Hub says that it runs."""
+    sessions.runtime(key).ending -= {incarnation}
