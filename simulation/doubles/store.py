@@ -1,10 +1,10 @@
 """The store in memory: shared by all nodes, with each agent's own way to it.
 
-It keeps the store's promises (``store/repository.py``): a checkpoint is committed whole
-or it does not exist, a commit is durable when it returns, ``abort`` says when a commit
-had won, ``delete`` is idempotent. Blocks, packs and encryption are not simulated; the
-store's own suites are for these. Each call may be slow, fail, or be cut off by the end
-of the program that makes it, on either side of its effect.
+It keeps the store's promises (``tests/contracts/test_repository.py``): a checkpoint is
+committed whole or it does not exist, a commit is durable when it returns, ``abort``
+says when a commit had won, ``delete`` is idempotent. Blocks, packs and encryption are
+not simulated; the store's own suites are for these. Each call may be slow, fail, or be
+cut off by the end of the program that makes it, on either side of its effect.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    Refused,
+    StoreError,
+)
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.format.index import is_name
 from simulation.loop import pause
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -179,6 +186,7 @@ class Writer:
         self._info = info
         self._files: dict[str, bytearray] = {}
         self._cancelled = False
+        self._failed = False
         self._committed: CheckpointInfo | None = None
 
     @property
@@ -188,11 +196,20 @@ class Writer:
 
     stored_bytes = logical_bytes
 
-    @contextmanager
-    def file(self, name: str) -> Iterator[FileWriter]:
+    def file(self, name: str) -> AbstractContextManager[FileWriter]:
         """One file of it."""
-        data = self._files.setdefault(name, bytearray())
-        yield FileWriter(self._repository.store, data, self._check)
+        if not is_name(name) or name in self._files:
+            raise BadRequest(Reason.INVALID, what=f"No file may be called {name!r}.")
+        self._check()
+        return self._written(self._files.setdefault(name, bytearray()))
+
+    @contextmanager
+    def _written(self, data: bytearray) -> Iterator[FileWriter]:
+        try:
+            yield FileWriter(self._repository.store, data, self._check)
+        except BaseException:
+            self._failed = True
+            raise
 
     def add(self, name: str, data: bytes) -> None:
         """A whole small file."""
@@ -233,8 +250,12 @@ class Writer:
         return not self._committed
 
     def _check(self) -> None:
+        if self._failed:
+            raise StoreError(Reason.STORE_FAILED, why="a file was not written")
         if self._cancelled:
-            raise StoreError(Reason.STORE_FAILED, detail="aborted")
+            raise StoreError(Reason.CANCELLED)
+        if self._committed:
+            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._info.id)
 
 
 def _finished(
@@ -291,19 +312,25 @@ class Reader:
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
-        return len(self._saved.files[name])
+        return len(self._file(name))
 
     def read(self, name: str) -> bytes:
         """A whole small file."""
         self._store.touch()
-        return self._saved.files[name]
+        return self._file(name)
 
     def stream(self, name: str, skip: Any = ()) -> Iterator[bytes]:
         """A file, piece by piece."""
         del skip
         self._store.touch()
-        data = self._saved.files[name]
+        data = self._file(name)
         half = len(data) // 2
         yield data[:half]
         self._store.touch()
         yield data[half:]
+
+    def _file(self, name: str) -> bytes:
+        if name not in self._saved.files:
+            detail = f"no file {name}"
+            raise StoreError(Reason.CHECKPOINT_DAMAGED, detail=detail)
+        return self._saved.files[name]

@@ -119,7 +119,7 @@ class World:
         await controller.users.suspend(KEY, "ada")
         await self.until(lambda: self.phase(controller) == "suspended")
 
-    async def until(self, condition, limit: float = 10.0):
+    async def until(self, condition, limit: float = 30.0):
         """Wait until it holds; its last value."""
         deadline = time.monotonic() + limit
         while not (value := condition()):
