@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -30,15 +31,25 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 
 
+#: The first port of an outgoing connection (ip(7), ip_local_port_range).
+_EPHEMERAL = 32_768
+
+
 class StackError(RuntimeError):
     """A part did not start; the text says which, why, and where its log is."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody uses, nor gets by chance.
+
+    It lies below the ports that the kernel gives to outgoing connections, as it is set
+    up on most machines: what is started on it later, or once more, finds it free.
+    """
+    while True:
+        port = random.randrange(10_000, _EPHEMERAL)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Stack:

@@ -19,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from playwright.async_api import async_playwright
 
+from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from tests.service.test_under_hub import CONFIG, SAVED
 from tests.support import chromium as chromium_program
-from tests.support.hub import PASSWORD, HubUnderTest, free_port, wait_until
+from tests.support.hub import PASSWORD, HubUnderTest, wait_until
 from tests.support.keeping_agent import AgentThatOnlyKeeps
 
 PREFIX = "/services/gpu-reclaim/"

@@ -9,7 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.hub import HubUnderTest, free_port, wait_until
+from demo.stack import free_port
+from tests.support.hub import HubUnderTest, wait_until
 from tests.support.keeping_agent import AgentThatOnlyKeeps
 
 CONFIG = """

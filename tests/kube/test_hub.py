@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from tests.kube.conftest import MODEL
 from tests.support.cluster import NAMESPACE
@@ -16,7 +17,7 @@ from tests.support.elsewhere import (
     reclaim,
     wait,
 )
-from tests.support.hub import HubUnderTest, free_port, proxy_command
+from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.nodes import AGENT_PORT, SERVER_PORT, TOKEN, Node
 
 _numbers = itertools.count(1)

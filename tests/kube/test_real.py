@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.stack import free_port
 from tests.support.agent import Agent, criu_folder
 from tests.support.cluster import NAMESPACE
 from tests.support.containers import PLACEMENT, PORT
@@ -26,7 +27,7 @@ from tests.support.elsewhere import (
     suspended,
     wait,
 )
-from tests.support.hub import HubUnderTest, free_port, proxy_command
+from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.real_node import RealNode
 
 #: An address of this machine that containers reach by their default route.

@@ -15,8 +15,9 @@ import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
-from tests.support.hub import HubUnderTest, free_port, wait_until
+from tests.support.hub import HubUnderTest, wait_until
 from tests.support.keeping_agent import TOKEN, AgentThatOnlyKeeps
 
 PAGE = "/services/gpu-reclaim/"

@@ -25,7 +25,8 @@ from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.hub import HubUnderTest, free_port, wait_until
+from demo.stack import free_port
+from tests.support.hub import HubUnderTest, wait_until
 from tests.support.keeping_agent import TOKEN, AgentThatOnlyKeeps
 
 PAGE = "/services/gpu-reclaim/"

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from demo.stack import free_port
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
@@ -282,9 +283,7 @@ class Jupyter:
     PREFIX = "/user/ann/"
 
     def __init__(self, folder: Path, places, *options: str, env=()) -> None:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.port = one.getsockname()[1]
+        self.port = free_port()
         home = folder / "home"
         home.mkdir(exist_ok=True)
         self.home = home

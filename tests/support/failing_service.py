@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
-from tests.support.hub import HubUnderTest, free_port, proxy_command
+from demo.stack import free_port
+from tests.support.hub import HubUnderTest, proxy_command
 
 if TYPE_CHECKING:
     from tests.support.relaunching_service import RelaunchingService

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from urllib.parse import quote
 
 import requests
 
+from demo.stack import free_port
 from demo.user import User
 from tests.support import light_server, preloaded
 
@@ -67,16 +67,8 @@ def proxy_command() -> str | None:
         shutil.which("configurable-http-proxy"),
         Path(__file__).parents[2]
         / "scripts/proxy/node_modules/.bin/configurable-http-proxy",
-        "/work/tmp/npm/node_modules/.bin/configurable-http-proxy",
     ]
     return next((str(c) for c in candidates if c and Path(c).exists()), None)
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class HubUnderTest:

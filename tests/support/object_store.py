@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import boto3
 
+from demo.stack import free_port
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -58,9 +60,7 @@ def served(tmp_path_factory):
 @contextlib.contextmanager
 def s3_server(folder: Path):
     """A server on a free port of 127.0.0.1, until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = (folder / "moto.log").open("wb")
     with log, _server(port, log) as server:
         deadline = time.monotonic() + 60

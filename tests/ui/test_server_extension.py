@@ -19,7 +19,8 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.hub import free_port, wait_until
+from demo.stack import free_port
+from tests.support.hub import wait_until
 
 SECRET = b"secret-of-spawner-and-service"
 CONFIG = Path("etc/jupyter/jupyter_server_config.d/jupyterhub-gpu-reclaim.json")
