@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -39,12 +40,19 @@ def driver(library, folder, monkeypatch):
     return state
 
 
-def device():
+@contextlib.contextmanager
+def device_file():
     """A file that stands for the device."""
     path = Path(f"/dev/nvidia-test-{os.getpid()}")
     path.write_bytes(b"")
     yield path
     path.unlink()
+
+
+def device():
+    """Such a file for one test."""
+    with device_file() as path:
+        yield path
 
 
 def start(driver, device, agent, places):
@@ -55,6 +63,12 @@ def start(driver, device, agent, places):
         return places("start", *command, str(driver), str(device), *words, env={})
 
     return begin
+
+
+def take_card(server, kernel: str, driver: Path, device: Path) -> None:
+    """Let a kernel of a Jupyter server have the false card."""
+    server.run(kernel, f"import os; os.environ['FALSE_CARD'] = '{driver}:{device}'")
+    server.run(kernel, (FAKE / "cell.py").read_text())
 
 
 def computes(place, who: str = "pc") -> None:

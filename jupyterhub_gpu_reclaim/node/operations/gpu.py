@@ -168,22 +168,28 @@ class Accelerator:
         survey: Survey,
         limit: LimitRecord,
         cancel: Cancel | None = None,
+        standing: Callable[[], None] = lambda: None,
     ) -> None:
         """Move its GPU memory into its processes', so that nothing holds a GPU.
 
-        They are stopped afterwards, as is a shell that one of them was started from: it
-        would take its terminal away from a program that stops. Their forked children
-        have given up what they inherited, also those that were forked after the survey.
+        What :meth:`to_stop` names is stopped afterwards. Their forked children have
+        given up what they inherited, also those that were forked after the survey.
 
         Args:
             look: returns the session's tree as it is.
             survey: of it.
             limit: on its memory, which is lifted for that.
             cancel: cancels it.
+            standing: called when they stand still, before any memory moves.
 
         Raises:
             ReclaimError: it could not be; :meth:`fill` takes back what was done.
         """
+
+        def settle() -> None:
+            self._settle(look, users, shells, cancel)
+            standing()
+
         cgroups.lift_memory_limit(limit)
         users = [user.process for user in survey.users]
         shells = _shells(look(), users)
@@ -194,10 +200,18 @@ class Accelerator:
             users,
             lock_seconds=self._lock_seconds,
             seconds=self._seconds,
-            settle=lambda: self._settle(look, users, shells, cancel),
+            settle=settle,
             cancel=cancel,
         )
         self.refuse_holders(look())
+
+    def to_stop(self, survey: Survey, snapshot: Snapshot) -> list[Process]:
+        """Whom :meth:`empty` stops: the users, and the shells above them.
+
+        A shell would take the terminal away from its program when that stops.
+        """
+        users = [user.process for user in survey.users]
+        return [*_shells(snapshot, users), *users]
 
     def refuse_holders(self, snapshot: Snapshot) -> None:
         """Check that no process of an emptied session holds a GPU.
