@@ -4,15 +4,34 @@ The program ends when it runs while its card is away, so each of these tests als
 that it does not.
 """
 
+import asyncio
 import json
 import os
 import signal
+import sys
 
 import pytest
+from websockets.sync.client import connect
 
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
+from jupyterhub_gpu_reclaim.cli.main import main
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
+from jupyterhub_gpu_reclaim.common.models import TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
-from tests.support.agent import wait_for
-from tests.support.fake_cards import computes, holders
+from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
+from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
+from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
+from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage
+from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
+from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+from tests.node.test_undo import fill, full_disk
+from tests.support.agent import goes_on, running_agent, wait_for
+from tests.support.fake_cards import FAKE, computes, holders, take_card
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -195,8 +214,276 @@ def test_nap_that_was_left_half_done_is_ended_by_the_next_agent(agent, session, 
     computes(session)
 
 
-def test_nap_whose_programs_have_ended_is_over(agent, session):
+def test_session_that_ends_while_it_naps_is_gone(agent, session):
     nap(agent, session)
     os.kill(program(session).pid, signal.SIGKILL)
-    wait_for(lambda: state(agent, session) in {"running", "gone"})
-    assert stage_of(agent) == ""
+    wait_for(lambda: state(agent, session) == "gone")
+    agent.kill()
+    agent.start()
+    assert agent.tree(session)["status"] == 404
+
+
+def test_capture_that_an_agent_died_in_ends_in_the_nap_that_it_began_in(agent, session):
+    nap(agent, session)
+
+    def kill(event) -> bool:
+        if (event.get("step") or {}).get("step") == "dump":
+            agent.kill()
+            return True
+        return False
+
+    agent.capture(session, "cp", until=kill)
+    agent.start()
+    if agent.get("/v1/checkpoints").json():
+        agent.post(f"/v1/sessions/{session.incarnation}/thaw")
+    wait_for(lambda: state(agent, session) == "napping")
+    assert naps(session)
+    wake(agent, session)
+    computes(session)
+
+
+def test_session_whose_agent_never_returns_is_woken(agent, session):
+    agent.kill()
+    agent.start("--AgentApp.thaw_after_seconds=1")
+    nap(agent, session)
+    agent.kill()
+    computes(session)
+    agent.start()
+    assert state(agent, session) == "running"
+
+
+def test_captured_session_whose_agent_never_returns_is_woken(agent, session):
+    agent.kill()
+    agent.start("--AgentApp.thaw_after_seconds=1")
+    nap(agent, session)
+    assert agent.capture(session, "cp")[-1]["checkpoint"]
+    agent.kill()
+    computes(session)
+    agent.start()
+    assert state(agent, session) == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_full_state_folder_refuses_a_nap_and_ends_one(folder, driver, device, places):
+    with full_disk(folder / "state"):
+        agent = running_agent(folder)
+        command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
+        session = places("start", *command, str(driver), str(device), env={})
+        computes(session)
+        nap(agent, session)
+        fill(agent.folder / "state")
+        assert wake(agent, session)["tree"]["state"] == "running"
+        computes(session)
+        # The next one would have to be found by an agent that knows nothing of it.
+        assert nap(agent, session)["failure"]["code"] == "state_full"
+        computes(session)
+        assert state(agent, session) == "running"
+        agent.kill()
+
+
+def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
+    agent, session, driver, device, jupyter, places
+):
+    """The one that naps goes on napping; both come back with their memory."""
+    agent.post(f"/v1/sessions/{session.incarnation}/kill")
+    server = jupyter()
+    first, second = server.start_kernel("a.ipynb"), server.start_kernel("b.ipynb")
+    take_card(server, first, driver, device)
+    assert nap(agent, server.place)["tree"]
+    take_card(server, second, driver, device)
+    assert state(agent, server.place) == "napping"
+
+    assert agent.capture(server.place, "cp")[-1].get("checkpoint")
+    agent.post(f"/v1/sessions/{server.place.incarnation}/thaw")
+    assert server.run(second, "len(held)") == "1"
+    assert state(agent, server.place) == "napping"
+
+    assert agent.capture(server.place, "cp-2")[-1].get("checkpoint")
+    path = f"/v1/sessions/{server.place.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp-2"}).json()["state"] == "gone"
+    place = places("hold")
+    assert agent.restore(place, "cp-2")[-1]["tree"]["state"] == "running"
+    for kernel in (first, second):
+        assert server.run(kernel, "len(held)") == "1"
+
+
+def test_key_in_the_terminal_of_a_program_wakes_it_and_its_shell(
+    agent, session, driver, device, jupyter
+):
+    agent.post(f"/v1/sessions/{session.incarnation}/kill")
+    server = jupyter()
+    name = server.client.post("api/terminals").json()["name"]
+    url = server.url.replace("http", "ws") + f"terminals/websocket/{name}"
+    headers = {"Authorization": f"token {server.TOKEN}"}
+    command = f"{sys.executable} -ISu {FAKE / 'user.py'} {driver} {device}"
+    with connect(url, additional_headers=headers) as terminal:
+        terminal.send(json.dumps(["stdin", f"{command}\r"]))
+        wait_for(lambda: holders(server.place) == 2)
+        wait_for(lambda: any(driver.iterdir()))
+        assert nap(agent, server.place)["tree"]
+        stopped = {p.name for p in server.place.tree.processes if p.stopped}
+        assert len(stopped) == 2
+        assert processes.is_stopped(server.place.tree.server) is False
+        terminal.send(json.dumps(["stdin", "\r"]))
+        wait_for(lambda: state(agent, server.place) == "running")
+        assert "is woken by keys in its terminal" in agent.log.read_text()
+        assert not any(p.stopped for p in server.place.tree.processes)
+
+        assert nap(agent, server.place)["tree"]
+        terminal.send(json.dumps(["stdin", "\x03"]))
+        wait_for(lambda: "KeyboardInterrupt" in terminal.recv(30))
+        terminal.send(json.dumps(["stdin", "echo a$((1 + 1))b\r"]))
+        wait_for(lambda: "a2b" in terminal.recv(30))
+    assert "is woken by SIGINT" in agent.log.read_text()
+
+
+async def test_service_takes_a_session_that_naps_for_one_that_runs(agent, session):
+    nap(agent, session)
+    client = AgentClient(agent.listen, agent.token)
+    try:
+        (tree,) = await client.trees()
+        assert tree.state is TreeState.RUNNING
+        assert await client.tree(session.incarnation) == tree
+        (sample,) = await client.samples()
+        assert sample.incarnation == session.incarnation
+    finally:
+        client.close()
+    assert state(agent, session) == "napping"
+
+
+def test_checkpoint_of_a_nap_stands_a_drill(agent, session):
+    nap(agent, session)
+    assert agent.capture(session, "cp")[-1]["checkpoint"]
+    agent.post(f"/v1/sessions/{session.incarnation}/release", {"checkpoint": "cp"})
+    key = agent.folder / "master.key"
+    places = [f"--store={agent.store}", f"--key-file={key}", f"--criu-dir={agent.criu}"]
+    assert main(["store", "drill", "cp", *places]) == 0
+
+
+class FullCards:
+    """The session's program has a card; nothing more is known, and nothing is done.
+
+    Its memory has no room: neither on the machine, nor, until ``free``, on the card.
+    """
+
+    free = False
+
+    def __init__(self, process: processes.Process, count: int) -> None:
+        self._process, self._count = process, count
+
+    def survey(self, snapshot) -> Survey:
+        return Survey(users=(GpuUser(self._process, CudaState.RUNNING),))
+
+    def findings(self, survey, snapshot) -> list:
+        return []
+
+    def to_stop(self, survey, snapshot) -> list[processes.Process]:
+        return [self._process]
+
+    def describe(self, survey) -> Gpus:
+        pid = self._process.ns_pid
+        return Gpus(
+            driver="580",
+            cards=[GpuCard(uuid="a" * 32, name="Card")],
+            users=[pid],
+            uses=[GpuUse(pid=pid, uuid="a" * 32, bytes=self._count)],
+        )
+
+    def empty(self, look, survey, limit, cancel, standing) -> None:
+        standing()
+        processes.send(self._process, signal.SIGSTOP)
+
+    def fill(self, gpus, limit, snapshot) -> None:
+        if not self.free:
+            raise ReclaimError(
+                Reason.GPU_MEMORY, card="Card", needed="1 GiB", free="0 B"
+            )
+
+
+async def run(recovery, place, cards, kind: str) -> ReclaimError | None:
+    """A nap or a wake of a real session, with those cards; its error."""
+    releases = recovery.releases
+    tools = WorkflowTools(
+        records=releases.records,
+        store=releases.store,
+        criu=None,
+        client=None,
+        clock=releases.clock,
+        limits=releases.limits,
+        work=None,
+        accelerator=cards,
+        memory=HostMemory(),
+    )
+    session = recovery.placements.find(place.incarnation)
+    operation = Operation(kind, session.key, "")
+    work = (
+        workflow.Nap(tools, session, operation)
+        if kind == "nap"
+        else workflow.Wake(tools, session, operation, "")
+    )
+    recovery.operations.begin(place.incarnation, operation, work.run)
+    await operation.wait()
+    return operation.error
+
+
+async def test_nap_that_the_machine_has_no_memory_for_is_refused_untouched(
+    recovery, counter
+):
+    cards = FullCards(counter.tree.server, 1 << 60)
+    error = await run(recovery, counter, cards, "nap")
+    assert error.reason is Reason.NOT_ENOUGH_MEMORY
+    assert recovery.releases.records.list() == []
+    assert goes_on(counter)
+
+
+async def test_wake_that_finds_the_card_full_naps_on_and_is_made_up_for(
+    recovery, counter
+):
+    cards = FullCards(counter.tree.server, 1)
+    assert await run(recovery, counter, cards, "nap") is None
+    records = recovery.releases.records
+    assert records.find(counter.incarnation).nap.stage is NapStage.ASLEEP
+    error = await run(recovery, counter, cards, "wake")
+    assert error.reason is Reason.GPU_MEMORY
+    assert processes.is_stopped(counter.tree.server)
+    assert records.find(counter.incarnation).naps
+
+    cards.free = True
+    assert await run(recovery, counter, cards, "wake") is None
+    assert records.find(counter.incarnation).nap is None
+    assert goes_on(counter)
+
+
+async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
+    recovery, counter, monkeypatch
+):
+    cards = FullCards(counter.tree.server, 1)
+
+    def empty(*_) -> None:
+        FullCards.empty(cards, *_)
+        raise RolledBack(Reason.CAPTURE_FAILED, why="the card is gone")
+
+    monkeypatch.setattr(cards, "empty", empty)
+    error = await run(recovery, counter, cards, "nap")
+    assert error.reason is Reason.GPU_MEMORY
+    records = recovery.releases.records
+    assert records.find(counter.incarnation).naps
+
+    tries = 0
+
+    async def order(incarnation: str, why: str) -> None:
+        nonlocal tries
+        tries += 1
+        cards.free = tries > 2
+        if failure := await run(recovery, counter, cards, "wake"):
+            raise failure
+
+    monkeypatch.setattr(wakers_module, "_FIRST_PAUSE", 0.05)
+    wakers = Wakers(recovery.placements, records, recovery.operations, order)
+    wakers.begin()
+    async with asyncio.timeout(10):
+        while records.find(counter.incarnation).naps:
+            await asyncio.sleep(0.02)
+    wakers.close()
+    assert tries == 3
+    assert goes_on(counter)

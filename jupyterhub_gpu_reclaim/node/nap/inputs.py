@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 #: A kernel has some sixty descriptors. Of all programs of a session together:
 MOST_DESCRIPTORS: Final = 4096
-#: No more of a channel is looked at.
-PEEK_BYTES: Final = 256 << 10
+#: No more of a channel is looked at. It is less than the kernel takes in for a program
+#: that does not read: behind a queue that is full, what wakes could not arrive.
+PEEK_BYTES: Final = 32 << 10
 #: Unread by nobody: the other end of a pipe was closed.
 ENDED: Final = -1
 

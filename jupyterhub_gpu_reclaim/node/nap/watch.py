@@ -40,14 +40,16 @@ _TICK: Final = 0.1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
 #: Looked at in one go, so that others of the agent's loop come to run.
 _AT_ONCE: Final = 16
-#: Timers, the size of a window, urgent data: no person's, or they ask for no answer.
-#: And those that stop: it is stopped, and the kernel drops them when it goes on.
+#: Timers, the size of a window, urgent data: no person's, or they ask for no answer. A
+#: child that ends, or was stopped by this very nap. And what stops a program: it is
+#: stopped, and the kernel drops them when it goes on.
 _QUIET_SIGNALS: Final = sum(
     1 << (number - 1)
     for number in (
         signal.SIGALRM,
         signal.SIGVTALRM,
         signal.SIGPROF,
+        signal.SIGCHLD,
         signal.SIGWINCH,
         signal.SIGURG,
         signal.SIGSTOP,
