@@ -266,7 +266,7 @@ class LocalNode:
         return tree
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a capture or a nap; where none runs there is nothing to do."""
+        """Cancel a capture, nap or wake; where none runs there is nothing to do."""
         running = self.operations.running(incarnation)
         if running is None:
             await self.tree(incarnation)

@@ -393,7 +393,7 @@ class FullCards:
         standing()
         processes.send(self._process, signal.SIGSTOP)
 
-    def fill(self, gpus, limit, snapshot) -> None:
+    def fill(self, gpus, limit, snapshot, cancel) -> None:
         if not self.free:
             raise ReclaimError(
                 Reason.GPU_MEMORY, card="Card", needed="1 GiB", free="0 B"

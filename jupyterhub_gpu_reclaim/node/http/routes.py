@@ -90,7 +90,7 @@ class Node(Protocol):
         """End a tree whatever it does, but not during a capture."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture, or a nap that begins."""
+        """Cancel a capture, a nap that begins, or a wake that waits for room."""
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""

@@ -14,7 +14,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
-from jupyterhub_gpu_reclaim.node.nap.inputs import TooManyError
 from jupyterhub_gpu_reclaim.node.nap.watch import Watch
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -107,9 +106,11 @@ class Wakers:
         with contextlib.closing(Watch(programs, nap.standing)) as watch:
             try:
                 await asyncio.to_thread(watch.open, session.init_pid)
-            except (TooManyError, OSError) as error:
-                return f"the lack of a watch ({error})"
-            return await watch.wait()
+                return await watch.wait()
+            except Exception as error:  # noqa: BLE001 - a session is at stake
+                # Whatever is wrong here, nobody would notice what wakes it.
+                _log.exception("%s cannot be watched", session.key)
+                return f"the lack of a watch ({type(error).__name__})"
 
     def _find(self, incarnation: str) -> tuple[Session, NapRecord] | None:
         """The session and its nap; None where it does not nap."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at signals.
 _TICK: Final = 0.1
+_PROGRAMS_A_TICK: Final = 10
 #: Seconds until the next look after input that woke nobody.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
 #: Looked at in one go, so that others of the agent's loop come to run.
@@ -104,11 +106,15 @@ class Watch:
 
     async def wait(self) -> str:
         """Wait for what wakes it; what that is, in a few words for the log."""
-        pause = _FIRST_PAUSE
+        pause, next_look = _FIRST_PAUSE, 0.0
+        # A session may have thousands of programs; the agent has others to look after.
+        tick = _TICK * max(1.0, len(self._programs) / _PROGRAMS_A_TICK)
         while True:
-            if why := self._look_at_programs():
-                return why
-            if not await self._told():
+            if (now := time.monotonic()) >= next_look:
+                next_look = now + tick
+                if why := self._look_at_programs():
+                    return why
+            if not await self._told(next_look - now):
                 pause = _FIRST_PAUSE
                 continue
             for number in self._edges.take(_AT_ONCE):
@@ -117,14 +123,14 @@ class Watch:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _told(self) -> bool:
-        """Wait a moment for input; whether some has come."""
+    async def _told(self, seconds: float) -> bool:
+        """Wait for input; whether some has come in that time."""
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
         descriptor = self._edges.fileno()
         loop.add_reader(descriptor, came.set)
         try:
-            async with asyncio.timeout(_TICK):
+            async with asyncio.timeout(seconds):
                 await came.wait()
         except TimeoutError:
             return False

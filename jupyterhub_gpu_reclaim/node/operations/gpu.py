@@ -272,7 +272,13 @@ class Accelerator:
             compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
         )
 
-    def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
+    def fill(
+        self,
+        gpus: Gpus | None,
+        limit: LimitRecord,
+        snapshot: Snapshot,
+        cancel: Cancel | None = None,
+    ) -> None:
         """Give a session its GPU memory back. Idempotent.
 
         No process is continued: what is stopped stays so.
@@ -281,10 +287,11 @@ class Accelerator:
             gpus: what :meth:`describe` said of it; None where it has none.
             limit: on its memory, to be put back.
             snapshot: its tree now.
+            cancel: cancels it while it waits for room.
 
         Raises:
             ReclaimError: there is no room now (``gpu_memory``), or the driver cannot
-                (``gpu_stuck``).
+                (``gpu_stuck``), or it was cancelled.
         """
         if gpus is None:
             return
@@ -295,7 +302,8 @@ class Accelerator:
         moves = plan_moves(gpus.cards, here, self._room()) or {}
         fill = object()
         try:
-            self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
+            needing = {process.ns_pid for process in emptied}
+            self._await_room(gpus, needing, moves, fill, cancel)
             cuda.fill(
                 self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
             )
@@ -317,17 +325,21 @@ class Accelerator:
         emptied: set[int],
         moves: dict[str, str],
         fill: object,
+        cancel: Cancel | None,
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process.
 
         Raises:
-            ReclaimError: others use the memory for longer than we wait.
+            ReclaimError: others use the memory for longer than we wait, or it was
+                cancelled.
         """
         needed: Counter[str] = Counter()
         for uuid, count in gpus.needed(emptied).items():
             needed[moves.get(uuid, uuid)] += count
         deadline = time.monotonic() + self._room_seconds
         while short := self._take_room(needed, fill):
+            if cancel is not None:
+                cancel.check()
             if time.monotonic() > deadline:
                 card, room = short
                 names = {moves.get(one.uuid, one.uuid): one.name for one in gpus.cards}

@@ -51,8 +51,9 @@ class TimeLimits:
     gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
 
 
-#: Kinds of operations that undo what they have begun when they are cancelled.
-CANCELLABLE = frozenset({"capture", "nap"})
+#: Kinds of operations that undo what they have begun when they are cancelled, or leave
+#: it to be tried again.
+CANCELLABLE = frozenset({"capture", "nap", "wake"})
 
 
 class Operation:
@@ -214,7 +215,7 @@ class Operations:
         return operation
 
     async def finish(self, seconds: float) -> list[str]:
-        """Cancel all captures and naps; wait; the incarnations that have not ended."""
+        """Cancel what can be; wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
             operation = self._current[incarnation]
             if operation.kind in CANCELLABLE and not operation.done:

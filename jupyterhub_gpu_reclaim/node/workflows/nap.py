@@ -40,8 +40,10 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.node.nap.inputs import Input
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
@@ -53,6 +55,10 @@ WAKE: Final = "wake"
 _INTERRUPT: Final = 1 << (signal.SIGINT - 1)
 
 
+#: The driver needs so much beside the memory that it moves (1.3 GiB: H200, 580).
+_OVERHEAD_BYTES: Final = 2 << 30
+
+
 class _Look(NamedTuple):
     """What was seen while nothing was touched."""
 
@@ -60,7 +66,8 @@ class _Look(NamedTuple):
     survey: Survey
     gpus: Gpus
     programs: list[Process]  #: that are going to be stopped
-    unread: dict[str, int]  #: what had come for them, by input
+    inputs: list[Input]  #: of those
+    unread: dict[str, int]  #: what had come there, by the input's name
 
 
 class Nap:
@@ -147,7 +154,7 @@ class Nap:
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
         self._promise(gpus, snapshot)
         unread = inputs.all_unread(there)
-        return _Look(snapshot, survey, gpus, programs, unread)
+        return _Look(snapshot, survey, gpus, programs, there, unread)
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -197,8 +204,7 @@ class Nap:
         limit, total = record.nap.memory_limit, look.gpus.bytes()
 
         def note_standing() -> None:
-            there = inputs.find_inputs(self._session.init_pid, look.programs)
-            now = inputs.all_unread(there)
+            now = inputs.all_unread(look.inputs)
             # What came since the first look was meant to be read.
             self._standing = {
                 name: count
@@ -206,17 +212,22 @@ class Nap:
                 if look.unread.get(name) == count
             }
 
+        def empty() -> None:
+            self._tools.accelerator.empty(
+                lambda: trees.inspect(self._session),
+                look.survey,
+                limit,
+                self._cancel,
+                note_standing,
+            )
+            # It may last for hours, and nobody must be without a limit for so long.
+            cgroups.restore_memory_limit(limit.raised(total + _OVERHEAD_BYTES))
+
         async with self._progress.step(
             "gpu", "Moving the memory of its GPU out", total=lambda: total
         ):
             await in_thread(
-                lambda: self._tools.accelerator.empty(
-                    lambda: trees.inspect(self._session),
-                    look.survey,
-                    limit,
-                    self._cancel,
-                    note_standing,
-                ),
+                empty,
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
@@ -250,6 +261,7 @@ class Wake:
         self._tools = tools
         self._session = session
         self._why = why
+        self._cancel = operation.cancel
         self._progress = StepReporter(operation, tools.clock)
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -270,7 +282,7 @@ class Wake:
             async with self._progress.step("gpu", title, total=lambda: total):
                 waking = record
                 await in_thread(
-                    lambda: end_nap(tools.accelerator, session, waking),
+                    lambda: end_nap(tools.accelerator, session, waking, self._cancel),
                     step="gpu",
                     limit=tools.limits.restore + tools.limits.check,
                 )
@@ -278,19 +290,25 @@ class Wake:
         yield Event(tree=trees.tree_of(session, record, None))
 
 
-def end_nap(accelerator: Accelerator, session: Session, record: Record) -> None:
+def end_nap(
+    accelerator: Accelerator,
+    session: Session,
+    record: Record,
+    cancel: Cancel | None = None,
+) -> None:
     """Give the programs of a nap their GPU memory back, and let them go on. Idempotent.
 
     Args:
         accelerator: fills its GPUs.
         session: whose nap.
         record: of it, which is not changed.
+        cancel: cancels it while it waits for room.
 
     Raises:
         NotFound: the session has ended.
         ReclaimError: there is no room on the card yet (``gpu_memory``), or a program
-            did not get its memory back (``gpu_stuck``). Those that have theirs go on,
-            the others stay stopped.
+            did not get its memory back (``gpu_stuck``), or it was cancelled. Those that
+            have theirs go on, the others stay stopped.
     """
     nap = record.nap
     if nap is None:
@@ -301,7 +319,7 @@ def end_nap(accelerator: Accelerator, session: Session, record: Record) -> None:
     tree = processes.Snapshot(snapshot.init, tuple(mine))
     interrupted = [p for p in mine if processes.pending_signals(p.pid) & _INTERRUPT]
     try:
-        accelerator.fill(nap.gpus.only(pids), nap.memory_limit, tree)
+        accelerator.fill(nap.gpus.only(pids), nap.memory_limit, tree, cancel)
     except ReclaimError:
         processes.resume([one for one in mine if held_by(one.pid)])
         raise
