@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk
 from tests.support.agent import goes_on, running_agent, wait_for
@@ -223,6 +224,14 @@ def test_session_that_ends_while_it_naps_is_gone(agent, session):
     assert agent.tree(session)["status"] == 404
 
 
+def test_program_that_a_debugger_holds_wakes_when_it_is_let_go(agent, session):
+    nap(agent, session)
+    with ptrace.standing(program(session).pid, but=set(), seconds=5):
+        wait_for(lambda: "is not woken yet" in agent.log.read_text())
+    wait_for(lambda: state(agent, session) == "running")
+    computes(session)
+
+
 def test_capture_that_an_agent_died_in_ends_in_the_nap_that_it_began_in(agent, session):
     nap(agent, session)
 
@@ -400,14 +409,14 @@ class FullCards:
             )
 
 
-async def run(recovery, place, cards, kind: str) -> ReclaimError | None:
+async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | None:
     """A nap or a wake of a real session, with those cards; its error."""
     releases = recovery.releases
     tools = WorkflowTools(
         records=releases.records,
         store=releases.store,
         criu=None,
-        client=None,
+        client=client,
         clock=releases.clock,
         limits=releases.limits,
         work=None,
@@ -487,3 +496,30 @@ async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
     wakers.close()
     assert tries == 3
     assert goes_on(counter)
+
+
+async def test_cell_that_a_kernel_has_taken_in_before_it_was_stopped_ends_the_nap(
+    recovery, jupyter
+):
+    """It lies in the kernel's own memory; no look at connections finds it."""
+    server = await asyncio.to_thread(jupyter)
+    kernel = await asyncio.to_thread(server.start_kernel)
+    (process,) = (p for p in server.place.tree.processes if is_kernel(p, kernel))
+
+    class LastMoment(FullCards):
+        def empty(self, look, survey, limit, cancel, standing) -> None:
+            standing()
+            server.run(kernel, "import time; time.sleep(60)", wait=False)
+            wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+            processes.send(process, signal.SIGSTOP)
+
+    client = jupyter_api.make_client()
+    cards = LastMoment(process, 1)
+    assert await run(recovery, server.place, cards, "nap", client) is None
+    record = recovery.releases.records.find(server.place.incarnation)
+    assert record.nap.stage is NapStage.WAKING
+    client.close()
+
+
+def is_kernel(process: processes.Process, kernel: str) -> bool:
+    return any(kernel.encode() in word for word in procfs.words(process.pid, "cmdline"))

@@ -4,6 +4,7 @@ Messages come from a real client, pages from a real server. Card and driver are 
 and the kernel ends when it runs without its card.
 """
 
+import socket
 import time
 import uuid
 from pathlib import Path
@@ -170,6 +171,17 @@ def test_cell_of_an_open_page_is_answered(napper):
     assert napper.wakes()
 
 
+@pytest.mark.parametrize("channel", ["shell", "control", "stdin", "hb", "iopub"])
+def test_new_connection_wakes_where_messages_may_follow(napper, channel):
+    napper.nap()
+    port = napper.client.get_connection_info()[f"{channel}_port"]
+    with socket.create_connection(("127.0.0.1", port)):
+        if channel in {"hb", "iopub"}:
+            assert napper.naps_on()
+            napper.say("shell", "execute_request", {"code": "1"})
+        assert napper.wakes()
+
+
 def test_page_that_is_opened_anew_wakes(napper):
     """Its connections to the kernel are new, and take no message before that."""
     napper.nap()
@@ -235,13 +247,17 @@ def test_what_was_said_during_a_suspend_wakes_when_it_is_taken_back(napper):
     assert agent.get("/v1/checkpoints").json() == []
 
 
-@pytest.mark.parametrize("how", ["restart", "shutdown"])
+@pytest.mark.parametrize("how", ["message", "restart", "shutdown"])
 def test_restart_and_shutdown_from_the_page_reach_the_kernel(napper, how):
     """The last ones: the kernel loses its card, or is no more."""
     napper.nap()
     path = f"api/kernels/{napper.kernel}"
     client = napper.server.client
-    if how == "restart":
+    if how == "message":
+        napper.client.shutdown()
+        wait_for(lambda: "is woken by shutdown_request" in napper.log(), PATIENCE)
+        assert client.delete(path).status_code == 204
+    elif how == "restart":
         assert client.post(f"{path}/restart").status_code == 200
         wait_for(lambda: napper.state == "running", PATIENCE)
         assert napper.server.run(napper.kernel, "6 * 7") == "42"
@@ -251,5 +267,5 @@ def test_restart_and_shutdown_from_the_page_reach_the_kernel(napper, how):
     wait_for(lambda: napper.state == "running", PATIENCE)
     assert napper.server.kernels() == []
     napper.client.stop_channels()
-    if how == "restart":
+    if how != "shutdown":
         napper.begin()
