@@ -298,7 +298,14 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
     server = jupyter()
     first, second = server.start_kernel("a.ipynb"), server.start_kernel("b.ipynb")
     take_card(server, first, driver, device)
-    assert nap(agent, server.place)["tree"]
+    with server._channel(first, "page") as page:
+        server._execute(page, "page", "1")
+        wait_for(lambda: "idle" in page.recv(30))
+        assert nap(agent, server.place)["tree"]
+        # Unread, and saved as such.
+        header = {"msg_id": "1", "msg_type": "kernel_info_request", "session": "page"}
+        empty = {"parent_header": {}, "metadata": {}, "content": {}, "buffers": []}
+        page.send(json.dumps({"channel": "shell", "header": header, **empty}))
     take_card(server, second, driver, device)
     assert state(agent, server.place) == "napping"
 

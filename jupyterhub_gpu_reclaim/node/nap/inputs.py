@@ -3,8 +3,13 @@
 Only what others write to counts: connections, listeners, the ends of pipes and the
 terminal that the program reads from. What it talks to itself by (both ends of a pipe or
 of a pair of sockets) is left out, and so is what nobody types into: timers, watched
-folders, events of the kernel. No call here can be kept waiting by the program or a file
-system of its user: nothing is opened by a path, and no file is asked for its status.
+folders, events of the kernel.
+
+A file system of its user's own may keep who uses a file of it waiting. So nothing is
+opened by a path, no file is asked for its status, and a copy is used only once its own
+name in /proc says what it is. One case is left: a program that shares its descriptors
+with another may change one in the very moment, and the copy's close may wait. So
+callers do all of this in threads, with a limit of time.
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ class Input:
     fd: int
     target: str  #: what its link in /proc/<pid>/fd reads
     kind: InputKind
+    mount: int = 0  #: of a terminal: which mount it is opened on
 
     @property
     def name(self) -> str:
@@ -82,8 +88,13 @@ class Input:
                 with contextlib.suppress(OSError):
                     copy = copied(pidfd, self.fd)
                     stack.callback(os.close, copy)
-            same = procfs.link(self.process.pid, f"fd/{self.fd}") == self.target
-            yield copy if same else None
+            yield None if copy is None or not self._is(copy) else copy
+
+    def _is(self, copy: int) -> bool:
+        """Whether that descriptor of ours is what was found."""
+        if self.kind is InputKind.TERMINAL:
+            return _mount_of(os.getpid(), copy) == self.mount
+        return procfs.link(os.getpid(), f"fd/{copy}") == self.target
 
 
 def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
@@ -166,22 +177,20 @@ def _inputs_of(
     connection = find_connection(init_pid, [process.pid])
     terminals = {m.id for m in read_mounts(process.pid) if m.kind == "devpts"}
     written = _written_pipes(process, descriptors)
-    with processes.held(process) as pidfd:
-        if pidfd is None:
-            return
-        for fd, target in descriptors:
-            kind = None
-            if target.startswith("pipe:[") and target not in written:
-                kind = InputKind.PIPE
-            elif target.startswith("/dev/pts/") and target not in _PTMX:
-                # A file of its user's may stand there: the mount tells.
-                mount = procfs.fdinfo(process.pid, fd).get("mnt_id", "")
-                kind = InputKind.TERMINAL if _number(mount) in terminals else None
-            elif target.startswith("socket:["):
-                with contextlib.suppress(OSError):
-                    kind = _socket_kind(pidfd, fd, process.pid, connection)
-            if kind is not None:
-                yield Input(process, fd, target, kind)
+    for fd, target in descriptors:
+        kind, mount = None, 0
+        if target.startswith("pipe:[") and target not in written:
+            kind = InputKind.PIPE
+        elif target.startswith("/dev/pts/") and target not in _PTMX:
+            # A file of its user's may stand there: the mount tells.
+            mount = _mount_of(process.pid, fd)
+            kind = InputKind.TERMINAL if mount in terminals else None
+        elif target.startswith("socket:["):
+            with Input(process, fd, target, InputKind.DATA).opened() as copy:
+                if copy is not None:
+                    kind = _socket_kind(copy, process.pid, connection)
+        if kind is not None:
+            yield Input(process, fd, target, kind, mount)
 
 
 def _written_pipes(
@@ -201,14 +210,15 @@ def _flags(fdinfo: Mapping[str, str]) -> int:
     return int(text, 8) if text else os.O_RDONLY
 
 
-def _number(text: str) -> int:
+def _mount_of(pid: int, fd: int) -> int:
+    text = procfs.fdinfo(pid, fd).get("mnt_id", "")
     return int(text) if text.isdecimal() else 0
 
 
 def _socket_kind(
-    pidfd: int, fd: int, pid: int, connection: ConnectionFile | None
+    copy: int, pid: int, connection: ConnectionFile | None
 ) -> InputKind | None:
-    with socket.socket(fileno=copied(pidfd, fd)) as end:
+    with socket.socket(fileno=os.dup(copy)) as end:
         inet = end.family in {socket.AF_INET, socket.AF_INET6}
         if not inet and end.family != socket.AF_UNIX:
             return None

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds until a wake that has failed is tried again; doubled each time.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+#: Seconds until what is to be watched must be found; it takes milliseconds.
+_OPEN_SECONDS: Final = 30.0
 #: A nap that is to end, whoever has begun to.
 _UNFINISHED: Final = "a nap that did not hold"
 
@@ -105,7 +107,8 @@ class Wakers:
             return "the end of a program"
         with contextlib.closing(Watch(programs, nap.standing)) as watch:
             try:
-                await asyncio.to_thread(watch.open, session.init_pid)
+                async with asyncio.timeout(_OPEN_SECONDS):
+                    await asyncio.to_thread(watch.open, session.init_pid)
                 return await watch.wait()
             except Exception as error:  # noqa: BLE001 - a session is at stake
                 # Whatever is wrong here, nobody would notice what wakes it.

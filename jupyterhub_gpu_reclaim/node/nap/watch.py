@@ -40,8 +40,9 @@ _TICK: Final = 0.1
 _PROGRAMS_A_TICK: Final = 10
 #: Seconds until the next look after input that woke nobody.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
-#: Looked at in one go, so that others of the agent's loop come to run.
+#: Looked at in one go, and seconds for that; they take microseconds.
 _AT_ONCE: Final = 16
+_JUDGE_SECONDS: Final = 5.0
 #: Timers, the size of a window, urgent data: no person's, or they ask for no answer. A
 #: child that ends, or was stopped by this very nap. And what stops a program: it is
 #: stopped, and the kernel drops them when it goes on.
@@ -105,7 +106,11 @@ class Watch:
         self._edges.close()
 
     async def wait(self) -> str:
-        """Wait for what wakes it; what that is, in a few words for the log."""
+        """Wait for what wakes it; what that is, in a few words for the log.
+
+        Raises:
+            TimeoutError: an input keeps us waiting.
+        """
         pause, next_look = _FIRST_PAUSE, 0.0
         # A session may have thousands of programs; the agent has others to look after.
         tick = _TICK * max(1.0, len(self._programs) / _PROGRAMS_A_TICK)
@@ -117,8 +122,9 @@ class Watch:
             if not await self._told(next_look - now):
                 pause = _FIRST_PAUSE
                 continue
-            for number in self._edges.take(_AT_ONCE):
-                if why := self._judge(self._inputs[number]):
+            some = [self._inputs[number] for number in self._edges.take(_AT_ONCE)]
+            async with asyncio.timeout(_JUDGE_SECONDS):
+                if why := await asyncio.to_thread(self._judge_all, some):
                     return why
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -152,6 +158,9 @@ class Watch:
                     return signal.Signals(number).name
                 return f"signal {number}"
         return ""
+
+    def _judge_all(self, some: Iterable[Input]) -> str:
+        return next(filter(None, map(self._judge, some)), "")
 
     def _judge(self, one: Input) -> str:
         with one.opened() as copy:

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     reported,
 )
 from jupyterhub_gpu_reclaim.node.operations.records import (
+    ENDED,
     NapRecord,
     NapStage,
     Record,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 #: The operation that ends a nap.
 WAKE: Final = "wake"
 _INTERRUPT: Final = 1 << (signal.SIGINT - 1)
-
-
 #: The driver needs so much beside the memory that it moves (1.3 GiB: H200, 580).
 _OVERHEAD_BYTES: Final = 2 << 30
 
@@ -174,7 +173,11 @@ class Nap:
         self._tools.memory.promise(self._operation, need)
 
     def _record(self, look: _Look) -> Record:
-        """What it takes to end it; the record of what came before stays beside it."""
+        """What it takes to end it; the record of what came before stays beside it.
+
+        Raises:
+            Refused: something else is to be undone first (``wrong_phase``).
+        """
         session, clock = self._session, self._tools.clock
         record = trees.record_of(self._tools.records, session) or Record(
             operation=trees.NAP,
@@ -187,6 +190,10 @@ class Nap:
             begun=clock.now(),
             pod=session.hint.pod,
         )
+        if record.stage not in ENDED or record.nap is not None:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=record.stage.value, action="nap now"
+            )
         nap = NapRecord(
             stage=NapStage.FALLING,
             begun=clock.now(),
