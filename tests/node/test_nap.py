@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 
 import pytest
@@ -530,3 +531,35 @@ async def test_cell_that_a_kernel_has_taken_in_before_it_was_stopped_ends_the_na
 
 def is_kernel(process: processes.Process, kernel: str) -> bool:
     return any(kernel.encode() in word for word in procfs.words(process.pid, "cmdline"))
+
+
+async def test_what_comes_while_memory_moves_is_not_taken_for_what_was_left_unread(
+    recovery, jupyter
+):
+    server = await asyncio.to_thread(jupyter)
+    kernel = await asyncio.to_thread(server.start_kernel)
+    (process,) = (p for p in server.place.tree.processes if is_kernel(p, kernel))
+    code = """import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1])"""
+    port = int(await asyncio.to_thread(server.run, kernel, code))
+    old = socket.create_connection(("127.0.0.1", port))
+    new = socket.create_connection(("127.0.0.1", port))
+    code = "ends = [listener.accept()[0] for _ in 'ab']; [e.fileno() for e in ends]"
+    numbers = json.loads(await asyncio.to_thread(server.run, kernel, code))
+
+    class DataMeanwhile(FullCards):
+        def empty(self, look, survey, limit, cancel, standing) -> None:
+            new.send(b"x")
+            super().empty(look, survey, limit, cancel, standing)
+
+    old.send(b"left lying")
+    client = jupyter_api.make_client()
+    cards = DataMeanwhile(process, 1)
+    assert await run(recovery, server.place, cards, "nap", client) is None
+    nap = recovery.releases.records.find(server.place.incarnation).nap
+    assert nap.stage is NapStage.ASLEEP
+    first, second = (nap.standing.get(f"{process.ns_pid}/{fd}") for fd in numbers)
+    assert (first, second) == (len("left lying"), None)
+    for one in (client, old, new):
+        one.close()

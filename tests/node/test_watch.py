@@ -193,6 +193,15 @@ async def test_what_came_before_the_watch_wakes_unless_it_had_been_left_unread(p
         assert await reason(watch, 10) == "data on a connection"
 
 
+async def test_datagram_behind_one_that_was_left_unread_wakes(program):
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"x", ("127.0.0.1", program.udp))
+        standing = all_unread(find_inputs(os.getpid(), [program.process]))
+        sender.sendto(b"x", ("127.0.0.1", program.udp))
+    with watched(program, standing) as watch:
+        assert await reason(watch, 10) == "data on a connection"
+
+
 async def test_ports_of_a_program_that_ends_are_free_while_it_is_watched(program):
     """The next kernel takes the same ones."""
     with watched(program):

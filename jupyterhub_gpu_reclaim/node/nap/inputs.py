@@ -60,8 +60,13 @@ class InputKind(Enum):
     CHANNEL = auto()  #: messages to a Jupyter kernel
     LISTENER = auto()  #: new connections
     DATA = auto()
+    DATAGRAM = auto()
     PIPE = auto()
     TERMINAL = auto()
+
+
+#: Of datagrams the kernel tells the size of the first one, of a UNIX listener nothing.
+_UNCOUNTED: Final = frozenset({InputKind.LISTENER, InputKind.DATAGRAM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +144,14 @@ def unread(there: Input, copy: int) -> int:
 
 
 def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
-    """What is unread of each, by its name; those without anything are left out."""
+    """What is unread of each, by its name; those without anything are left out.
+
+    So are those of which the number would not tell that more has come.
+    """
     found = {}
     for one in inputs:
+        if one.kind in _UNCOUNTED:
+            continue
         with one.opened() as copy:
             if copy is not None and (count := unread(one, copy)):
                 found[one.name] = count
@@ -236,7 +246,9 @@ def _socket_kind(
                 return InputKind.CHANNEL
         if listens:
             return InputKind.LISTENER
-        return None if not inet and _peer(end) == pid else InputKind.DATA
+        if not inet and _peer(end) == pid:
+            return None
+        return InputKind.DATAGRAM if end.type == socket.SOCK_DGRAM else InputKind.DATA
 
 
 def _peer(end: socket.socket) -> int:

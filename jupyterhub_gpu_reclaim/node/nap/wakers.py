@@ -132,7 +132,7 @@ class Wakers:
         try:
             await self._wake(incarnation, why)
         except NotFound:
-            return
+            _log.info("%s has ended", incarnation)
         except ReclaimError as error:
             _log.warning("%s is not woken yet: %s", incarnation, error)
             return

@@ -64,6 +64,7 @@ _QUIET_SIGNALS: Final = sum(
 _SAID: Final = {
     InputKind.LISTENER: "a new connection",
     InputKind.DATA: "data on a connection",
+    InputKind.DATAGRAM: "data on a connection",
     InputKind.PIPE: "data in a pipe",
     InputKind.TERMINAL: "keys in its terminal",
 }
