@@ -153,6 +153,23 @@ def test_suspend_that_is_called_off_ends_in_the_nap_that_it_began_in(agent, sess
     computes(session)
 
 
+@pytest.mark.parametrize("step", ["preflight", "gpu"])
+def test_nap_that_is_called_off_ends_as_a_whole(agent, session, step):
+    def call_off(event) -> bool:
+        if (event.get("step") or {}).get("step") == step:
+            assert agent.post(f"/v1/sessions/{session.incarnation}/cancel").is_success
+            return True
+        return False
+
+    order(agent, session, "nap", until=call_off)
+    wait_for(lambda: not agent.tree(session)["operation"])
+    if state(agent, session) == "napping":  # it had been done already
+        assert naps(session)
+        wake(agent, session)
+    computes(session)
+    assert stage_of(agent) == ""
+
+
 def test_napping_session_is_killed(agent, session):
     nap(agent, session)
     path = f"/v1/sessions/{session.incarnation}/kill"

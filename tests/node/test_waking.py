@@ -18,7 +18,7 @@ from tests.support.agent import Jupyter, Place, running_agent, wait_for
 from tests.support.fake_cards import take_card
 
 #: Seconds that a busy machine may need.
-PATIENCE = 15
+PATIENCE = 60
 #: Seconds in which whoever is going to wake has done so.
 CALM = 1.0
 

@@ -272,12 +272,12 @@ async def test_flood_that_does_not_wake_costs_little(program, channel):
     """The smallest messages that wake nobody, one by one."""
     ping = b"\4\7\4PING\0\0"
     waiting = asyncio.create_task(reason(channel, 2))
-    before = time.thread_time()
+    before = time.process_time()
     while not waiting.done():
         program.tcp.send(ping)
         await asyncio.sleep(0.001)
     assert await waiting == ""
-    assert time.thread_time() - before < 1
+    assert time.process_time() - before < 1.5
 
 
 def socket_name(one) -> tuple:

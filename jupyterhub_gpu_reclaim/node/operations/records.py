@@ -130,7 +130,7 @@ class Record(Value, frozen=True, kw_only=True):
         """Those that its operation has emptied, and those that a nap has."""
         return self.gpus if self.nap is None else self.nap.gpus.joined(self.gpus)
 
-    def dozing(self, stage: NapStage, **changes: Any) -> Record:
+    def nap_at(self, stage: NapStage, **changes: Any) -> Record:
         """The same record with its nap at the next stage."""
         assert self.nap is not None
         return self.with_nap(msgspec.structs.replace(self.nap, stage=stage, **changes))

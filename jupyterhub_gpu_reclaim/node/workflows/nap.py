@@ -106,16 +106,16 @@ class Nap:
         # the nap.
         except Exception as error:
             why = _renamed(reported(error, RolledBack, Reason.NAP_FAILED))
-            record = record.dozing(NapStage.WAKING)
+            record = record.nap_at(NapStage.WAKING)
             yield record
             await self._roll_back(record)
             yield record.woken()
             raise why from error
-        record = record.dozing(NapStage.ASLEEP, standing=self._standing)
+        record = record.nap_at(NapStage.ASLEEP, standing=self._standing)
         if await self._busy_kernels(look) - busy:
             # What it had been sent just before lies in its own memory, where no
             # look at its connections would find it.
-            record = record.dozing(NapStage.WAKING)
+            record = record.nap_at(NapStage.WAKING)
         yield record
         yield Event(tree=trees.tree_of(self._session, record, None))
 
@@ -283,7 +283,7 @@ class Wake:
         record = trees.record_of(tools.records, session)
         if record is not None and record.nap is not None:
             total = record.nap.gpus.bytes()
-            yield (record := record.dozing(NapStage.WAKING))
+            yield (record := record.nap_at(NapStage.WAKING))
             title = "Bringing the memory of its GPU back"
             title += f": {self._why}" if self._why else ""
             async with self._progress.step("gpu", title, total=lambda: total):
