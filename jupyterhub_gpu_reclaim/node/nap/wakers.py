@@ -79,7 +79,13 @@ class Wakers:
         if former is not None:
             former.cancel()
         if self._operations.running(incarnation) is None:
-            self._tasks[incarnation] = asyncio.create_task(self._attend(incarnation))
+            task = asyncio.create_task(self._attend(incarnation))
+            self._tasks[incarnation] = task
+            task.add_done_callback(lambda done: self._forget(incarnation, done))
+
+    def _forget(self, incarnation: str, done: asyncio.Task[None]) -> None:
+        if self._tasks.get(incarnation) is done:
+            del self._tasks[incarnation]
 
     async def _attend(self, incarnation: str) -> None:
         """Wait until a session is to be woken, and order it; return if it is not."""
@@ -96,8 +102,8 @@ class Wakers:
             order = asyncio.create_task(self._order(incarnation, why))
             self._orders.add(order)
             order.add_done_callback(self._orders.discard)
-        except (ReclaimError, OSError):
-            _log.exception("%s is not watched", incarnation)
+        except NotFound:
+            _log.info("%s has ended in its nap", incarnation)
 
     async def _reason(self, session: Session, nap: NapRecord) -> str:
         if nap.stage is not NapStage.ASLEEP:
@@ -131,9 +137,12 @@ class Wakers:
         self._pauses[incarnation] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
             await self._wake(incarnation, why)
-        except NotFound:
-            _log.info("%s has ended", incarnation)
-        except ReclaimError as error:
-            _log.warning("%s is not woken yet: %s", incarnation, error)
-            return
-        self._pauses.pop(incarnation, None)
+        except Exception as error:  # noqa: BLE001 - a session is at stake
+            expected = isinstance(error, ReclaimError)
+            _log.warning(
+                "%s is not woken yet: %s", incarnation, error, exc_info=not expected
+            )
+            # It may not have come as far as an operation, which would tell of its end.
+            self._changed(incarnation)
+        else:
+            self._pauses.pop(incarnation, None)
