@@ -341,6 +341,25 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
         assert server.run(kernel, "len(held)") == "1"
 
 
+def test_program_that_only_asks_how_the_gpu_is_runs_on(
+    agent, session, driver, device, jupyter
+):
+    """A server that shows it, for one: it would take the page with it."""
+    agent.post(f"/v1/sessions/{session.incarnation}/kill")
+    server = jupyter()
+    first, second = server.start_kernel("a.ipynb"), server.start_kernel("b.ipynb")
+    take_card(server, first, driver, device)
+    asks = f"""import os, pathlib
+held = os.open("{device}", os.O_RDWR)
+pathlib.Path("{driver}", str(os.getpid())).write_text("0 0")"""
+    server.run(second, asks)
+    assert nap(agent, server.place).get("tree")
+    assert server.run(second, "20 + 3") == "23"
+    assert state(agent, server.place) == "napping"
+    wake(agent, server.place)
+    assert server.run(first, "len(held)") == "1"
+
+
 def test_key_in_the_terminal_of_a_program_wakes_it_and_its_shell(
     agent, session, driver, device, jupyter
 ):
@@ -409,6 +428,9 @@ class FullCards:
         return Survey(users=(GpuUser(self._process, CudaState.RUNNING),))
 
     def findings(self, survey, snapshot) -> list:
+        return []
+
+    def without_memory(self, survey) -> list[processes.Process]:
         return []
 
     def to_stop(self, survey, snapshot) -> list[processes.Process]:

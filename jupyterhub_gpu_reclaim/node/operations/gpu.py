@@ -205,6 +205,18 @@ class Accelerator:
         )
         self.refuse_holders(look())
 
+    def without_memory(self, survey: Survey) -> list[Process]:
+        """Those users that only ask how a GPU is (NVML), and have nothing on it.
+
+        Raises:
+            Refused: the driver does not answer (``gpu_driver_silent``).
+        """
+        users = [user.process for user in survey.users]
+        try:
+            return [one for one in users if self._driver.thread(one.pid) is None]
+        except DriverError as error:
+            raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+
     def to_stop(self, survey: Survey, snapshot: Snapshot) -> list[Process]:
         """Whom :meth:`empty` stops: the users, and the shells above them.
 

@@ -14,9 +14,9 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
@@ -80,8 +80,13 @@ def awake(record: Record | None, snapshot: Snapshot) -> Snapshot:
     """The tree without the programs that a nap has stopped."""
     if record is None or record.nap is None:
         return snapshot
-    napping = {process.pid for process in record.nap.in_tree(snapshot)}
-    others = (p for p in snapshot.processes if p.pid not in napping)
+    return without(snapshot, record.nap.in_tree(snapshot))
+
+
+def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
+    """The tree without those processes."""
+    known = {(process.pid, process.start_time) for process in some}
+    others = (p for p in snapshot.processes if (p.pid, p.start_time) not in known)
     return processes.Snapshot(snapshot.init, tuple(others))
 
 

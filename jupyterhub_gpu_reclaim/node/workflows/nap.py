@@ -10,6 +10,7 @@ capture and its undoing (law 11).
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -64,6 +65,7 @@ class _Look(NamedTuple):
     snapshot: Snapshot
     survey: Survey
     gpus: Gpus
+    spared: list[Process]  #: hold a GPU, but nothing on it
     programs: list[Process]  #: that are going to be stopped
     inputs: list[Input]  #: of those
     unread: dict[str, int]  #: what had come there, by the input's name
@@ -129,8 +131,13 @@ class Nap:
     def _look(self) -> _Look:
         """Refuse what cannot nap; the last moment at which nothing has been touched."""
         tools, session = self._tools, self._session
-        snapshot = trees.inspect(session)
-        survey = tools.accelerator.survey(snapshot)
+        whole = trees.inspect(session)
+        survey = tools.accelerator.survey(whole)
+        # A server that shows the use of a GPU is one of them, and must run on.
+        spared = tools.accelerator.without_memory(survey)
+        snapshot = trees.without(whole, spared)
+        users = (user for user in survey.users if user.process not in spared)
+        survey = dataclasses.replace(survey, users=tuple(users))
         refuse_fatal(list(tools.accelerator.findings(survey, snapshot)), Refused)
         for process in survey.others:
             device = held_by(process.pid)
@@ -144,16 +151,16 @@ class Nap:
         gpus = tools.accelerator.describe(survey)
         if gpus is None:
             raise Refused(Reason.GPU_UNUSED)
-        to_stop = tools.accelerator.to_stop(survey, snapshot)
+        to_stop = tools.accelerator.to_stop(survey, whole)
         programs = [process for process in to_stop if not process.stopped]
         try:
             there = inputs.find_inputs(session.init_pid, programs)
         except inputs.TooManyError:
             limit = inputs.MOST_DESCRIPTORS
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
-        self._promise(gpus, snapshot)
+        self._promise(gpus, whole)
         unread = inputs.all_unread(there)
-        return _Look(snapshot, survey, gpus, programs, there, unread)
+        return _Look(whole, survey, gpus, spared, programs, there, unread)
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -221,7 +228,7 @@ class Nap:
 
         def empty() -> None:
             self._tools.accelerator.empty(
-                lambda: trees.inspect(self._session),
+                lambda: trees.without(trees.inspect(self._session), look.spared),
                 look.survey,
                 limit,
                 self._cancel,
