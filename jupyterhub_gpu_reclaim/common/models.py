@@ -65,6 +65,7 @@ class TreeState(StrEnum):
 
     HOLDING = "holding"  #: only an init that waits for a tree
     RUNNING = "running"
+    NAPPING = "napping"  #: programs with a GPU are stopped without it; others run
     CAPTURING = "capturing"
     CAPTURED = "captured"  #: committed; the tree is stopped but alive
     RESTORING = "restoring"
@@ -258,7 +259,7 @@ class Event(Value, frozen=True, kw_only=True):
 
     step: Step | None = None
     checkpoint: CheckpointInfo | None = None  #: capture ended well
-    tree: Tree | None = None  #: restore, release, thaw or kill ended well
+    tree: Tree | None = None  #: any other order ended well
     failure: Failure | None = None
 
 

@@ -267,6 +267,24 @@ class Reason(Enum):
         "Let it go on (fg), or end it.",
         True,
     )
+    GPU_UNUSED = (
+        "gpu_unused",
+        "No program of the session uses a GPU.",
+    )
+    NAP_FAILED = (
+        "nap_failed",
+        "The session could not nap ({why}); it goes on running.",
+        "",
+        True,
+    )
+    NAP_CROWDED = (
+        "nap_crowded",
+        (
+            "The programs with a GPU have more than {limit} files and connections open,"
+            " too many to watch for what wakes them."
+        ),
+        "Close some of them, or suspend the session.",
+    )
     GPU_STALE_CHILD = (
         "gpu_stale_child",
         (

@@ -142,6 +142,11 @@ class LimitRecord(Value, frozen=True, kw_only=True):
     bytes: int = 0
     above: LimitRecord | None = None  #: of the pod that the group is in
 
+    def raised(self, more: int) -> LimitRecord:
+        """The same limits, each higher by so many bytes."""
+        above = None if self.above is None else self.above.raised(more)
+        return LimitRecord(file=self.file, bytes=self.bytes + more, above=above)
+
 
 def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
     """The control groups of a process, as folders that we can reach.

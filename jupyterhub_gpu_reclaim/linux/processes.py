@@ -7,6 +7,7 @@ another process is never touched. Nothing here starts a process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
@@ -269,6 +270,19 @@ def send(process: Process, number: signal.Signals) -> bool:
         except ProcessLookupError:
             return False
         return True
+
+
+def pending_signals(pid: int) -> int:
+    """The signals that wait for a process or its first thread, as bits; 0 when gone."""
+    status = procfs.status(pid)
+    return int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
+
+
+def send_to_first_thread(process: Process, number: signal.Signals) -> None:
+    """Signal the thread that a process began with; one that has ended gets nothing."""
+    with held(process) as pidfd:
+        if pidfd is not None:
+            ctypes.CDLL(None).tgkill(process.pid, process.pid, int(number))
 
 
 def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:

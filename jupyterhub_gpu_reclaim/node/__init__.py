@@ -1,4 +1,4 @@
-"""The agent: captures, restores and releases sessions on one node, on orders.
+"""The agent: captures, restores, releases and naps sessions on one node, on orders.
 
 ``app`` wires it and runs as root. A call comes in through ``http``, ``local_node``
 looks the session up (``sessions``), ``operations`` lets one operation per session run,
@@ -7,7 +7,8 @@ machine.
 
 It keeps no policy. The record of an operation is on disk before its next step begins.
 What a former agent left unfinished is settled before any order can touch it (law 6); if
-no agent comes back, ``watchdog`` thaws frozen sessions. A refusal has a code and a
+no agent comes back, ``watchdog`` thaws frozen sessions and wakes those that nap.
+``nap`` notices what wakes one. A refusal has a code and a
 sentence.
 
 Read next: ``local_node``, then ``workflows`` and walk 1 of

@@ -35,6 +35,7 @@ from jupyterhub_gpu_reclaim.node.http.listener import (
     remove_socket,
 )
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
+from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
@@ -113,6 +114,10 @@ class AgentApp(AgentSettings):
                 sampler=sampler,
             )
             await node.recovery.recover()
+            wakers = Wakers(
+                node.placements, node.tools.records, operations, node.wake_up
+            )
+            wakers.begin()
             await asyncio.to_thread(self._watch, state)
             checks = self._checks(store.repository, clock)
             server = listen(self, node)
@@ -123,6 +128,7 @@ class AgentApp(AgentSettings):
                 await _signalled()
             finally:
                 server.stop()
+                wakers.close()
                 if checks is not None:
                     checks.close()
                 late = await operations.finish(self.stop_seconds)

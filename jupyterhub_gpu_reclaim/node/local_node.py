@@ -1,8 +1,8 @@
 """This node's answers to the service's calls.
 
 :class:`LocalNode` looks a session up, ensures that one operation at a time works on it,
-and starts the work that ``workflows.capture``, ``restore`` and ``release`` do. It keeps
-no policy: it does what it is told, or says why not.
+and starts the work that ``workflows.capture``, ``nap``, ``restore`` and ``release`` do.
+It keeps no policy: it does what it is told, or says why not.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.operations import (
+    CANCELLABLE,
     Operation,
     Operations,
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _CALL_OFF_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
+#: A kill waits until these have been called off, or have ended.
+_AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, nap.WAKE})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -140,13 +144,59 @@ class LocalNode:
         again = self.operations.attach(incarnation, "capture", checkpoint)
         if again is not None:
             return again.follow()
-        if tree.state is not TreeState.RUNNING:
+        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(
                 Reason.WRONG_PHASE, phase=tree.state.value, action="be suspended now"
             )
         operation = Operation("capture", session.key, checkpoint)
         work = capture.Capture(self.tools, session, operation, generation)
         return self._begin(session, operation, work.run).follow()
+
+    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins. Idempotent."""
+        session = await self._find(incarnation)
+        tree = await self.tree(incarnation)
+        # Nothing is awaited from here to begin().
+        known = self._under_way(incarnation, trees.NAP)
+        if known is not None:
+            return known.follow()
+        if tree.state is TreeState.NAPPING:
+            return _only(Event(tree=tree))
+        if tree.state is not TreeState.RUNNING:
+            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
+        operation = Operation(trees.NAP, session.key, "")
+        work = nap.Nap(self.tools, session, operation)
+        return self._begin(session, operation, work.run).follow()
+
+    async def wake(self, incarnation: str, why: str = "") -> AsyncIterator[Event]:
+        """Give it its GPU memory back, or attach to the wake. Idempotent.
+
+        Args:
+            incarnation: of the session.
+            why: what has woken it; empty: an order.
+        """
+        session = await self._find(incarnation)
+        tree = await self.tree(incarnation)
+        known = self._under_way(incarnation, nap.WAKE)
+        if known is not None:
+            return known.follow()
+        if tree.state is TreeState.RUNNING:
+            return _only(Event(tree=tree))
+        if tree.state is not TreeState.NAPPING:
+            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
+        operation = Operation(nap.WAKE, session.key, "")
+        work = nap.Wake(self.tools, session, operation, why)
+        return self._begin(session, operation, work.run).follow()
+
+    async def wake_up(self, incarnation: str, why: str) -> None:
+        """Wake it, and wait until that has been done.
+
+        Raises:
+            ReclaimError: it could not be; it naps on.
+        """
+        async for event in await self.wake(incarnation, why):
+            if event.failure is not None:
+                raise codec.error_of(event.failure)
 
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Restore it, attach to the restore under way, or repeat how it ended."""
@@ -200,7 +250,7 @@ class LocalNode:
         running = self.operations.running(incarnation)
         if running is not None and running.kind == "capture":
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
-        if running is not None and running.kind in {"restore", trees.RECOVER}:
+        if running is not None and running.kind in _AWAITED:
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
         try:
@@ -216,11 +266,11 @@ class LocalNode:
         return tree
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture; where none runs there is nothing to do."""
+        """Cancel a capture, nap or wake; where none runs there is nothing to do."""
         running = self.operations.running(incarnation)
         if running is None:
             await self.tree(incarnation)
-        elif running.kind == "capture":
+        elif running.kind in CANCELLABLE:
             running.cancel.set()
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -235,6 +285,17 @@ class LocalNode:
 
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self.placements.find, incarnation)
+
+    def _under_way(self, incarnation: str, kind: str) -> Operation | None:
+        """The operation of that kind that runs.
+
+        Raises:
+            Refused: another one does (``operation_in_flight``).
+        """
+        running = self.operations.running(incarnation)
+        if running is not None and running.kind != kind:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        return running
 
     def _begin(
         self,

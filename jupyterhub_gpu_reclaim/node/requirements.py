@@ -67,6 +67,27 @@ class Gpus(Value, frozen=True, kw_only=True):
         """All of its GPU memory: about what its processes hold when it was emptied."""
         return sum(use.bytes for use in self.uses)
 
+    def only(self, pids: Collection[int]) -> Gpus:
+        """What those of its processes had."""
+        return Gpus(
+            driver=self.driver,
+            cards=self.cards,
+            users=[pid for pid in self.users if pid in pids],
+            uses=[use for use in self.uses if use.pid in pids],
+        )
+
+    def joined(self, other: Gpus | None) -> Gpus:
+        """Its processes and those others of the same session."""
+        if other is None:
+            return self
+        known = {card.uuid for card in self.cards}
+        return Gpus(
+            driver=self.driver,
+            cards=[*self.cards, *(c for c in other.cards if c.uuid not in known)],
+            users=sorted({*self.users, *other.users}),
+            uses=[*self.uses, *other.uses],
+        )
+
     def needed(self, pids: Collection[int]) -> dict[str, int]:
         """Bytes by card of those processes."""
         total: Counter[str] = Counter()

@@ -1,10 +1,11 @@
 """Watches for an agent that is gone for good, from a process that outlives it.
 
-A captured session stays frozen until the agent releases or thaws it. An agent that
+A captured session stays frozen until the agent releases or thaws it, and one that naps
+stays without its GPU until the agent wakes it. An agent that
 never comes back (removed, broken by a setting, killed again and again) would leave it
 so for ever. This process sleeps until the agent has ended; when no other agent has
 lived in its place for the given time, :mod:`.unattended` thaws every session that is
-still frozen.
+still frozen, and wakes every one that naps.
 
 It guarantees that this happens only while no agent works on the same state folder: it
 holds the agent's lock meanwhile. Until then it imports nothing but the standard

@@ -168,3 +168,16 @@ def test_restore_memory_limit_v2_below_what_is_used_waits(tmp_path):
     (tmp_path / "memory.current").write_text("50\n")
     assert cgroups.restore_memory_limit(record)
     assert (tmp_path / "memory.max").read_text() == "50"
+
+
+def test_raised_limit_is_put_down_for_the_group_and_its_pod(tmp_path):
+    folders = [tmp_path, tmp_path / "container"]
+    folders[1].mkdir()
+    pod, own = (folder / "memory.max" for folder in folders)
+    for file in (pod, own):
+        file.write_text("max")
+    record = LimitRecord(
+        file=str(own), bytes=100, above=LimitRecord(file=str(pod), bytes=200)
+    )
+    assert cgroups.restore_memory_limit(record.raised(50))
+    assert (own.read_text(), pod.read_text()) == ("150", "250")

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 from tests.support import agent as support
-from tests.support import gpu
+from tests.support import fake_cards, gpu
 from tests.support.agent import running_agent
 
 
@@ -73,6 +73,10 @@ def agent(request, folder):
 places = pytest.fixture(support.places)
 counter = pytest.fixture(support.counter)
 jupyter = pytest.fixture(support.jupyter)
+library = pytest.fixture(scope="session")(fake_cards.library)
+driver = pytest.fixture(fake_cards.driver)
+device = pytest.fixture(fake_cards.device)
+start = pytest.fixture(fake_cards.start)
 
 
 @pytest.fixture

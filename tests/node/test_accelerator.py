@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Card, CudaState
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
@@ -198,6 +199,23 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     # Once there is room, the same again does it.
     accelerator.fill(described, NO_LIMIT, sleeper)
     assert driver.states == {process.pid: CudaState.RUNNING}
+
+
+def test_fill_that_waits_for_room_is_called_off(sleeper):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    described = make(driver, pid=process.pid).describe(survey)
+    card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=99)
+    crowded = Accelerator(
+        driver, Cards(card), lock_seconds=1, seconds=1, room_seconds=1000
+    )
+    cancel = Cancel()
+    cancel.set()
+    with pytest.raises(ReclaimError) as caught:
+        crowded.fill(described, NO_LIMIT, sleeper, cancel)
+    assert caught.value.reason is Reason.CANCELLED
+    assert driver.calls == []
 
 
 class SlowDriver(gpu.WellDriver):

@@ -4,61 +4,12 @@ The program ends when it runs while its card is away, so each of these tests als
 that it does not.
 """
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from tests.support.agent import wait_for
+from tests.support.fake_cards import computes, holders
 
-FAKE = Path(__file__).parents[1] / "support" / "fake_cuda"
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler for the false driver")
-    folder = tmp_path_factory.mktemp("cuda")
-    source, target = FAKE / "cuda.c", folder / "libcuda.so.1"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", target, source],
-        check=True,
-    )
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def driver(library, folder, monkeypatch):
-    """The false driver, for the agent that is started next."""
-    state = folder / "cuda"
-    state.mkdir()
-    monkeypatch.setenv("FAKE_CUDA_DIR", str(state))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    return state
-
-
-@pytest.fixture
-def device():
-    path = Path(f"/dev/nvidia-test-{os.getpid()}")
-    path.write_bytes(b"")
-    yield path
-    path.unlink()
-
-
-@pytest.fixture
-def start(driver, device, agent, places):
-    """A program with a false card; what else it does is told by words."""
-
-    def begin(*words: str):
-        command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
-        return places("start", *command, str(driver), str(device), *words, env={})
-
-    return begin
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 @pytest.fixture
@@ -66,22 +17,6 @@ def session(start):
     place = start()
     computes(place)
     return place
-
-
-def computes(place, who: str = "pc") -> None:
-    """The program and its child go on from here, or whoever writes those letters."""
-    seen = len(place.output.read_text())
-
-    def all_of_them() -> bool:
-        new = place.output.read_text()[seen:]
-        assert "CRASHED" not in new
-        return set(who) <= set(new)
-
-    wait_for(all_of_them)
-
-
-def holders(place) -> int:
-    return sum(bool(held_by(process.pid)) for process in place.tree.processes)
 
 
 def test_a_session_is_emptied_saved_and_filled_in_another_place(agent, session, places):

@@ -7,6 +7,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Step
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 
 FROZEN = (
     b'{"format":1,"operation":"capture","incarnation":"inc-1",'
@@ -16,7 +17,7 @@ FROZEN = (
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
 #: What has been added since: a session without a GPU or a pod has none of it.
-PARENT = b',"parent":""}'
+PARENT = b',"parent":"","nap":null}'
 ADDED = (
     b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""' + PARENT
 )
@@ -25,6 +26,15 @@ WITH_GPU = (
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
     b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
     b'"pod":"0a1b"}'
+)
+#: A nap beside a capture that was called off.
+WITH_NAP = (
+    b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":"",'
+    b'"parent":"","nap":{"stage":"asleep","begun":1700000001.0,'
+    b'"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
+    b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
+    b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
+    b'"programs":[{"pid":302,"start":4711}],"standing":{"302/7":12}}}'
 )
 
 
@@ -74,6 +84,29 @@ def test_record_with_a_gpu_is_understood_and_written_unchanged(records, tmp_path
     assert found.gpus.needed([302]) == {"ab": 5}
     assert found.memory_limit.bytes == 9
     assert msgspec.json.encode(found) == FROZEN[:-1] + WITH_GPU[:-1] + PARENT
+
+
+def test_record_with_a_nap_is_understood_and_written_unchanged(records, tmp_path):
+    there = FROZEN.replace(b'"captured"', b'"failed"')[:-1] + WITH_NAP
+    (tmp_path / "records" / "inc-1.json").write_bytes(there)
+    found = records.find("inc-1")
+    assert found.naps
+    assert found.nap.gpus.needed([302]) == {"ab": 5}
+    assert msgspec.json.encode(found) == there
+    assert not found.at(Stage.CAPTURING, []).naps
+    assert not found.woken().naps
+
+
+def test_gpus_of_a_nap_and_of_a_capture_are_joined():
+    def gpus(pid: int, card: str) -> Gpus:
+        cards = [GpuCard(uuid=card, name="H200")]
+        uses = [GpuUse(pid=pid, uuid=card, bytes=pid)]
+        return Gpus(driver="580", cards=cards, users=[pid], uses=uses)
+
+    both = gpus(305, "a").joined(gpus(302, "b")).joined(None)
+    assert (both.users, both.bytes()) == ([302, 305], 607)
+    assert [card.uuid for card in both.cards] == ["a", "b"]
+    assert both.only({305}).needed({302, 305}) == {"a": 305}
 
 
 def test_save_replaces_and_closes_to_others(records, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
-from jupyterhub_gpu_reclaim.node.jupyter.wake_up import ConnectionFile, WakeUp
+from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
+from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, this_machine
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from tests.support.agent import goes_on

@@ -183,9 +183,7 @@ def _is_ending(process: Process) -> bool:
     fields = procfs.stat(process.pid)
     if len(fields) <= _FLAGS or int(fields[_FLAGS]) & _PF_EXITING:
         return True
-    status = procfs.status(process.pid)
-    pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
-    return bool(pending & _SIGKILL)
+    return bool(processes.pending_signals(process.pid) & _SIGKILL)
 
 
 def _names(some: list[Process]) -> str:

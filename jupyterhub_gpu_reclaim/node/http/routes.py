@@ -77,6 +77,12 @@ class Node(Protocol):
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
 
+    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins."""
+
+    async def wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move its GPU memory back, or attach to the wake under way."""
+
     async def release(self, incarnation: str, checkpoint: str) -> Tree:
         """End a captured tree; only when that checkpoint is committed."""
 
@@ -84,7 +90,7 @@ class Node(Protocol):
         """End a tree whatever it does, but not during a capture."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture."""
+        """Cancel a capture, a nap that begins, or a wake that waits for room."""
 
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""
@@ -325,6 +331,10 @@ class PostOrder(SessionHandler):
                 await self.stream(
                     await self.node.restore(incarnation, restore.checkpoint)
                 )
+            case "nap":
+                await self.stream(await self.node.nap(incarnation))
+            case "wake":
+                await self.stream(await self.node.wake(incarnation))
             case "thaw":
                 self.answer(await self.node.thaw(incarnation))
             case "release":
@@ -385,7 +395,7 @@ def make_application(node: Node, token: str) -> Application:
             carry, or what stands for it in this run.
     """
     name = f"({_IDENTIFIER.pattern})"
-    orders = "(preflight|capture|restore|thaw|release|kill|cancel)"
+    orders = "(preflight|capture|restore|nap|wake|thaw|release|kill|cancel)"
     bound = {"node": node, "token": token, "run": token_hex()}
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),

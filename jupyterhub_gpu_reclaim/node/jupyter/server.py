@@ -166,6 +166,26 @@ async def ask_state(
     )
 
 
+async def busy_kernels(
+    client: AsyncHTTPClient, session: Session, server_pid: int
+) -> frozenset[str]:
+    """The kernels that a session's server calls busy; what is unknown is left out."""
+    try:
+        login = await asyncio.to_thread(read_login, server_pid)
+        if not login.port:
+            return frozenset()
+        kernels = await jupyter_api.ask(
+            client,
+            address_of(session, login),
+            "api/kernels",
+            list[jupyter_api.Kernel],
+            seconds=_ASK_SECONDS,
+        )
+    except (ReclaimError, OSError):
+        return frozenset()
+    return frozenset(one.id for one in kernels if one.execution_state == "busy")
+
+
 async def speaks_tls(
     client: AsyncHTTPClient, address: jupyter_api.ServerAddress, login: ServerLogin
 ) -> bool:

@@ -20,8 +20,7 @@ thread.
 A kernel is asked on its shell port "is nothing complete?" (``is_complete_request`` with
 an empty text): that runs no code, and Jupyter counts the answer as use. It does not go
 through the server's WebSocket, because a second client there makes the server drop the
-output that it keeps for a disconnected user. The kernel's connection file is written by
-the user, so it is not trusted; nothing but this message is sent.
+output that it keeps for a disconnected user. Nothing but this message is sent.
 
 Formats: ZMTP 3.0 (rfc.zeromq.org/spec/23) with the NULL mechanism, and the Jupyter
 wire protocol (jupyter-client.readthedocs.io, "messaging").
@@ -35,7 +34,6 @@ import hashlib
 import hmac
 import logging
 import os
-import re
 import time
 import uuid
 from datetime import UTC, datetime
@@ -46,11 +44,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.models import Value
-from jupyterhub_gpu_reclaim.linux import netns, procfs, ptrace
-from jupyterhub_gpu_reclaim.linux.beneath import open_file_in_root, open_root
+from jupyterhub_gpu_reclaim.linux import netns, ptrace
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
@@ -61,6 +55,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
@@ -69,47 +64,11 @@ KERNEL_READY = b"\x05READY"
 #: What a kernel answers, somewhere in a frame.
 KERNEL_ANSWER = b"is_complete_reply"
 
-_MAX_FILE_BYTES = 64 * 1024
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _SIGNATURES = {"hmac-sha256": hashlib.sha256, "hmac-sha512": hashlib.sha512}
 _GREETING = (
     b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 )
-
-
-class ConnectionFile(Value, frozen=True, kw_only=True):
-    """A kernel's connection file, as far as we need it."""
-
-    shell_port: int
-    key: str = ""
-    signature_scheme: str = "hmac-sha256"
-    transport: str = "tcp"
-
-
-def find_connection(
-    init_pid: int, pids: Iterable[int], kernel: str
-) -> ConnectionFile | None:
-    """The connection of the kernel with that id; None where it is not to be found.
-
-    Args:
-        init_pid: of the session, whose root the path is looked up in.
-        pids: host pids of the tree; one of them was started with the file's path.
-        kernel: the kernel's id, as the server reports it.
-    """
-    name = re.escape(os.fsencode(kernel))
-    pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
-    for pid in pids:
-        try:
-            found = procfs.words(pid, "cmdline")
-        except TimeoutError:
-            return None  # this user's programs keep us waiting: no favour for them
-        except OSError:
-            continue
-        for word in found:
-            match = pattern.search(word)
-            if match is not None:
-                return _read_connection(init_pid, match[1])
-    return None
 
 
 def kernel_greeting() -> bytes:
@@ -128,21 +87,6 @@ def kernel_request(connection: ConnectionFile) -> bytes:
     frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
     *first, last = frames
     return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
-
-
-def _read_connection(init_pid: int, path: bytes) -> ConnectionFile | None:
-    try:
-        root = open_root(f"/proc/{init_pid}/root")
-        try:
-            descriptor = open_file_in_root(root, path)
-        finally:
-            os.close(root)
-        with os.fdopen(descriptor, "rb") as file:
-            found = codec.decode(file.read(_MAX_FILE_BYTES), ConnectionFile)
-    except (OSError, BadRequest):
-        return None
-    usable = found.transport == "tcp" and 0 < found.shell_port < 65536
-    return found if usable else None
 
 
 def _message_header() -> dict[str, str]:

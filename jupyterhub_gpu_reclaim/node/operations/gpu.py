@@ -168,22 +168,28 @@ class Accelerator:
         survey: Survey,
         limit: LimitRecord,
         cancel: Cancel | None = None,
+        standing: Callable[[], None] = lambda: None,
     ) -> None:
         """Move its GPU memory into its processes', so that nothing holds a GPU.
 
-        They are stopped afterwards, as is a shell that one of them was started from: it
-        would take its terminal away from a program that stops. Their forked children
-        have given up what they inherited, also those that were forked after the survey.
+        What :meth:`to_stop` names is stopped afterwards. Their forked children have
+        given up what they inherited, also those that were forked after the survey.
 
         Args:
             look: returns the session's tree as it is.
             survey: of it.
             limit: on its memory, which is lifted for that.
             cancel: cancels it.
+            standing: called when they stand still, before any memory moves.
 
         Raises:
             ReclaimError: it could not be; :meth:`fill` takes back what was done.
         """
+
+        def settle() -> None:
+            self._settle(look, users, shells, cancel)
+            standing()
+
         cgroups.lift_memory_limit(limit)
         users = [user.process for user in survey.users]
         shells = _shells(look(), users)
@@ -194,10 +200,30 @@ class Accelerator:
             users,
             lock_seconds=self._lock_seconds,
             seconds=self._seconds,
-            settle=lambda: self._settle(look, users, shells, cancel),
+            settle=settle,
             cancel=cancel,
         )
         self.refuse_holders(look())
+
+    def without_memory(self, survey: Survey) -> list[Process]:
+        """Those users that only ask how a GPU is (NVML), and have nothing on it.
+
+        Raises:
+            Refused: the driver does not answer (``gpu_driver_silent``).
+        """
+        users = [user.process for user in survey.users]
+        try:
+            return [one for one in users if self._driver.thread(one.pid) is None]
+        except DriverError as error:
+            raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+
+    def to_stop(self, survey: Survey, snapshot: Snapshot) -> list[Process]:
+        """Whom :meth:`empty` stops: the users, and the shells above them.
+
+        A shell would take the terminal away from its program when that stops.
+        """
+        users = [user.process for user in survey.users]
+        return [*_shells(snapshot, users), *users]
 
     def refuse_holders(self, snapshot: Snapshot) -> None:
         """Check that no process of an emptied session holds a GPU.
@@ -258,7 +284,13 @@ class Accelerator:
             compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
         )
 
-    def fill(self, gpus: Gpus | None, limit: LimitRecord, snapshot: Snapshot) -> None:
+    def fill(
+        self,
+        gpus: Gpus | None,
+        limit: LimitRecord,
+        snapshot: Snapshot,
+        cancel: Cancel | None = None,
+    ) -> None:
         """Give a session its GPU memory back. Idempotent.
 
         No process is continued: what is stopped stays so.
@@ -267,10 +299,11 @@ class Accelerator:
             gpus: what :meth:`describe` said of it; None where it has none.
             limit: on its memory, to be put back.
             snapshot: its tree now.
+            cancel: cancels it while it waits for room.
 
         Raises:
             ReclaimError: there is no room now (``gpu_memory``), or the driver cannot
-                (``gpu_stuck``).
+                (``gpu_stuck``), or it was cancelled.
         """
         if gpus is None:
             return
@@ -281,7 +314,8 @@ class Accelerator:
         moves = plan_moves(gpus.cards, here, self._room()) or {}
         fill = object()
         try:
-            self._await_room(gpus, {p.ns_pid for p in emptied}, moves, fill)
+            needing = {process.ns_pid for process in emptied}
+            self._await_room(gpus, needing, moves, fill, cancel)
             cuda.fill(
                 self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
             )
@@ -303,17 +337,21 @@ class Accelerator:
         emptied: set[int],
         moves: dict[str, str],
         fill: object,
+        cancel: Cancel | None,
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process.
 
         Raises:
-            ReclaimError: others use the memory for longer than we wait.
+            ReclaimError: others use the memory for longer than we wait, or it was
+                cancelled.
         """
         needed: Counter[str] = Counter()
         for uuid, count in gpus.needed(emptied).items():
             needed[moves.get(uuid, uuid)] += count
         deadline = time.monotonic() + self._room_seconds
         while short := self._take_room(needed, fill):
+            if cancel is not None:
+                cancel.check()
             if time.monotonic() > deadline:
                 card, room = short
                 names = {moves.get(one.uuid, one.uuid): one.name for one in gpus.cards}

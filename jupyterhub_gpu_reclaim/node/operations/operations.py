@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.records import Stage
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -49,6 +49,11 @@ class TimeLimits:
     end: float = 30.0  #: until killed processes are gone
     criu: float = 60.0  #: until a CRIU of an agent that died has undone its work
     gpu_lock: float = 30.0  #: until a GPU has done what it has in hand
+
+
+#: Kinds of operations that undo what they have begun when they are cancelled, or leave
+#: it to be tried again.
+CANCELLABLE = frozenset({"capture", "nap", "wake"})
 
 
 class Operation:
@@ -146,6 +151,11 @@ class Operations:
         self._current: dict[str, Operation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept = kept
+        self._watching: Callable[[str], None] = lambda _: None
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Call it with an incarnation whenever an operation on it begins or ends."""
+        self._watching = changed
 
     def running(self, incarnation: str) -> Operation | None:
         """The operation that is under way on that session."""
@@ -195,14 +205,20 @@ class Operations:
             _run(operation, work), name=f"{operation.kind} {incarnation}"
         )
         self._tasks[incarnation] = task
-        task.add_done_callback(lambda _: self._tasks.pop(incarnation, None))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.pop(incarnation, None)
+            self._watching(incarnation)
+
+        task.add_done_callback(ended)
+        self._watching(incarnation)
         return operation
 
     async def finish(self, seconds: float) -> list[str]:
-        """Cancel all captures and wait; the incarnations that have not ended."""
+        """Cancel what can be; wait; the incarnations that have not ended."""
         for incarnation in self._tasks:
             operation = self._current[incarnation]
-            if operation.kind == "capture" and not operation.done:
+            if operation.kind in CANCELLABLE and not operation.done:
                 operation.cancel.set()
         tasks = dict(self._tasks)
         if tasks:
@@ -252,7 +268,7 @@ T = TypeVar("T")
 
 #: Stages after which the way goes on even if the record of it cannot be written: the
 #: tree must not stay stopped because the agent's own disk is full.
-_UNDOING = {Stage.ROLLING_BACK, Stage.FAILED, Stage.RESTORED}
+_UNDOING = {Stage.ROLLING_BACK, Stage.FAILED, Stage.RESTORED, Stage.SETTLED}
 
 #: How often a step tells how far it is.
 TICK_SECONDS = 0.5
@@ -280,10 +296,16 @@ async def durably(
             await asyncio.to_thread(records.save, news)
         except OSError as error:
             _log.error("%s record cannot be written: %s", news.key, error)
-            if news.stage in _UNDOING:
+            if _undoes(news):
                 records.remember(news)
             else:
                 failure = StoreError(Reason.STATE_FULL, detail=str(error))
+
+
+def _undoes(record: Record) -> bool:
+    """Whether what was recorded leads back to a session that runs."""
+    falls = record.nap is not None and record.nap.stage is NapStage.FALLING
+    return record.stage in _UNDOING and not falls
 
 
 def reported(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
 _log = logging.getLogger(__name__)
 
 _SUFFIX = ".json"
@@ -42,6 +44,46 @@ class Stage(StrEnum):
     CONTINUING = "continuing"  #: restored whole; only has to go on
     RESTORED = "restored"  #: runs, from that checkpoint
     FAILED = "failed"  #: undone; ``failure`` says why
+    SETTLED = "settled"  #: nothing to undo; the record is there for its nap
+
+
+#: Nothing is left of the operation that would have to be undone or finished.
+ENDED = frozenset({Stage.RESTORED, Stage.FAILED, Stage.SETTLED})
+
+
+class NapStage(StrEnum):
+    """How far a session's programs are from their GPU memory."""
+
+    FALLING = "falling"  #: some may be stopped, some of the memory away
+    ASLEEP = "asleep"  #: all are stopped, and their memory is away
+    WAKING = "waking"  #: all are to go on with it; some may do so already
+
+
+class StoppedProgram(Value, frozen=True, kw_only=True):
+    """A program that a nap has stopped, also a shell that has started one."""
+
+    pid: int  #: in the session's own pid namespace
+    start: int  #: clock ticks since boot; with the pid it names the process
+
+
+class NapRecord(Value, frozen=True, kw_only=True):
+    """What it takes to wake a session.
+
+    ``standing`` holds unread bytes by descriptor ("pid/number") of what its programs
+    had not read for a while before they were stopped: it wakes nobody.
+    """
+
+    stage: NapStage
+    begun: float
+    gpus: Gpus
+    memory_limit: LimitRecord = LimitRecord()  #: lifted meanwhile
+    programs: list[StoppedProgram]
+    standing: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def in_tree(self, snapshot: Snapshot) -> list[Process]:
+        """Its programs that are there still, parents before children."""
+        known = {(program.pid, program.start) for program in self.programs}
+        return [p for p in snapshot.processes if (p.ns_pid, p.start_time) in known]
 
 
 class Record(Value, frozen=True, kw_only=True):
@@ -50,11 +92,12 @@ class Record(Value, frozen=True, kw_only=True):
     ``stopped_before`` are the processes that were stopped (by their user) when the
     tree was captured, by their pids in the session's own pid namespace, which a
     restore keeps: they are not thawed. ``gpus`` are those that are emptied, and
-    ``memory_limit`` is lifted meanwhile.
+    ``memory_limit`` is lifted meanwhile. ``nap`` is not the operation's: it began
+    before, and lasts when the operation is undone.
     """
 
     format: int = 1
-    operation: str  #: capture or restore
+    operation: str  #: capture, restore or nap
     incarnation: str
     key: SessionKey
     stage: Stage
@@ -69,12 +112,36 @@ class Record(Value, frozen=True, kw_only=True):
     gpus: Gpus | None = None
     memory_limit: LimitRecord = LimitRecord()
     pod: str = ""  #: uid of its pod; empty outside of Kubernetes
-    parent: str = ""  #: of a capture: the checkpoint that the tree was restored from
+    #: of a capture or nap: the checkpoint that the tree was restored from
+    parent: str = ""
+    nap: NapRecord | None = None
 
     @property
     def origin(self) -> str:
         """The checkpoint that this tree was restored from; empty: none, or unknown."""
         return self.checkpoint if self.operation == "restore" else self.parent
+
+    @property
+    def naps(self) -> bool:
+        """Whether programs are, or may be, stopped by a nap, and nothing else is."""
+        return self.nap is not None and self.stage in ENDED
+
+    def all_gpus(self) -> Gpus | None:
+        """Those that its operation has emptied, and those that a nap has."""
+        return self.gpus if self.nap is None else self.nap.gpus.joined(self.gpus)
+
+    def nap_at(self, stage: NapStage, **changes: Any) -> Record:
+        """The same record with its nap at the next stage."""
+        assert self.nap is not None
+        return self.with_nap(msgspec.structs.replace(self.nap, stage=stage, **changes))
+
+    def with_nap(self, nap: NapRecord) -> Record:
+        """The same record with that nap."""
+        return msgspec.structs.replace(self, nap=nap)
+
+    def woken(self) -> Record:
+        """The same record without a nap."""
+        return msgspec.structs.replace(self, nap=None)
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
 
-_LIVE = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
+#: Its server runs.
+_RUNS = {TreeState.RUNNING, TreeState.NAPPING}
+_LIVE = _RUNS | {TreeState.CAPTURING, TreeState.CAPTURED}
 _Name = tuple[int, int]
 
 
@@ -81,7 +83,7 @@ class TreeSampler:
             root_pid=server.pid,
             pids=[process.pid for process in snapshot.processes],
             address=address,
-            stopped=tree.state is not TreeState.RUNNING,
+            stopped=tree.state not in _RUNS,
         )
 
 

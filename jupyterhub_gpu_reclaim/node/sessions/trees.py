@@ -14,10 +14,11 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+    from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -26,6 +27,8 @@ _STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK, Stage.THAWING}
 _IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
 #: The operation that settles what a former agent left (``recovery``).
 RECOVER = "recover"
+#: The operation in which a session still counts as running.
+NAP = "nap"
 #: Of what it settles, this is as unfinished as it was then.
 _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 
@@ -59,6 +62,32 @@ def matches(record: Record | None, session: Session) -> bool:
         session.init_pid,
         session.init_start,
     )
+
+
+def record_of(records: Records, session: Session) -> Record | None:
+    """The record of that very init, if there is one."""
+    record = records.find(session.incarnation)
+    return record if matches(record, session) else None
+
+
+def left_stopped(record: Record, snapshot: Snapshot) -> list[int]:
+    """Who is not to go on when a capture is undone, by their pids in the session."""
+    napping = record.nap.in_tree(snapshot) if record.nap else []
+    return [*record.stopped_before, *(process.ns_pid for process in napping)]
+
+
+def awake(record: Record | None, snapshot: Snapshot) -> Snapshot:
+    """The tree without the programs that a nap has stopped."""
+    if record is None or record.nap is None:
+        return snapshot
+    return without(snapshot, record.nap.in_tree(snapshot))
+
+
+def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
+    """The tree without those processes."""
+    known = {(process.pid, process.start_time) for process in some}
+    others = (p for p in snapshot.processes if (p.pid, p.start_time) not in known)
+    return processes.Snapshot(snapshot.init, tuple(others))
 
 
 def tree_of(
@@ -124,6 +153,8 @@ def _state(
         return TreeState.CAPTURED
     if session.holding and not has_programs(session):
         return TreeState.HOLDING
+    if record is not None and record.naps and kind != NAP:
+        return TreeState.NAPPING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended
     return TreeState.RUNNING

@@ -426,7 +426,8 @@ class AgentSettings(StoreSettings, Application):
 
         A captured session stands still until the agent ends or thaws it. Should the
         agent never come back, a small process that outlives it lets the session go on,
-        as it was; its checkpoint is dropped by the next agent. 0: it stays frozen.
+        as it was; its checkpoint is dropped by the next agent. A session that naps is
+        woken, once there is room on its card. 0: it stays frozen, or naps on.
         Longer leaves more time to repair an agent in the middle of many suspends.
         """,
     ).tag(config=True)

@@ -108,12 +108,16 @@ async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
 
 
 def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
-    """Everything that may keep a session from being captured; touches nothing."""
-    survey = tools.accelerator.survey(snapshot)
+    """Everything that may keep a session from being captured; touches nothing.
+
+    Programs that nap hold no GPU, and are not looked at for one.
+    """
+    awake = trees.awake(trees.record_of(tools.records, session), snapshot)
+    survey = tools.accelerator.survey(awake)
     gpus = tools.accelerator.describe(survey)
     moved = gpus.bytes() if gpus else 0
     # First: what they say of a GPU is the cause of what the others see of it.
-    found = list(tools.accelerator.findings(survey, snapshot))
+    found = list(tools.accelerator.findings(survey, awake))
     found += preflight.examine(
         session.init_pid,
         snapshot,
@@ -151,7 +155,7 @@ class Capture:
         self._limits = tools.limits
         self._writer: CheckpointWriter | None = None
         self._committing = False
-        former = tools.records.find(session.incarnation)
+        former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="capture",
             incarnation=session.incarnation,
@@ -163,7 +167,8 @@ class Capture:
             init_start=session.init_start,
             begun=tools.clock.now(),
             pod=session.hint.pod,
-            parent=former.origin if former and trees.matches(former, session) else "",
+            parent=former.origin if former else "",
+            nap=former.nap if former else None,
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -178,7 +183,7 @@ class Capture:
         init_pid, gpus = self._session.init_pid, look.gpus
         limit = LimitRecord()
         stopped = await self._thread(
-            "preflight", lambda: freeze.stopped_before(snapshot)
+            "preflight", lambda: self._stopped_before(snapshot)
         )
         if gpus:
             pod = self._session.hint.pod
@@ -212,6 +217,12 @@ class Capture:
     def _note(self, stage: Stage, **changes: object) -> Record:
         self._record = self._record.at(stage, self._operation.steps, **changes)
         return self._record
+
+    def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
+        """Who stays stopped after a restore: not those that nap."""
+        nap = self._record.nap
+        napping = nap.in_tree(snapshot) if nap else []
+        return freeze.stopped_before(snapshot) - {one.ns_pid for one in napping}
 
     async def _look(self) -> tuple[Snapshot, ServerLogin, Look]:
         """Preflight: the last moment at which nothing has been touched.
@@ -276,7 +287,7 @@ class Capture:
                     cut=cut,
                     server_state=state,
                     uid=login.uid,
-                    gpus=self._record.gpus,
+                    gpus=self._record.all_gpus(),
                 ),
             )
             await in_thread(
@@ -330,7 +341,10 @@ class Capture:
         ):
             await in_thread(
                 lambda: self._tools.accelerator.empty(
-                    self._tree, survey, self._record.memory_limit, self._cancel
+                    lambda: trees.awake(self._record, self._tree()),
+                    survey,
+                    self._record.memory_limit,
+                    self._cancel,
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
@@ -367,7 +381,8 @@ class Capture:
             )
 
     def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
-        if self._record.gpus is not None:
+        has_gpus = self._record.all_gpus() is not None
+        if has_gpus:
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
@@ -381,7 +396,7 @@ class Capture:
                 prepare=cgroup_escape.move,
                 cancel=self._cancel,
                 # No process may run before its GPU is filled.
-                undo=self._record.gpus is None,
+                undo=not has_gpus,
             )
 
     def _tree(self) -> Snapshot:
@@ -479,7 +494,9 @@ def thaw_tree(
     *,
     together: bool = False,
 ) -> None:
-    """Thaw the tree, but not those that their user had stopped; fill its GPUs.
+    """Thaw the tree, but not those that were stopped before; fill its GPUs.
+
+    What napped before naps again, and needs no room on a card.
 
     Args:
         accelerator: fills its GPUs.
@@ -492,7 +509,7 @@ def thaw_tree(
         ReclaimError: processes that did not get their GPU memory back do not continue
             (``gpu_memory``, ``gpu_stuck``); the others do, unless ``together``.
     """
-    stopped = list(record.stopped_before)
+    stopped = trees.left_stopped(record, trees.inspect(session))
     failure: ReclaimError | None = None
     try:
         accelerator.fill(record.gpus, record.memory_limit, trees.inspect(session))

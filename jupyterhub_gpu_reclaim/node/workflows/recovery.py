@@ -206,8 +206,8 @@ class Recovery:
                 self._fail(record)
             case Stage.CONTINUING:
                 self._settle_continuing(session, record)
-            case Stage.RESTORED | Stage.FAILED:
-                pass
+            case Stage.RESTORED | Stage.FAILED | Stage.SETTLED:
+                pass  # what naps is held, or woken, by ``nap.wakers``
 
     def _settle_capture(self, session: Session, record: Record) -> None:
         """Settle a capture by the store: committed, or it does not exist."""

@@ -161,9 +161,17 @@ class Releases:
         """
         self.accelerator.fill(record.gpus, record.memory_limit, trees.inspect(session))
         self.store.delete(record.checkpoint)
-        thaw(trees.inspect(session), record.stopped_before)
+        snapshot = trees.inspect(session)
+        thaw(snapshot, trees.left_stopped(record, snapshot))
         self.ports.release(record.checkpoint)
-        self.records.delete(session.incarnation)
+        self._forget(record)
+
+    def _forget(self, record: Record) -> None:
+        """Forget a capture, but not the nap that it found."""
+        if record.nap is None:
+            self.records.delete(record.incarnation)
+        else:
+            self.records.note(record.at(Stage.SETTLED, record.steps, gpus=None))
 
     def finish_release(self, session: Session, record: Record) -> None:
         """End what a former agent had begun to end; its checkpoint is committed."""

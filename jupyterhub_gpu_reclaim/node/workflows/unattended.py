@@ -1,4 +1,4 @@
-"""Thaws frozen sessions where no agent runs any more.
+"""Thaws frozen sessions, and wakes those that nap, where no agent runs any more.
 
 The caller (``watchdog``) holds the agent's lock. A session gets its GPU memory back
 first, or all of it stays frozen. It never touches a checkpoint and never ends a
@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import (
     make_placements,
 )
 from jupyterhub_gpu_reclaim.node.watchdog import RECORDS
-from jupyterhub_gpu_reclaim.node.workflows import capture, recovery
+from jupyterhub_gpu_reclaim.node.workflows import capture, nap, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 if TYPE_CHECKING:
@@ -52,17 +52,21 @@ def thaw_all(watched: Watched) -> bool:
     try:
         for record in records.list():
             session = _session_of(placements, record)
-            if session is not None:
-                done &= _thaw(session, record, records, accelerator, watched.criu)
+            if session is None:
+                continue
+            well = True
+            if record.stage in _FROZEN:
+                well = _thaw(session, record, records, accelerator, watched.criu)
+            if well and record.nap is not None:
+                well = _wake(session, record, records, accelerator)
+            done &= well
     finally:
         accelerator.close()
     return done
 
 
 def _session_of(placements: Placements, record: Record) -> Session | None:
-    """The session of a record by which it may be frozen; None where it is not there."""
-    if record.stage not in _FROZEN:
-        return None
+    """The session of a record; None where it has ended."""
     try:
         if record.pod:
             placements.set_hint(
@@ -78,10 +82,8 @@ def _session_of(placements: Placements, record: Record) -> Session | None:
 
 def _is_frozen(session: Session, record: Record) -> bool:
     """Whether we have stopped some of it; a capture stops one program after another."""
-    return any(
-        process.stopped and process.ns_pid not in record.stopped_before
-        for process in trees.inspect(session).processes
-    )
+    tree = trees.inspect(session)
+    return not tree.stopped <= set(trees.left_stopped(record, tree))
 
 
 def _thaw(
@@ -106,4 +108,23 @@ def _thaw(
         _log.error("%s stays frozen, and no agent runs: %s", record.key, error)
         return False
     _log.warning("%s thawed: its agent did not come back", record.key)
+    return True
+
+
+def _wake(
+    session: Session, record: Record, records: Records, accelerator: Accelerator
+) -> bool:
+    """End the nap of one session; return whether that succeeded."""
+    record = records.find(record.incarnation) or record
+    if not record.naps and record.stage not in _FROZEN:
+        return True  # it is being ended, or brought back
+    try:
+        nap.end_nap(accelerator, session, record)
+        records.save(record.woken())
+    except NotFound:
+        return True
+    except (ReclaimError, OSError) as error:
+        _log.error("%s naps on, and no agent runs: %s", record.key, error)
+        return False
+    _log.warning("%s woken: its agent did not come back", record.key)
     return True

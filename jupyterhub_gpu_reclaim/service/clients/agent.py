@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
@@ -22,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Identity,
     Sample,
     Tree,
+    TreeState,
     Value,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -107,11 +110,11 @@ class AgentClient:
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record, at least those of ``key``."""
         del key  # one node has few of them
-        return await self._get("/v1/sessions", list[Tree])
+        return [_as_running(t) for t in await self._get("/v1/sessions", list[Tree])]
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
-        return await self._get(_session(incarnation, "", pod), Tree)
+        return _as_running(await self._get(_session(incarnation, "", pod), Tree))
 
     def labels(self, key: SessionKey) -> dict[str, str]:
         """None: processes on a machine have no labels."""
@@ -191,7 +194,7 @@ class AgentClient:
 
     # --- the border
     async def _order(self, path: str, body: Any = None) -> Tree:
-        return await self._post(path, Tree, body, limit=self._slow)
+        return _as_running(await self._post(path, Tree, body, limit=self._slow))
 
     async def _get(self, path: str, kind: type[T]) -> T:
         answer = await self._ask("GET", path, limit=self._quick)
@@ -227,6 +230,16 @@ class AgentClient:
                     yield _understood(line, Event, path)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
+
+
+def _as_running(tree: Tree) -> Tree:
+    """A session that naps runs, as far as the control plane knows.
+
+    Its server answers, any use wakes it, and it takes every order of a running one.
+    """
+    if tree.state is not TreeState.NAPPING:
+        return tree
+    return msgspec.structs.replace(tree, state=TreeState.RUNNING)
 
 
 def _session(incarnation: str, order: str, pod: str) -> str:

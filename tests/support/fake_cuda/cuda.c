@@ -3,7 +3,7 @@
    A process is a "user" when it has written a file named after its innermost pid into
    $FAKE_CUDA_DIR: "<state> <thread>". Its own thread (fake_user.py) does what the
    driver's would: it closes the device when the state becomes 2 and opens it when it
-   becomes 1 again, and says so in "<pid>.done".
+   becomes 1 again, and says so in "<pid>.done". One with thread 0 uses NVML alone.
 
    Faults: one that has written "<pid>.forks" is locked only when "<pid>.forked" is
    there, so that it forks between a survey and the moment in which it stands; one with
@@ -111,7 +111,8 @@ int cuCheckpointProcessGetState(int pid, int *state) {
 }
 int cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
     int state;
-    return read_two(pid, "", &state, thread) == 2 ? OK : NOT_INITIALIZED;
+    if (read_two(pid, "", &state, thread) != 2) return NOT_INITIALIZED;
+    return *thread ? OK : INVALID_VALUE;
 }
 static int exists(int pid, const char *suffix) {
     char path[512];

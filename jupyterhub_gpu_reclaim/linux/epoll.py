@@ -1,0 +1,66 @@
+"""Watches descriptors of other processes for new input, and holds none of them.
+
+A copy of a descriptor (``descriptors.copied``) is registered and may be closed at once:
+epoll(7) watches the open file behind it, for as long as any process has that open. So a
+program that ends really closes its sockets, and the next one finds its ports free.
+
+Edge-triggered: input is told once when it comes, and again when more comes, never
+because it is still there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import select
+from typing import Final
+
+_ADD: Final = 1
+_EVENTS: Final = select.EPOLLIN | select.EPOLLET
+
+
+class _Event(ctypes.Structure):
+    """``struct epoll_event``, which only x86-64 packs."""
+
+    _pack_ = 1 if platform.machine() == "x86_64" else 0
+    _fields_ = (("events", ctypes.c_uint32), ("number", ctypes.c_uint64))
+
+
+class EdgeSet:
+    """Open files by numbers of the caller's choice; closed by :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+
+    def fileno(self) -> int:
+        """Readable while :meth:`take` would return something."""
+        return self._epoll.fileno()
+
+    def add(self, descriptor: int, number: int) -> None:
+        """Watch the open file behind a descriptor of ours. Adding it again is nothing.
+
+        Args:
+            descriptor: may be closed afterwards, if another process has it open.
+            number: what :meth:`take` returns for it; less than 2**31.
+
+        Raises:
+            OSError: it cannot be watched (a file on a disk).
+        """
+        # select.epoll tells of each by its descriptor, which will be another's.
+        event = _Event(_EVENTS, number)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.epoll_ctl(self.fileno(), _ADD, descriptor, ctypes.byref(event)):
+            code = ctypes.get_errno()
+            if code == errno.EEXIST:
+                return
+            raise OSError(code, os.strerror(code), "epoll_ctl")
+
+    def take(self, most: int) -> list[int]:
+        """The numbers of those with new input, at most so many; never waits."""
+        return [number for number, _ in self._epoll.poll(0, most)]
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._epoll.close()

@@ -1,0 +1,274 @@
+"""What a stopped program could read from, and how much of it is unread.
+
+Only what others write to counts: connections, listeners, the ends of pipes and the
+terminal that the program reads from. What it talks to itself by (both ends of a pipe or
+of a pair of sockets) is left out, and so is what nobody types into: timers, watched
+folders, events of the kernel.
+
+A file system of its user's own may keep who uses a file of it waiting. So nothing is
+opened by a path, no file is asked for its status, and a copy is used only once its own
+name in /proc says what it is. One case is left: a program that shares its descriptors
+with another may change one in the very moment, and the copy's close may wait. So
+callers do all of this in threads, with a limit of time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import copied
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from jupyterhub_gpu_reclaim.linux.processes import Process
+    from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
+
+#: A kernel has some sixty descriptors. Of all programs of a session together:
+MOST_DESCRIPTORS: Final = 4096
+#: No more of a channel is looked at. It is less than the kernel takes in for a program
+#: that does not read: behind a queue that is full, what wakes could not arrive.
+PEEK_BYTES: Final = 32 << 10
+#: Unread by nobody: the other end of a pipe was closed.
+ENDED: Final = -1
+
+_UCRED: Final = struct.Struct("3i")
+#: ``struct tcp_info`` up to ``tcpi_unacked``: of a listener, its open requests.
+_TCP_INFO_BYTES, _UNACKED = 28, struct.Struct("24xI")
+_PTMX: Final = ("/dev/ptmx", "/dev/pts/ptmx")
+
+
+class TooManyError(Exception):
+    """The programs have more descriptors open than are looked at."""
+
+
+class InputKind(Enum):
+    """What can come there."""
+
+    CHANNEL = auto()  #: messages to a Jupyter kernel
+    LISTENER = auto()  #: new connections
+    DATA = auto()
+    DATAGRAM = auto()
+    PIPE = auto()
+    TERMINAL = auto()
+
+
+#: Of datagrams the kernel tells the size of the first one, of a UNIX listener nothing.
+_UNCOUNTED: Final = frozenset({InputKind.LISTENER, InputKind.DATAGRAM})
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One descriptor that a program could read from."""
+
+    process: Process
+    fd: int
+    target: str  #: what its link in /proc/<pid>/fd reads
+    kind: InputKind
+    mount: int = 0  #: of a terminal: which mount it is opened on
+
+    @property
+    def name(self) -> str:
+        """Of this descriptor among those of the session: "pid/number"."""
+        return f"{self.process.ns_pid}/{self.fd}"
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int | None]:
+        """A copy of the descriptor inside the block; None: it is another now."""
+        with processes.held(self.process) as pidfd, contextlib.ExitStack() as stack:
+            copy = None
+            if pidfd is not None:
+                with contextlib.suppress(OSError):
+                    copy = copied(pidfd, self.fd)
+                    stack.callback(os.close, copy)
+            yield None if copy is None or not self._is(copy) else copy
+
+    def _is(self, copy: int) -> bool:
+        """Whether that descriptor of ours is what was found."""
+        if self.kind is InputKind.TERMINAL:
+            return _mount_of(os.getpid(), copy) == self.mount
+        return procfs.link(os.getpid(), f"fd/{copy}") == self.target
+
+
+def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
+    """What those programs could read from, in the order of their descriptors.
+
+    Args:
+        init_pid: host pid of the session's init.
+        programs: of the session.
+
+    Raises:
+        TooManyError: they have too many descriptors.
+    """
+    found: list[Input] = []
+    left = MOST_DESCRIPTORS
+    for process in programs:
+        descriptors = _descriptors(process.pid, left)
+        left -= len(descriptors)
+        found += _inputs_of(init_pid, process, descriptors)
+    return found
+
+
+def unread(there: Input, copy: int) -> int:
+    """Bytes that have come and were not read, or open requests of a listener.
+
+    Args:
+        there: the input.
+        copy: of its descriptor.
+
+    Returns:
+        0 where a read would wait, and at the end of a connection; ``ENDED`` at the end
+        of a pipe.
+    """
+    poll = select.poll()
+    poll.register(copy, select.POLLIN)
+    ((_, events),) = poll.poll(0) or [(copy, 0)]
+    if there.kind is InputKind.LISTENER:
+        return _requests(copy) if events & select.POLLIN else 0
+    count = _count(copy) if events & select.POLLIN else 0
+    if there.kind is InputKind.PIPE and not count and events & select.POLLHUP:
+        return ENDED
+    return count
+
+
+def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
+    """What is unread of each, by its name; those without anything are left out.
+
+    So are those of which the number would not tell that more has come.
+    """
+    found = {}
+    for one in inputs:
+        if one.kind in _UNCOUNTED:
+            continue
+        with one.opened() as copy:
+            if copy is not None and (count := unread(one, copy)):
+                found[one.name] = count
+    return found
+
+
+def peek(copy: int) -> bytes:
+    """The unread bytes of a connection, which stay there; at most ``PEEK_BYTES``."""
+    with socket.socket(fileno=os.dup(copy)) as end, contextlib.suppress(OSError):
+        return end.recv(PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return b""
+
+
+def _descriptors(pid: int, most: int) -> list[procfs.Descriptor]:
+    """The open descriptors of a process.
+
+    Raises:
+        TooManyError: it has more.
+    """
+    numbers = []
+    with contextlib.suppress(OSError), os.scandir(f"{procfs.PROC}/{pid}/fd") as entries:
+        for entry in entries:
+            numbers.append(int(entry.name))
+            if len(numbers) > most:
+                raise TooManyError
+    targets = ((fd, procfs.link(pid, f"fd/{fd}")) for fd in sorted(numbers))
+    return [procfs.Descriptor(fd, target) for fd, target in targets if target]
+
+
+def _inputs_of(
+    init_pid: int, process: Process, descriptors: list[procfs.Descriptor]
+) -> Iterator[Input]:
+    connection = find_connection(init_pid, [process.pid])
+    terminals = {m.id for m in read_mounts(process.pid) if m.kind == "devpts"}
+    written = _written_pipes(process, descriptors)
+    for fd, target in descriptors:
+        kind, mount = None, 0
+        if target.startswith("pipe:[") and target not in written:
+            kind = InputKind.PIPE
+        elif target.startswith("/dev/pts/") and target not in _PTMX:
+            # A file of its user's may stand there: the mount tells.
+            mount = _mount_of(process.pid, fd)
+            kind = InputKind.TERMINAL if mount in terminals else None
+        elif target.startswith("socket:["):
+            with Input(process, fd, target, InputKind.DATA).opened() as copy:
+                if copy is not None:
+                    kind = _socket_kind(copy, process.pid, connection)
+        if kind is not None:
+            yield Input(process, fd, target, kind, mount)
+
+
+def _written_pipes(
+    process: Process, descriptors: list[procfs.Descriptor]
+) -> frozenset[str]:
+    """The pipes that a process has an end of to write to."""
+    return frozenset(
+        target
+        for fd, target in descriptors
+        if target.startswith("pipe:[")
+        and _flags(procfs.fdinfo(process.pid, fd)) & os.O_ACCMODE != os.O_RDONLY
+    )
+
+
+def _flags(fdinfo: Mapping[str, str]) -> int:
+    text = fdinfo.get("flags", "")
+    return int(text, 8) if text else os.O_RDONLY
+
+
+def _mount_of(pid: int, fd: int) -> int:
+    text = procfs.fdinfo(pid, fd).get("mnt_id", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _socket_kind(
+    copy: int, pid: int, connection: ConnectionFile | None
+) -> InputKind | None:
+    with socket.socket(fileno=os.dup(copy)) as end:
+        inet = end.family in {socket.AF_INET, socket.AF_INET6}
+        if not inet and end.family != socket.AF_UNIX:
+            return None
+        listens = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if inet and connection is not None:
+            port = end.getsockname()[1]
+            if port in {connection.hb_port, connection.iopub_port}:
+                return None  # asked whether it lives, and who listens: by no person
+            talked = {
+                connection.shell_port,
+                connection.control_port,
+                connection.stdin_port,
+            }
+            if port in talked and not listens:
+                return InputKind.CHANNEL
+        if listens:
+            return InputKind.LISTENER
+        if not inet and _peer(end) == pid:
+            return None
+        return InputKind.DATAGRAM if end.type == socket.SOCK_DGRAM else InputKind.DATA
+
+
+def _peer(end: socket.socket) -> int:
+    """The host pid of a UNIX socket's other end; 0 where there is none."""
+    try:
+        raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    except OSError:
+        return 0
+    return int(_UCRED.unpack(raw)[0])
+
+
+def _count(copy: int) -> int:
+    answer = bytearray(4)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(copy, termios.FIONREAD, answer)
+    return int(struct.unpack("i", answer)[0])
+
+
+def _requests(listener: int) -> int:
+    with socket.socket(fileno=os.dup(listener)) as end, contextlib.suppress(OSError):
+        raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return max(1, int(_UNACKED.unpack(raw)[0]))
+    return 1

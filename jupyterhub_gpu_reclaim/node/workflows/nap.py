@@ -1,0 +1,351 @@
+"""Naps and wakes: GPU memory moved out of a session that goes on, and back.
+
+Only programs that use a GPU are stopped, and the shells that they were started from;
+server, pages, terminals and all other programs run on. The nap is recorded before
+anything is touched, so that whoever comes next can end it. A nap that fails leaves the
+session running with its memory; what cannot be given back at once is given back later
+(``node.nap.wakers``). Host memory and room on the cards are promised first, as for a
+capture and its undoing (law 11).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
+from jupyterhub_gpu_reclaim.common.models import Event
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import cgroups, processes
+from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
+from jupyterhub_gpu_reclaim.node.nap import inputs
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import refuse_fatal
+from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
+from jupyterhub_gpu_reclaim.node.operations.operations import (
+    StepReporter,
+    durably,
+    in_thread,
+    reported,
+)
+from jupyterhub_gpu_reclaim.node.operations.records import (
+    ENDED,
+    NapRecord,
+    NapStage,
+    Record,
+    Stage,
+    StoppedProgram,
+)
+from jupyterhub_gpu_reclaim.node.sessions import trees
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.node.nap.inputs import Input
+    from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+    from jupyterhub_gpu_reclaim.node.requirements import Gpus
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+
+#: The operation that ends a nap.
+WAKE: Final = "wake"
+_INTERRUPT: Final = 1 << (signal.SIGINT - 1)
+#: The driver needs so much beside the memory that it moves (1.3 GiB: H200, 580).
+_OVERHEAD_BYTES: Final = 2 << 30
+
+
+class _Look(NamedTuple):
+    """What was seen while nothing was touched."""
+
+    snapshot: Snapshot
+    survey: Survey
+    gpus: Gpus
+    spared: list[Process]  #: hold a GPU, but nothing on it
+    programs: list[Process]  #: that are going to be stopped
+    inputs: list[Input]  #: of those
+    unread: dict[str, int]  #: what had come there, by the input's name
+
+
+class Nap:
+    """The begin of one nap."""
+
+    def __init__(
+        self, tools: WorkflowTools, session: Session, operation: Operation
+    ) -> None:
+        self._tools = tools
+        self._session = session
+        self._operation = operation
+        self._cancel = operation.cancel
+        self._progress = StepReporter(operation, tools.clock)
+        self._limits = tools.limits
+        self._standing: dict[str, int] = {}
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Begin the nap; the last event is the tree."""
+        del operation
+        async for event in durably(self._steps(), self._tools.records):
+            yield event
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        async with self._progress.step("preflight", "Looking at its programs"):
+            look = await in_thread(
+                self._look, step="preflight", limit=self._limits.check
+            )
+            busy = await self._busy_kernels(look)
+            self._cancel.check()
+        record = self._record(look)
+        yield record
+        try:
+            await self._empty(look, record)
+            self._cancel.check()
+        # CancelledError is left out: it is the agent's own end, and the next one ends
+        # the nap.
+        except Exception as error:
+            why = _renamed(reported(error, RolledBack, Reason.NAP_FAILED))
+            record = record.nap_at(NapStage.WAKING)
+            yield record
+            await self._roll_back(record)
+            yield record.woken()
+            raise why from error
+        record = record.nap_at(NapStage.ASLEEP, standing=self._standing)
+        if await self._busy_kernels(look) - busy:
+            # What it had been sent just before lies in its own memory, where no
+            # look at its connections would find it.
+            record = record.nap_at(NapStage.WAKING)
+        yield record
+        yield Event(tree=trees.tree_of(self._session, record, None))
+
+    async def _busy_kernels(self, look: _Look) -> frozenset[str]:
+        """As their server calls them; none where that is stopped itself."""
+        server = look.snapshot.server
+        if server is None or server in look.programs:
+            return frozenset()
+        return await busy_kernels(self._tools.client, self._session, server.pid)
+
+    def _look(self) -> _Look:
+        """Refuse what cannot nap; the last moment at which nothing has been touched."""
+        tools, session = self._tools, self._session
+        whole = trees.inspect(session)
+        survey = tools.accelerator.survey(whole)
+        # A server that shows the use of a GPU is one of them, and must run on.
+        spared = tools.accelerator.without_memory(survey)
+        snapshot = trees.without(whole, spared)
+        users = (user for user in survey.users if user.process not in spared)
+        survey = dataclasses.replace(survey, users=tuple(users))
+        refuse_fatal(list(tools.accelerator.findings(survey, snapshot)), Refused)
+        for process in survey.others:
+            device = held_by(process.pid)
+            names = [d.target for d in device.descriptors] or ["a GPU"]
+            raise Refused(
+                Reason.DEVICE_OPEN,
+                pid=process.ns_pid,
+                name=process.name,
+                device=names[0],
+            )
+        gpus = tools.accelerator.describe(survey)
+        if gpus is None:
+            raise Refused(Reason.GPU_UNUSED)
+        to_stop = tools.accelerator.to_stop(survey, whole)
+        programs = [process for process in to_stop if not process.stopped]
+        try:
+            there = inputs.find_inputs(session.init_pid, programs)
+        except inputs.TooManyError:
+            limit = inputs.MOST_DESCRIPTORS
+            raise Refused(Reason.NAP_CROWDED, limit=limit) from None
+        self._promise(gpus, whole)
+        unread = inputs.all_unread(there)
+        return _Look(whole, survey, gpus, spared, programs, there, unread)
+
+    def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
+        """Keep the memory that its GPUs' is moved into, until it is there.
+
+        Raises:
+            Refused: it is not there (``not_enough_memory``).
+        """
+        session = self._session
+        before = trees.resident_bytes(snapshot)
+        lifted = cgroups.find_memory_limit(session.init_pid, session.hint.pod)
+        need = Need(
+            gpus.bytes(),
+            session.init_pid,
+            lifted,
+            taken=lambda: trees.resident_bytes(trees.inspect(session)) - before,
+        )
+        self._tools.memory.promise(self._operation, need)
+
+    def _record(self, look: _Look) -> Record:
+        """What it takes to end it; the record of what came before stays beside it.
+
+        Raises:
+            Refused: something else is to be undone first (``wrong_phase``).
+        """
+        session, clock = self._session, self._tools.clock
+        record = trees.record_of(self._tools.records, session) or Record(
+            operation=trees.NAP,
+            incarnation=session.incarnation,
+            key=session.key,
+            stage=Stage.SETTLED,
+            checkpoint="",
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            begun=clock.now(),
+            pod=session.hint.pod,
+        )
+        if record.stage not in ENDED or record.nap is not None:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=record.stage.value, action="nap now"
+            )
+        nap = NapRecord(
+            stage=NapStage.FALLING,
+            begun=clock.now(),
+            gpus=look.gpus,
+            memory_limit=cgroups.find_memory_limit(session.init_pid, session.hint.pod),
+            programs=[
+                StoppedProgram(pid=process.ns_pid, start=process.start_time)
+                for process in look.programs
+            ],
+        )
+        return record.with_nap(nap)
+
+    async def _empty(self, look: _Look, record: Record) -> None:
+        assert record.nap is not None
+        limit, total = record.nap.memory_limit, look.gpus.bytes()
+
+        def note_standing() -> None:
+            now = inputs.all_unread(look.inputs)
+            # What came since the first look was meant to be read.
+            self._standing = {
+                name: count
+                for name, count in now.items()
+                if look.unread.get(name) == count
+            }
+
+        def empty() -> None:
+            self._tools.accelerator.empty(
+                lambda: trees.without(trees.inspect(self._session), look.spared),
+                look.survey,
+                limit,
+                self._cancel,
+                note_standing,
+            )
+            # It may last for hours, and nobody must be without a limit for so long.
+            cgroups.restore_memory_limit(limit.raised(total + _OVERHEAD_BYTES))
+
+        async with self._progress.step(
+            "gpu", "Moving the memory of its GPU out", total=lambda: total
+        ):
+            await in_thread(
+                empty,
+                step="gpu",
+                limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
+            )
+        self._tools.memory.release(self._operation)  # it is in use from here on
+
+    async def _roll_back(self, record: Record) -> None:
+        """Let all of it go on as it was.
+
+        Raises:
+            ReclaimError: its memory could not be given back yet; the nap stays
+                recorded, and is ended later.
+        """
+        async with self._progress.step("thaw", "Letting it go on"):
+            await in_thread(
+                lambda: end_nap(self._tools.accelerator, self._session, record),
+                step="thaw",
+                limit=self._limits.restore + self._limits.check,
+            )
+
+
+class Wake:
+    """The end of a nap."""
+
+    def __init__(
+        self,
+        tools: WorkflowTools,
+        session: Session,
+        operation: Operation,
+        why: str,
+    ) -> None:
+        self._tools = tools
+        self._session = session
+        self._why = why
+        self._cancel = operation.cancel
+        self._progress = StepReporter(operation, tools.clock)
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Give the memory back; the last event is the tree."""
+        del operation
+        async for event in durably(self._steps(), self._tools.records):
+            yield event
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        tools, session = self._tools, self._session
+        record = trees.record_of(tools.records, session)
+        if record is not None and record.nap is not None:
+            total = record.nap.gpus.bytes()
+            yield (record := record.nap_at(NapStage.WAKING))
+            title = "Bringing the memory of its GPU back"
+            title += f": {self._why}" if self._why else ""
+            async with self._progress.step("gpu", title, total=lambda: total):
+                waking = record
+                await in_thread(
+                    lambda: end_nap(tools.accelerator, session, waking, self._cancel),
+                    step="gpu",
+                    limit=tools.limits.restore + tools.limits.check,
+                )
+            yield (record := record.woken())
+        yield Event(tree=trees.tree_of(session, record, None))
+
+
+def end_nap(
+    accelerator: Accelerator,
+    session: Session,
+    record: Record,
+    cancel: Cancel | None = None,
+) -> None:
+    """Give the programs of a nap their GPU memory back, and let them go on. Idempotent.
+
+    Args:
+        accelerator: fills its GPUs.
+        session: whose nap.
+        record: of it, which is not changed.
+        cancel: cancels it while it waits for room.
+
+    Raises:
+        NotFound: the session has ended.
+        ReclaimError: there is no room on the card yet (``gpu_memory``), or a program
+            did not get its memory back (``gpu_stuck``), or it was cancelled. Those that
+            have theirs go on, the others stay stopped.
+    """
+    nap = record.nap
+    if nap is None:
+        return
+    snapshot = trees.inspect(session)
+    mine = nap.in_tree(snapshot)
+    pids = {process.ns_pid for process in mine}
+    tree = processes.Snapshot(snapshot.init, tuple(mine))
+    interrupted = [p for p in mine if processes.pending_signals(p.pid) & _INTERRUPT]
+    try:
+        accelerator.fill(nap.gpus.only(pids), nap.memory_limit, tree, cancel)
+    except ReclaimError:
+        processes.resume([one for one in mine if held_by(one.pid)])
+        raise
+    for process in interrupted:
+        # Any thread may take one that came while it stood, and a first thread that
+        # sleeps would sleep on: in Python it alone can act on it.
+        processes.send_to_first_thread(process, signal.SIGINT)
+    processes.resume(mine)
+
+
+def _renamed(why: ReclaimError) -> ReclaimError:
+    """What is said of a capture, said of a nap."""
+    if why.reason is not Reason.CAPTURE_FAILED:
+        return why
+    return RolledBack(Reason.NAP_FAILED, detail=why.detail, why=why.facts.get("why"))

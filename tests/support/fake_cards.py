@@ -1,0 +1,87 @@
+"""Programs with a false card under a false driver (``fake_cuda``), for a real agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
+from tests.support.agent import wait_for
+
+FAKE = Path(__file__).parent / "fake_cuda"
+
+
+def library(tmp_path_factory):
+    """The folder with the false driver's library."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler for the false driver")
+    folder = tmp_path_factory.mktemp("cuda")
+    source, target = FAKE / "cuda.c", folder / "libcuda.so.1"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", target, source],
+        check=True,
+    )
+    return folder
+
+
+def driver(library, folder, monkeypatch):
+    """The false driver, for the agent that is started next; its folder."""
+    state = folder / "cuda"
+    state.mkdir()
+    monkeypatch.setenv("FAKE_CUDA_DIR", str(state))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    return state
+
+
+@contextlib.contextmanager
+def device_file():
+    """A file that stands for the device."""
+    path = Path(f"/dev/nvidia-test-{os.getpid()}")
+    path.write_bytes(b"")
+    yield path
+    path.unlink()
+
+
+def device():
+    """Such a file for one test."""
+    with device_file() as path:
+        yield path
+
+
+def start(driver, device, agent, places):
+    """Starts a program with a false card; what else it does is told by words."""
+
+    def begin(*words: str):
+        command = [sys.executable, "-I", "-S", str(FAKE / "user.py")]
+        return places("start", *command, str(driver), str(device), *words, env={})
+
+    return begin
+
+
+def take_card(server, kernel: str, driver: Path, device: Path) -> None:
+    """Let a kernel of a Jupyter server have the false card."""
+    server.run(kernel, f"import os; os.environ['FALSE_CARD'] = '{driver}:{device}'")
+    server.run(kernel, (FAKE / "cell.py").read_text())
+
+
+def computes(place, who: str = "pc") -> None:
+    """The program and its child go on from here, or whoever writes those letters."""
+    seen = len(place.output.read_text())
+
+    def all_of_them() -> bool:
+        new = place.output.read_text()[seen:]
+        assert "CRASHED" not in new
+        return set(who) <= set(new)
+
+    wait_for(all_of_them)
+
+
+def holders(place) -> int:
+    return sum(bool(held_by(process.pid)) for process in place.tree.processes)
