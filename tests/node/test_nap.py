@@ -316,8 +316,8 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
     server = jupyter()
     first, second = server.start_kernel("a.ipynb"), server.start_kernel("b.ipynb")
     take_card(server, first, driver, device)
-    with server._channel(first, "page") as page:
-        server._execute(page, "page", "1")
+    with server.channel(first, "page") as page:
+        server.execute(page, "page", "1")
         wait_for(lambda: "idle" in page.recv(30))
         assert nap(agent, server.place)["tree"]
         # Unread, and saved as such.

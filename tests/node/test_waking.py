@@ -160,12 +160,12 @@ def test_heartbeats_do_not_wake(napper):
 def test_cell_of_an_open_page_is_answered(napper):
     """Through the server, over connections that were there before."""
     session = uuid.uuid4().hex
-    with napper.server._channel(napper.kernel, session) as channel:
-        napper.server._execute(channel, session, "1")
+    with napper.server.channel(napper.kernel, session) as channel:
+        napper.server.execute(channel, session, "1")
         wait_for(lambda: "idle" in channel.recv(PATIENCE))
         napper.nap()
         begun = time.monotonic()
-        napper.server._execute(channel, session, "print(40 + 2)")
+        napper.server.execute(channel, session, "print(40 + 2)")
         wait_for(lambda: "42" in channel.recv(PATIENCE))
         print(f"answered after {time.monotonic() - begun:.3f} s")
     assert napper.wakes()
@@ -199,8 +199,8 @@ def test_questions_to_the_server_do_not_wake(napper):
 
 def test_interrupt_from_the_page_reaches_a_cell_that_runs(napper):
     session = uuid.uuid4().hex
-    with napper.server._channel(napper.kernel, session) as channel:
-        napper.server._execute(channel, session, "import time; time.sleep(1000)")
+    with napper.server.channel(napper.kernel, session) as channel:
+        napper.server.execute(channel, session, "import time; time.sleep(1000)")
         wait_for(lambda: "busy" in channel.recv(PATIENCE))
         events = napper.agent.events(f"{napper.path}/nap", {})
         assert events[-1]["tree"]["state"] == "napping"

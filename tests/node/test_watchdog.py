@@ -85,27 +85,32 @@ if os.fork() == 0:
         time.sleep(0.05)
 time.sleep(3000)
 """
-    return places("start", sys.executable, "-I", "-S", "-c", program, env={})
+    place = places("start", sys.executable, "-I", "-S", "-c", program, env={})
+    wait_for(lambda: "." in place.output.read_text())
+    return place
 
 
-def kill_in_the_cut(agent, place) -> None:
+def kill_in_the_cut(agent, place, leave) -> None:
+    """Kill the agent while it cuts connections; it leaves things so."""
     until = {"step": "connections", "state": "begun"}.items()
     agent.capture(place, "cp", until=lambda event: until <= event["step"].items())
+    agent.popen.send_signal(signal.SIGSTOP)
+    leave()
     agent.kill()
 
 
 def test_programs_stopped_by_a_capture_whose_agent_was_killed_go_on(agent, pair):
     """A capture stops what talks to the server first; the server itself still runs."""
-    kill_in_the_cut(agent, pair)
-    processes.send(pair.tree.processes[-1], signal.SIGSTOP)  # if it is not so far
+    child = pair.tree.processes[-1]
+    kill_in_the_cut(agent, pair, lambda: processes.send(child, signal.SIGSTOP))
 
     assert goes_on(pair)
 
 
 def test_server_left_deaf_by_an_agent_that_was_killed_hears_again(agent, pair):
-    kill_in_the_cut(agent, pair)
-    listeners.deaf(pair.tree.init.pid, pair.tree.server).__enter__()  # likewise
     address = ("127.0.0.1", int(pair.output.read_text().split()[0]))
+    deaf = listeners.deaf(pair.tree.init.pid, pair.tree.server)
+    kill_in_the_cut(agent, pair, deaf.__enter__)
 
     socket.create_connection(address, timeout=20).close()
 
