@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.decoders import json_decoder
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -41,7 +42,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
             the field.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return json_decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(Reason.INVALID, what=f"Not understood: {error}.") from None
 

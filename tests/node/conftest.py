@@ -61,7 +61,9 @@ def agent(request, folder):
     shared = request.node.get_closest_marker("shares_an_agent")
     made = request.getfixturevalue("shared_agent") if shared else running_agent(folder)
     yield made
-    if made.popen.poll() is None:
+    if (ended := made.popen.poll()) is not None:
+        print(f"the agent had ended, with {ended}")
+    else:
         # Their ports stay reserved in the kernel's list for as long as they exist.
         for one in made.get("/v1/checkpoints").json():
             made.delete(f"/v1/checkpoints/{one['id']}")

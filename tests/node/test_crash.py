@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,12 @@ def settled(agent, place) -> dict:
     return agent.tree(place)
 
 
+def remains(agent) -> list[str]:
+    """Everything that stands in the agent's store, but its locks."""
+    store = Path(agent.store)
+    return [str(path) for path in store.glob("[!t]*/**/*") if path.is_file()]
+
+
 @pytest.mark.parametrize(("step", "state"), list(moments()))
 def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
     agent.capture(counter, "cp", until=at(step, state))
@@ -57,6 +64,7 @@ def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, sta
             assert repeated[-1]["failure"]["code"] == "agent_restarted"
     assert goes_on(counter)
     assert agent.get("/v1/checkpoints").json() == []
+    assert remains(agent) == []
     again = agent.capture(counter, "cp-2")
     assert again[-1]["checkpoint"]["id"] == "cp-2", again[-1]
 

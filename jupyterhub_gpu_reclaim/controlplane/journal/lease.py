@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 from sqlalchemy import and_, bindparam
 
-from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -263,7 +263,7 @@ class Lease:
 def _place(text: str) -> LeaseHolder:
     """From the row; one of a newer release may say more, or nothing of use."""
     try:
-        return msgspec.json.decode(text, type=LeaseHolder)
+        return decoders.json_decoder(LeaseHolder).decode(text)
     except msgspec.DecodeError:
         return LeaseHolder()
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateColumn
 
-from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -365,7 +365,7 @@ def session_row(row: Mapping[str, Any]) -> SessionRow:
     values = _with_key(row)
     failure = values.pop("failure")
     values["failure"] = codec.decode(failure, Failure) if failure else None
-    return msgspec.convert(values, SessionRow, strict=False, from_attributes=True)
+    return decoders.convert(values, SessionRow, strict=False, from_attributes=True)
 
 
 def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
@@ -373,7 +373,7 @@ def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
     values = _with_key(row)
     info = values.pop("info")
     values["info"] = codec.decode(info, CheckpointInfo) if info else None
-    return msgspec.convert(values, CheckpointRow, strict=False, from_attributes=True)
+    return decoders.convert(values, CheckpointRow, strict=False, from_attributes=True)
 
 
 def _with_key(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import select
 
-from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
@@ -175,4 +175,4 @@ class TotalsLog:
 def _point(row: dict[Any, Any]) -> Point:
     values = {str(name): value for name, value in row.items()}
     values["sessions"] = codec.decode(values["sessions"], dict[str, int])
-    return msgspec.convert(values, Point, strict=False)
+    return decoders.convert(values, Point, strict=False)

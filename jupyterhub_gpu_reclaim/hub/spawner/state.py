@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import decoders
+
 #: Under this name the pointer stands in ``Spawner.get_state()``.
 KEY = "gpu_reclaim"
 VERSION = 1
@@ -86,6 +88,6 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
         if not state:
             return cls()
         try:
-            return msgspec.convert(state, cls)
+            return decoders.convert(state, cls)
         except msgspec.ValidationError:
             return cls(phase=PointerPhase.UNKNOWN)

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import decoders
+
 #: What pages and their extensions ask by themselves.
 QUIET: Final = frozenset(
     {"comm_info_request", "history_request", "kernel_info_request", "usage_request"}
@@ -121,7 +123,7 @@ def _header_kind(frame: _Frame) -> str:
     if len(frame.body) < frame.size:
         return ""
     try:
-        kind = msgspec.json.decode(frame.body, type=_Header).msg_type
+        kind = decoders.json_decoder(_Header).decode(frame.body).msg_type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "a message without a kind"
     return "" if kind in QUIET else kind[:80]

@@ -229,7 +229,24 @@ class Recovery:
             _log.info("%s is captured as %s", session.key, record.checkpoint)
             return
         capture.thaw_tree(self.releases.accelerator, session, record)
+        self._remove_remains(record)
         self._fail(record)
+
+    def _remove_remains(self, record: Record) -> None:
+        """Remove what a capture that will not go on has written.
+
+        Its writer has ended with the former agent. Left alone, what it has announced
+        would keep its data, and those of earlier generations, for a day.
+        """
+        try:
+            self.releases.store.delete(record.checkpoint)
+        except ReclaimError as error:
+            _log.warning(
+                "%s what is left of %s is removed later: %s",
+                record.key,
+                record.checkpoint,
+                error,
+            )
 
     def _settle_continuing(self, session: Session, record: Record) -> None:
         """Continue a restored tree, again if it had been, since that is not known."""

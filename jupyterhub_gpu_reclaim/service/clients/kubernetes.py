@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio import client, config
 
+from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.pods import (
@@ -272,7 +273,7 @@ def _error(status: int, text: str, wait: float = 0.0) -> Exception:
 
 def _decoded(data: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoders.json_decoder(kind).decode(data)
     except msgspec.DecodeError as error:
         raise Unreachable(
             Reason.CLUSTER_UNREACHABLE, detail=f"not what was asked for: {error}"

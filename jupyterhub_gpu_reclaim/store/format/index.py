@@ -16,6 +16,7 @@ import lz4.block
 import msgspec
 import numpy as np
 
+from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -334,7 +335,7 @@ class _ColumnReader:
 
 def _parse(plain: bytearray) -> ChunkIndex:
     reader = _ColumnReader(plain)
-    head = msgspec.json.decode(reader.take(reader.number(4)), type=_IndexHead)
+    head = decoders.json_decoder(_IndexHead).decode(reader.take(reader.number(4)))
     if not all(0 <= count <= MAX_REFS for count in (head.blocks, head.refs, head.ids)):
         raise ValueError("its counts cannot be")
     # LZ4 shrinks by 255 at most: no count can claim more memory than that.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Value
 from jupyterhub_gpu_reclaim.store.backend import Entry
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
@@ -152,7 +153,7 @@ def _open(sealed: Sealed, data_key: bytes, checkpoint: str) -> Body:
     except crypto.Forged:
         raise damaged("the manifest is not what was written") from None
     try:
-        body = msgspec.json.decode(plain, type=Body)
+        body = decoders.json_decoder(Body).decode(plain)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise damaged(f"the manifest cannot be read ({error})") from None
     _check(body, checkpoint)

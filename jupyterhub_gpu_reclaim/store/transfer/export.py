@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectExists, ObjectMissing
@@ -257,7 +258,7 @@ class ExportedFile:
 
 def _decode(data: bytes) -> list[tuple[str, _Size]]:
     try:
-        table = msgspec.json.decode(data, type=list[tuple[str, _Size]])
+        table = decoders.json_decoder(list[tuple[str, _Size]]).decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise damaged("its table cannot be read") from None
     if not table or not all(_OBJECT.fullmatch(name) for name, _ in table):

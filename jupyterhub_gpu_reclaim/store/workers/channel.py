@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
+from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.manifest import Body  # noqa: TC001 - msgspec's
@@ -127,7 +128,7 @@ class CopyJob(msgspec.Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[Message] = decoders.msgpack_decoder(Message)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -185,7 +186,7 @@ def shared(
     """
     memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
     at = 4 + int.from_bytes(memory[:4], "little")
-    decoder: Any = msgspec.msgpack.Decoder(tuple[head, list[list[int]]])  # type: ignore[valid-type]
+    decoder: Any = decoders.msgpack_decoder(tuple[head, list[list[int]]])  # type: ignore[valid-type]
     value, shapes = decoder.decode(memory[4:at])
     columns: list[NDArray[Any]] = []
     for kind, shape in zip(kinds, shapes, strict=True):
