@@ -211,7 +211,10 @@ while True:
         except Exception as error:
             lines.write(repr(("error", repr(error))) + "\\n")
         lines.flush()
-        lines.readline()
+        try:
+            lines.readline()
+        except ConnectionResetError:
+            pass  # a suspend came between this answer and its reader's close
 """
 
 
