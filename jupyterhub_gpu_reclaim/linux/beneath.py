@@ -15,6 +15,8 @@ import stat
 import struct
 from typing import Final
 
+from jupyterhub_gpu_reclaim.linux.libc import checked
+
 _NO_XDEV: Final = 0x01
 _OPENAT2: Final = 437  # the same number on every architecture
 _NO_MAGICLINKS: Final = 0x02
@@ -115,7 +117,4 @@ def _open(folder: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
     descriptor: int = _libc.syscall(
         _OPENAT2, folder, ctypes.c_char_p(path), ctypes.c_char_p(how), len(how)
     )
-    if descriptor < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), os.fsdecode(path))
-    return descriptor
+    return checked(descriptor, os.fsdecode(path))

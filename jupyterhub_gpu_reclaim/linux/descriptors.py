@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import select
 import socket
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -54,11 +55,8 @@ def copied(pidfd: int, descriptor: int) -> int:
         OSError: the process has ended, has no such descriptor, or may not be traced.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    copy = int(libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0))
-    if copy < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "pidfd_getfd")
-    return copy
+    copy = libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
+    return checked(copy, "pidfd_getfd")
 
 
 @contextlib.contextmanager

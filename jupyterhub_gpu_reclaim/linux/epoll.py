@@ -10,12 +10,13 @@ because it is still there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import errno
-import os
 import platform
 import select
 from typing import Final
+
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 _ADD: Final = 1
 _EVENTS: Final = select.EPOLLIN | select.EPOLLET
@@ -51,11 +52,9 @@ class EdgeSet:
         # select.epoll tells of each by its descriptor, which will be another's.
         event = _Event(_EVENTS, number)
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.epoll_ctl(self.fileno(), _ADD, descriptor, ctypes.byref(event)):
-            code = ctypes.get_errno()
-            if code == errno.EEXIST:
-                return
-            raise OSError(code, os.strerror(code), "epoll_ctl")
+        added = libc.epoll_ctl(self.fileno(), _ADD, descriptor, ctypes.byref(event))
+        with contextlib.suppress(FileExistsError):
+            checked(added, "epoll_ctl")
 
     def take(self, most: int) -> list[int]:
         """The numbers of those with new input, at most so many; never waits."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def name_groups_as_host() -> None:
         namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(namespace, _CLONE_NEWCGROUP) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code), "setns")
+            checked(libc.setns(namespace, _CLONE_NEWCGROUP), "setns")
         finally:
             os.close(namespace)
     except OSError as error:

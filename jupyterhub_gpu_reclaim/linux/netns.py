@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 _CLONE_NEWNET = 0x40000000
 #: Making a socket takes microseconds; a thread that takes longer has been forgotten.
@@ -87,10 +88,7 @@ def _make_inside(namespace: int, *what: int) -> socket.socket:
     def work() -> None:
         try:
             libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(namespace, _CLONE_NEWNET) != 0:
-                code = ctypes.get_errno()
-                result.append(OSError(code, os.strerror(code)))
-                return
+            checked(libc.setns(namespace, _CLONE_NEWNET))
             result.append(socket.socket(*what))
         except OSError as error:
             result.append(error)

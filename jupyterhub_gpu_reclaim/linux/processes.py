@@ -272,17 +272,29 @@ def send(process: Process, number: signal.Signals) -> bool:
         return True
 
 
+def stop(process: Process, seconds: float) -> None:
+    """Stop exactly that process, and wait until it is, or has ended, or time is up."""
+    deadline = time.monotonic() + seconds
+    if send(process, signal.SIGSTOP):
+        while not is_stopped(process) and time.monotonic() < deadline:
+            time.sleep(0.0005)  # no event reports the stop of another's child
+
+
 def pending_signals(pid: int) -> int:
     """The signals that wait for a process or its first thread, as bits; 0 when gone."""
     status = procfs.status(pid)
     return int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
 
 
-def send_to_first_thread(process: Process, number: signal.Signals) -> None:
-    """Signal the thread that a process began with; one that has ended gets nothing."""
+def send_to_threads(
+    process: Process, tids: Iterable[int], number: signal.Signals
+) -> None:
+    """Signal single threads of a process; those that have ended get nothing."""
     with held(process) as pidfd:
         if pidfd is not None:
-            ctypes.CDLL(None).tgkill(process.pid, process.pid, int(number))
+            libc = ctypes.CDLL(None)
+            for tid in tids:
+                libc.tgkill(process.pid, tid, int(number))
 
 
 def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:

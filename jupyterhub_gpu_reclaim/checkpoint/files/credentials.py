@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,16 +149,16 @@ def overriding() -> Iterator[None]:
 
 def _become(who: Credentials, place: PathContext | None) -> None:
     set_groups, set_gid, set_uid = _NUMBERS[platform.machine()]
-    _check(_libc.unshare(_CLONE_FS), "unshare")
+    checked(_libc.unshare(_CLONE_FS), "unshare")
     os.umask(0)
     if place is not None:
-        _check(_libc.setns(place.network, _CLONE_NEWNET), "setns")
+        checked(_libc.setns(place.network, _CLONE_NEWNET), "setns")
         os.fchdir(place.root)
         os.chroot(".")
     groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
-    _check(_libc.syscall(set_groups, len(who.groups), groups), "setgroups")
-    _check(_libc.syscall(set_gid, _KEEP, who.gid, _KEEP), "setresgid")
-    _check(_libc.syscall(set_uid, _KEEP, who.uid, _KEEP), "setresuid")
+    checked(_libc.syscall(set_groups, len(who.groups), groups), "setgroups")
+    checked(_libc.syscall(set_gid, _KEEP, who.gid, _KEEP), "setresgid")
+    checked(_libc.syscall(set_uid, _KEEP, who.uid, _KEEP), "setresuid")
     _set_effective(who.effective)
 
 
@@ -165,7 +166,7 @@ def _capabilities() -> tuple[int, int, int]:
     """This thread's effective, permitted and inheritable capabilities."""
     head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
-    _check(_libc.capget(head, data), "capget")
+    checked(_libc.capget(head, data), "capget")
     words = struct.unpack("=6I", data.raw)
     low, high = words[:3], words[3:]
     effective, permitted, inheritable = (
@@ -179,13 +180,7 @@ def _set_effective(bits: int) -> None:
     sets = (bits & permitted, permitted, inheritable)
     words = [one & 0xFFFFFFFF for one in sets] + [one >> 32 for one in sets]
     head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    _check(_libc.capset(head, struct.pack("=6I", *words)), "capset")
-
-
-def _check(result: int, call: str) -> None:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), call)
+    checked(_libc.capset(head, struct.pack("=6I", *words)), "capset")
 
 
 _CORE_PREFIX, _CORE_SUFFIX = "core-", ".img"

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -117,7 +118,7 @@ class Reopener:
         Raises:
             RestoreFailed: as :meth:`open`.
         """
-        instance = _called(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
+        instance = checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
         try:
             for one in sorted(watches, key=lambda watch: watch.number):
                 try:
@@ -138,7 +139,7 @@ class Reopener:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             fcntl.ioctl(instance, _SET_NEXT_WATCH, watch.number)
             path, mask = again(name).encode(), watch.mask & _ALL_EVENTS
-            got = _called(_libc.inotify_add_watch(instance, path, mask))
+            got = checked(_libc.inotify_add_watch(instance, path, mask))
         finally:
             os.close(name)
         if got != watch.number:
@@ -270,10 +271,3 @@ def fill_pipe(descriptor: int, data: bytes) -> None:
 
 
 FIONREAD: Final = 0x541B
-
-
-def _called(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -188,8 +189,4 @@ def _by_handle(mount: int, watch: Watch) -> int:
     handle = _FileHandle(len(watch.handle), watch.kind)
     ctypes.memmove(handle.data, watch.handle, len(watch.handle))
     flags = os.O_PATH | os.O_CLOEXEC
-    opened = int(_libc.open_by_handle_at(mount, ctypes.byref(handle), flags))
-    if opened < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return opened
+    return checked(_libc.open_by_handle_at(mount, ctypes.byref(handle), flags))

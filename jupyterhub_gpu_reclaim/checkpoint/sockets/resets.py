@@ -24,7 +24,6 @@ import contextlib
 import ctypes
 import fcntl
 import logging
-import os
 import select
 import socket
 import struct
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState
 
 if TYPE_CHECKING:
@@ -149,9 +149,8 @@ def _abort(end: socket.socket) -> bool:
 
 
 def _disconnect(end: socket.socket) -> None:
-    if _libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), "connect to AF_UNSPEC")
+    ended = _libc.connect(end.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))
+    checked(ended, "connect to AF_UNSPEC")
 
 
 def _connect(end: socket.socket, peer: tuple[str, int]) -> bool:

@@ -139,12 +139,9 @@ def continue_bystanders(some: Iterable[Process]) -> None:
 
 
 def _stop(process: Process) -> None:
-    if not processes.send(process, signal.SIGSTOP):
-        return
-    if procfs.has_terminal(process.pid):
-        deadline = time.monotonic() + _SHELL_SECONDS
-        while not processes.is_stopped(process) and time.monotonic() < deadline:
-            time.sleep(0.0005)  # nothing tells; its foreground program comes next
+    # A shell's foreground program comes next.
+    seconds = _SHELL_SECONDS if procfs.has_terminal(process.pid) else 0.0
+    processes.stop(process, seconds)
 
 
 def _late(late: list[Process], running: list[Process], seconds: float) -> ReclaimError:

@@ -59,15 +59,8 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
     with listeners.deaf(tree.init.pid, server):
         cut = inet.cut_external(tree.init.pid, pids)
         _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
-        _stop(server)
+        processes.stop(server, _STOP_SECONDS)
     return cut
-
-
-def _stop(server: Process) -> None:
-    processes.send(server, signal.SIGSTOP)
-    deadline = time.monotonic() + _STOP_SECONDS
-    while not processes.is_stopped(server) and time.monotonic() < deadline:
-        time.sleep(0.0005)  # no event reports the stop of another's child
 
 
 def _stop_speakers(tree: Snapshot, server: Process) -> frozenset[int]:

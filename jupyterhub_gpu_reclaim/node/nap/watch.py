@@ -147,9 +147,9 @@ class Watch:
 
     def _look_at_programs(self) -> str:
         for process in self._programs:
-            if processes.start_time(process.pid) != process.start_time:
-                return "the end of a program"
             if not processes.is_stopped(process):
+                if processes.start_time(process.pid) != process.start_time:
+                    return "the end of a program"
                 return "a program that was continued"
             pending = processes.pending_signals(process.pid)
             self._blocked[process] &= pending

@@ -340,7 +340,7 @@ def end_nap(
     for process in interrupted:
         # Any thread may take one that came while it stood, and a first thread that
         # sleeps would sleep on: in Python it alone can act on it.
-        processes.send_to_first_thread(process, signal.SIGINT)
+        processes.send_to_threads(process, [process.pid], signal.SIGINT)
     processes.resume(mine)
 
 

@@ -1,0 +1,22 @@
+"""What calls of the C library by ctypes have in common."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+
+def checked(result: int, *name: str) -> int:
+    """The result of a call that is negative where it has failed.
+
+    Args:
+        result: of a library that was loaded with ``use_errno=True``.
+        name: what the error names: the call, or its path.
+
+    Raises:
+        OSError: it has failed.
+    """
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), *name)
+    return result
