@@ -5,9 +5,9 @@ as if nothing had been: registers, signal mask and memory are put back, so that 
 in which one slept is restarted by the kernel. Calls are made on x86-64 only. The caller
 decides what is held and called.
 
-If the agent is killed, the kernel lets the threads continue; in the milliseconds of a
-call it does so in the middle of it, and the process ends: the same as with any
-debugger.
+If the agent is killed, the kernel lets the threads continue, unless a stop signal waits
+for them; in the milliseconds of a call it does so in the middle of it, and the process
+ends: the same as with any debugger.
 """
 
 from __future__ import annotations
@@ -129,8 +129,12 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
 
 
 @contextlib.contextmanager
-def standing(pid: int, *, but: Collection[int], seconds: float) -> Iterator[None]:
-    """Hold all threads of a process but some; they go on at the end of the block.
+def standing(
+    pid: int, *, but: Collection[int], seconds: float
+) -> Iterator[Collection[int]]:
+    """Hold all threads of a process but some, which go on; the ids of those held.
+
+    They go on at the end of the block.
 
     A signal that stops the process inside the block holds them from then on; one that
     lets a stopped process go on inside it leaves the others standing.
@@ -144,8 +148,8 @@ def standing(pid: int, *, but: Collection[int], seconds: float) -> Iterator[None
     Raises:
         TraceFailed: as :func:`stopped`.
     """
-    with _held(pid, frozenset(but), seconds):
-        yield
+    with _held(pid, frozenset(but), seconds) as threads:
+        yield threads.keys()
 
 
 @contextlib.contextmanager

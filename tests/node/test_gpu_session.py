@@ -7,7 +7,7 @@ that it does not.
 import pytest
 
 from tests.support.agent import wait_for
-from tests.support.fake_cards import computes, holders
+from tests.support.fake_cards import computes, holders, killed_while_it_moves
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -40,6 +40,34 @@ def test_a_saved_session_is_taken_back(agent, session):
     computes(session)
     assert holders(session) == 1
     assert agent.get("/v1/checkpoints").json() == []
+
+
+def test_agent_killed_while_memory_moves_out_lets_no_program_run_without_it(
+    agent, driver, start
+):
+    session = start("large")
+    computes(session)
+    killed_while_it_moves(agent, driver, "2", lambda: agent.capture(session, "cp"))
+    assert session.alive
+    agent.start()
+    computes(session)
+    assert agent.tree(session)["state"] == "running"
+    assert holders(session)
+
+
+def test_agent_killed_while_memory_moves_back_lets_no_program_run_without_it(
+    agent, driver, start
+):
+    session = start("large")
+    computes(session)
+    assert agent.capture(session, "cp")[-1]["checkpoint"]
+    thaw = f"/v1/sessions/{session.incarnation}/thaw"
+    killed_while_it_moves(agent, driver, "1", lambda: agent.post(thaw))
+    assert session.alive
+    agent.start()
+    assert agent.post(thaw).json()["state"] == "running"
+    computes(session)
+    assert holders(session) == 1
 
 
 EXTRA = pytest.mark.extra

@@ -33,7 +33,13 @@ from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk
 from tests.support.agent import goes_on, running_agent, wait_for
-from tests.support.fake_cards import FAKE, computes, holders, take_card
+from tests.support.fake_cards import (
+    FAKE,
+    computes,
+    holders,
+    killed_while_it_moves,
+    take_card,
+)
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -219,6 +225,22 @@ def test_agent_killed_on_the_way_the_next_one_wakes_or_holds(
         wake(agent, session)
     wait_for(lambda: state(agent, session) == "running")
     computes(session)
+
+
+@pytest.mark.parametrize(("name", "moving"), [("nap", "2"), ("wake", "1")])
+def test_agent_killed_while_memory_moves_lets_no_program_run_without_it(
+    agent, driver, start, name, moving
+):
+    session = start("large")
+    computes(session)
+    if name == "wake":
+        nap(agent, session)
+    killed_while_it_moves(agent, driver, moving, lambda: order(agent, session, name))
+    assert session.alive
+    agent.start()
+    wait_for(lambda: state(agent, session) == "running")
+    computes(session)
+    assert holders(session) == 1
 
 
 @pytest.mark.parametrize("stage", ["falling", "waking"])

@@ -7,8 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
@@ -69,6 +72,27 @@ def take_card(server, kernel: str, driver: Path, device: Path) -> None:
     """Let a kernel of a Jupyter server have the false card."""
     server.run(kernel, f"import os; os.environ['FALSE_CARD'] = '{driver}:{device}'")
     server.run(kernel, (FAKE / "cell.py").read_text())
+
+
+def killed_while_it_moves(agent, driver: Path, state: str, order) -> None:
+    """Kill the agent in an order that moves a large program's memory.
+
+    Args:
+        state: that the driver has been asked for, "2" to move it out and "1" back.
+    """
+
+    def called_off() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            order()
+
+    (told,) = (path for path in driver.iterdir() if path.name.isdecimal())
+    calling = threading.Thread(target=called_off)
+    calling.start()
+    wait_for(lambda: told.read_text().startswith(state))
+    time.sleep(0.2)
+    agent.kill()
+    calling.join()
+    time.sleep(0.7)  # a program that runs without its memory ends in this time
 
 
 def computes(place, who: str = "pc") -> None:

@@ -40,7 +40,7 @@ class WellDriver:
     def close(self) -> None:
         """Nothing was started."""
 
-    def state(self, pid: int) -> CudaState | None:
+    def state(self, pid: int, *, seconds: float = 0) -> CudaState | None:
         return self.states.get(pid)
 
     def thread(self, pid: int) -> int | None:
@@ -81,7 +81,7 @@ class AbsentDriver(WellDriver):
     def cards(self) -> list[Card]:
         raise DriverError("begin", -1, "no driver")
 
-    def state(self, pid: int) -> CudaState | None:
+    def state(self, pid: int, *, seconds: float = 0) -> CudaState | None:
         raise AssertionError("nobody asks a driver that is not there")
 
 
@@ -180,7 +180,7 @@ class CardTaken(WellDriver):
 class SilentDriver(WellDriver):
     """Answers nothing at all."""
 
-    def state(self, pid: int) -> CudaState | None:
+    def state(self, pid: int, *, seconds: float = 0) -> CudaState | None:
         raise DriverError("state", None, "no answer in 20 s")
 
 

@@ -17,7 +17,9 @@ failed           (refused)                    (refused)
 No program may run while its GPU memory is away: JAX, for one, has a thread that looks
 at memory which the driver maps, and ends by a segmentation fault when it is not there.
 So while memory moves all threads are held but the driver's own (which a stopped process
-would stop, too), and what was emptied is stopped before they are released.
+would stop, too), and what was emptied is stopped before they are released. Each of them
+has a stop signal waiting meanwhile: when we are killed, and the kernel lets them go,
+they stop before they run.
 
 The driver's checkpoint gives up a process's own descriptors and mappings of the
 devices, not the copies in its forked children, which CRIU cannot save. The children
@@ -35,7 +37,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver as cuda_driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, DriverError
@@ -45,7 +47,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Future
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
@@ -108,8 +110,8 @@ def empty(
     Raises:
         RolledBack: one of them could not (``gpu_busy_too_long``, ``gpu_profiled``,
             ``gpu_unsupported``, ``gpu_failed``), ``settle`` has raised, or it was
-            cancelled; all have their memory, and those that were stopped already are
-            stopped.
+            cancelled; all have their memory, and those whose memory had begun to move
+            are stopped.
         ReclaimError: likewise, but one could not be brought back (``gpu_stuck``).
     """
     if not tasks:
@@ -140,7 +142,8 @@ def fill(
 ) -> None:
     """Move the GPU memory of those processes back. Idempotent.
 
-    Those that are stopped stay so, and may be continued afterwards.
+    Those that are stopped stay so, and may be continued afterwards; one that ran
+    without its memory is stopped as well.
 
     Args:
         driver: this machine's.
@@ -196,18 +199,18 @@ def _move_out(
     if _state(driver, process) is not CudaState.LOCKED:
         standing.wait()
         return
-    with _held(driver, process) as running:
+    with _held(driver, process) as threads:
         standing.wait()
-        try:
-            driver.checkpoint(process.pid, seconds=seconds)
-        except DriverError as error:
-            if error.code == cuda_driver.NOT_SUPPORTED:
-                raise ReclaimError(
-                    Reason.GPU_UNSUPPORTED, **_name(process), detail=str(error)
-                ) from None
-            raise
-        _verify(driver, process)
-        _stop(process, running)
+        with _stopped_afterwards(process, threads):
+            try:
+                driver.checkpoint(process.pid, seconds=seconds)
+            except DriverError as error:
+                if error.code == cuda_driver.NOT_SUPPORTED:
+                    raise ReclaimError(
+                        Reason.GPU_UNSUPPORTED, **_name(process), detail=str(error)
+                    ) from None
+                raise
+            _verify(driver, process)
     _wait_still(process, {process.pid})
 
 
@@ -225,22 +228,23 @@ def _fill(
     moves: Sequence[tuple[str, str]],
 ) -> None:
     stopped = processes.is_stopped(process)
-    if not stopped and _state(driver, process) is CudaState.RUNNING:
-        return
-    with _held(driver, process) as running:
+    if not stopped:
+        state = _state(driver, process, seconds)
+        if state is CudaState.LOCKED:
+            driver.unlock(process.pid)
+        if state is not CudaState.CHECKPOINTED:
+            return
+    with _held(driver, process) as threads:
         if stopped:
             processes.send(process, signal.SIGCONT)
-        try:
-            state = _state(driver, process)
+        with _stopped_afterwards(process, threads):
+            # It waits for what another may have begun that was killed.
+            state = _state(driver, process, seconds)
             if state is CudaState.CHECKPOINTED:
                 driver.restore(process.pid, seconds=seconds, moves=moves)
             if state is not CudaState.RUNNING:
                 driver.unlock(process.pid)
-        finally:
-            if stopped:
-                _stop(process, running)
-    if stopped:
-        _wait_still(process, {process.pid})
+    _wait_still(process, {process.pid})
 
 
 def _stop(process: Process, running: set[int]) -> None:
@@ -272,23 +276,45 @@ def _runs(pid: int, tid: int) -> bool:
     return bool(fields) and fields[0] not in _STILL
 
 
+class _Threads(NamedTuple):
+    """Of one process, by their ids in our own pid namespace."""
+
+    running: set[int]  #: the driver's own; its first one where there is none
+    held: Collection[int]
+
+
 @contextlib.contextmanager
-def _held(driver: Driver, process: Process) -> Iterator[set[int]]:
-    """Hold all but the driver's own thread of the process inside the block; its ids.
+def _held(driver: Driver, process: Process) -> Iterator[_Threads]:
+    """Hold all but the driver's own thread of the process inside the block.
 
     One without such a thread (it uses NVML only) has no memory to be looked at, and
     runs as it did.
     """
     thread = driver.thread(process.pid)
     if thread is None:
-        yield {process.pid}
+        yield _Threads({process.pid}, ())
         return
     running = _ids(process.pid, thread)
     try:
-        with ptrace.standing(process.pid, but=running, seconds=_STILL_SECONDS):
-            yield running
+        with ptrace.standing(process.pid, but=running, seconds=_STILL_SECONDS) as held:
+            yield _Threads(running, held)
     except ptrace.TraceFailed as error:
         raise _failed(process, error) from error
+
+
+@contextlib.contextmanager
+def _stopped_afterwards(process: Process, threads: _Threads) -> Iterator[None]:
+    """Stop a held process at the end of the block, and also when we are killed in it.
+
+    The kernel lets its threads go then. A stop signal waits for each, and the first
+    that takes it stops them all; the next signal that lets the process go on takes away
+    the others.
+    """
+    processes.send_to_threads(process, threads.held, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _stop(process, threads.running)
 
 
 def _ids(pid: int, thread: int) -> set[int]:
@@ -305,8 +331,12 @@ def _innermost(status: str) -> int:
     return int(line.split()[-1]) if line.split() else 0
 
 
-def _state(driver: Driver, process: Process) -> CudaState:
-    state = driver.state(process.pid)
+def _state(
+    driver: Driver,
+    process: Process,
+    seconds: float = cuda_driver.QUICK_SECONDS,
+) -> CudaState:
+    state = driver.state(process.pid, seconds=seconds)
     if state is None or state is CudaState.FAILED:
         raise _failed(process, "its GPU's state is lost")
     return state

@@ -105,10 +105,13 @@ class Driver:
         """
         return [Card(**card) for card in self._started().facts["cards"]]
 
-    def state(self, pid: int) -> CudaState | None:
-        """Of a process by its host pid; None for one that has no CUDA."""
+    def state(self, pid: int, *, seconds: float = QUICK_SECONDS) -> CudaState | None:
+        """Of a process by its host pid; None for one that has no CUDA.
+
+        While its memory moves, the driver answers when that has been done.
+        """
         try:
-            answer = self._ask("state", QUICK_SECONDS, pid=pid)
+            answer = self._ask("state", seconds, pid=pid)
         except DriverError as error:
             if error.code is None:
                 raise

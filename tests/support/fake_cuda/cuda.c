@@ -5,6 +5,9 @@
    driver's would: it closes the device when the state becomes 2 and opens it when it
    becomes 1 again, and says so in "<pid>.done". One with thread 0 uses NVML alone.
 
+   As with the real one (580), moving goes on when whoever has asked for it is killed,
+   stands while the process is stopped, and whoever asks for the state waits for its end.
+
    Faults: one that has written "<pid>.forks" is locked only when "<pid>.forked" is
    there, so that it forks between a survey and the moment in which it stands; one with
    "<pid>.imports" is emptied without a word and never filled, as a process is that has
@@ -81,6 +84,14 @@ static int await(int pid, int state) {
     return NOT_READY;
 }
 
+/* Only a restore leads from "emptied" to a state in which it is to be filled. */
+static int moves(int pid, int state) {
+    int done = RUNNING, ignored;
+    read_two(pid, ".done", &done, &ignored);
+    if (state == CHECKPOINTED) return done != CHECKPOINTED;
+    return state == LOCKED && done == CHECKPOINTED;
+}
+
 int cuInit(unsigned flags) { (void)flags; return OK; }
 int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
 int cuDeviceGetCount(int *count) { *count = 1; return OK; }
@@ -107,7 +118,8 @@ int cuGetErrorName(int code, const char **name) {
 }
 int cuCheckpointProcessGetState(int pid, int *state) {
     int thread;
-    return read_two(pid, "", state, &thread) == 2 ? OK : NOT_INITIALIZED;
+    if (read_two(pid, "", state, &thread) != 2) return NOT_INITIALIZED;
+    return moves(pid, *state) ? await(pid, *state) : OK;
 }
 int cuCheckpointProcessGetRestoreThreadId(int pid, int *thread) {
     int state;

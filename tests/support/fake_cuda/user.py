@@ -1,8 +1,8 @@
 """A program with a false card: it dies if it runs while its card is away, as JAX does.
 
 Arguments: the folder for the driver's state, the file that stands for the device, and
-"forks" (another child as soon as it is locked) or "imports" (a second such program is
-started, which has memory of the first one open).
+"forks" (another child as soon as it is locked), "imports" (a second such program is
+started, which has memory of the first one open) or "large" (its memory moves slowly).
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 folder, device, *words = sys.argv[1:]
 state = Path(folder, str(os.getpid()))
 done = state.with_suffix(".done")
+seconds = 0.7 if "large" in words else 0.0
 held = [os.open(device, os.O_RDWR)]
 
 
@@ -31,8 +32,10 @@ def drive() -> None:
         wanted = int(state.read_text().split()[0])
         if wanted == 2 and held:
             os.close(held.pop())
+            time.sleep(seconds)
             write(done, "2")
         elif wanted == 1 and not held:
+            time.sleep(seconds)
             held.append(os.open(device, os.O_RDWR))
             write(done, "1")
         time.sleep(0.002)
