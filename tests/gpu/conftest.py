@@ -130,6 +130,18 @@ class Session:
         path = f"/v1/sessions/{self.place.incarnation}/thaw"
         assert self._agent.post(path).status_code == 200
 
+    def order(self, name: str) -> dict:
+        """Let it nap, or wake it; what it is then."""
+        path = f"/v1/sessions/{self.place.incarnation}/{name}"
+        events = self._agent.events(path, {})
+        self._keep(events)
+        assert events[-1].get("tree"), events[-1]
+        return events[-1]["tree"]
+
+    @property
+    def state(self) -> str:
+        return self._agent.tree(self.place)["state"]
+
     def cycle(self) -> None:
         """Save it, end it, bring it back in another place."""
         info = self.capture().get("checkpoint")

@@ -1,5 +1,11 @@
 """The agent is killed in the middle: the session computes on."""
 
+import contextlib
+import importlib.util
+import threading
+import time
+
+import httpx
 import pytest
 
 from tests.gpu.conftest import PATIENCE, Session
@@ -53,3 +59,67 @@ def test_agent_killed_in_a_capture_the_card_is_filled_again(fragile, places_of, 
     wait_for(lambda: fragile.tree(one.place).get("state") == "running", PATIENCE)
     assert one("float(x.sum())") == before
     assert fragile.get("/v1/checkpoints").json() == []
+
+
+#: JAX has a thread that looks at memory which the driver maps.
+LARGE = {
+    "jax": """
+import jax, jax.numpy as jnp
+x = jax.random.normal(jax.random.key(0), (1 << 31,))
+x.block_until_ready()
+""",
+    "torch": """
+import torch
+torch.manual_seed(0)
+x = torch.randn(1 << 31, device="cuda")
+""",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("work", ["capture", "thaw", "nap", "wake"])
+def test_agent_killed_while_memory_moves_the_program_waits_for_the_next(
+    fragile, places_of, name, work
+):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    one = Session(fragile, places_of(fragile.folder))
+    one(LARGE[name] + "None")
+    check = "float(x[::1001].sum())"
+    before = one(check)
+    path = f"/v1/sessions/{one.place.incarnation}"
+    if work == "thaw":
+        assert one.capture()["checkpoint"]
+    if work == "wake":
+        one.order("nap")
+
+    def order() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            if work == "capture":
+                fragile.capture(one.place, "cp-large", until=moves)
+            elif work == "thaw":
+                moves({"step": {"step": "gpu"}})
+                fragile.post(f"{path}/thaw")
+            else:
+                fragile.events(f"{path}/{work}", {}, moves)
+
+    began = threading.Event()
+
+    def moves(event) -> bool:
+        if (event.get("step") or {}).get("step") == "gpu":
+            began.set()
+        return False
+
+    calling = threading.Thread(target=order)
+    calling.start()
+    assert began.wait(PATIENCE)
+    time.sleep(0.8)
+    fragile.kill()
+    calling.join()
+    time.sleep(3)
+    assert one.place.alive
+    fragile.start()
+    if work == "thaw":
+        fragile.post(f"{path}/thaw")
+    wait_for(lambda: fragile.tree(one.place).get("state") == "running", PATIENCE)
+    assert one(check) == before
