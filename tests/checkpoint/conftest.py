@@ -213,7 +213,7 @@ while True:
         lines.flush()
         try:
             lines.readline()
-        except ConnectionResetError:
+        except ConnectionError:
             pass  # a suspend came between this answer and its reader's close
 """
 

@@ -12,7 +12,12 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Card, CudaState
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
+    Card,
+    CudaState,
+    DriverError,
+    Memory,
+)
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -181,6 +186,40 @@ def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
 def told(card: CardUse) -> Accelerator:
     driver = gpu.WellDriver()
     return Accelerator(driver, Cards(card), lock_seconds=1, seconds=1)
+
+
+def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
+    shown, computing = (GpuUser(process, CudaState.RUNNING) for process in two())
+    survey = Survey(users=(shown, computing))
+
+    class Telling(gpu.WellDriver):
+        def memory(self, pids):
+            held = super().memory(pids)
+            return {**held, shown.process.pid: Memory(own=0, borrowed=0)}
+
+        def thread(self, pid):
+            return 1
+
+    class Silent(Telling):
+        def memory(self, pids):
+            raise DriverError("memory", None, "not reported")
+
+        def thread(self, pid):
+            return None if pid == shown.process.pid else 1
+
+    pids = (shown.process.pid, computing.process.pid)
+    for driver in (Telling(*pids), Silent(*pids)):
+        accelerator = Accelerator(driver, Cards(), lock_seconds=1, seconds=1)
+        assert accelerator.without_memory(survey) == [shown.process]
+
+
+def two() -> list[processes.Process]:
+    return [
+        processes.Process(
+            pid=pid, ns_pid=pid, ppid=1, name="x", state="S", start_time=1, uid=0
+        )
+        for pid in (4001, 4002)
+    ]
 
 
 def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper):

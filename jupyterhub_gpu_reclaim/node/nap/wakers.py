@@ -137,6 +137,8 @@ class Wakers:
         self._pauses[incarnation] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
             await self._wake(incarnation, why)
+        except NotFound:
+            _log.info("%s has ended in its nap", incarnation)
         except Exception as error:  # noqa: BLE001 - a session is at stake
             expected = isinstance(error, ReclaimError)
             _log.warning(

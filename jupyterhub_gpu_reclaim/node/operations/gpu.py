@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_survey
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import DriverError, Memory
 from jupyterhub_gpu_reclaim.checkpoint.gpu.visible_devices import visible_to
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_MEMORY = Memory(own=0, borrowed=0)
 #: Memory that others use is waited for so long before a session is given up on.
 _ROOM_SECONDS = 60.0
 _ROOM_PAUSE = 0.5
@@ -213,7 +214,16 @@ class Accelerator:
         """
         users = [user.process for user in survey.users]
         try:
-            return [one for one in users if self._driver.thread(one.pid) is None]
+            memory = self._driver.memory([one.pid for one in users])
+        except DriverError:  # it does not tell; then by the thread that moves memory
+            memory = {}
+        try:
+            return [
+                one
+                for one in users
+                if memory.get(one.pid) == _NO_MEMORY
+                or self._driver.thread(one.pid) is None
+            ]
         except DriverError as error:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
