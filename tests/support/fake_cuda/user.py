@@ -2,7 +2,8 @@
 
 Arguments: the folder for the driver's state, the file that stands for the device, and
 "forks" (another child as soon as it is locked), "imports" (a second such program is
-started, which has memory of the first one open) or "large" (its memory moves slowly).
+started, which has memory of the first one open), "large" (its memory moves slowly) or
+"alone" (no child).
 """
 
 import os
@@ -53,7 +54,7 @@ def fork_when_locked() -> None:
 
 if "imported" in words:
     state.with_suffix(".imports").touch()
-elif os.fork() == 0:
+elif "alone" not in words and os.fork() == 0:
     # Like a DataLoader's worker: it has the device open and no use for it.
     while True:
         time.sleep(0.02)
