@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which a node counts as silent; the others do not wait for it.
 LOOK_SECONDS = 5.0
+#: Seconds after which an order that was not taken is not given to another agent: what
+#: it was decided by, that a session runs for one, may not be so any more.
+_ORDER_SECONDS = 5.0
 #: Seconds between attempts to read a node's labels from a server that is too busy.
 NODE_WAITS = (0.5, 2.0)
 
@@ -275,7 +278,9 @@ class AgentRouter:
 
     async def discard(self, checkpoint: str) -> None:
         """Delete a checkpoint."""
-        await self._agents.anyone(lambda client: client.discard(checkpoint))
+        await self._agents.anyone(
+            lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
+        )
 
     # --- who and where
     async def _seat(

@@ -6,7 +6,9 @@ broke with the old one begins it again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,17 +74,25 @@ class Agents:
             _log.info("the agent on %s answers again", node)
 
     async def anyone(
-        self, ask: Callable[[AgentClient], Awaitable[T]], first: Sequence[str] = ()
+        self,
+        ask: Callable[[AgentClient], Awaitable[T]],
+        first: Sequence[str] = (),
+        *,
+        seconds: float = math.inf,
     ) -> T:
         """The first answer; the agent that gave the last one is asked first.
 
         Args:
-            ask: the question.
+            ask: the question, or order.
             first: nodes whose agents are asked even before that one.
+            seconds: no further agent is asked after that; for an order, as long as what
+                it was decided by is still true.
 
         Raises:
             Unreachable: there is no agent, or none answers.
         """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
         addresses = self._addresses()
         last = Unreachable(Reason.NO_AGENT)
         turn = lambda node: (node not in first, node != self._answered, node)  # noqa: E731
@@ -91,6 +101,8 @@ class Agents:
                 answer = await ask(self._at(addresses[node]))
             except Unreachable as error:
                 last = error
+                if loop.time() > until:
+                    break
                 continue
             self._answered = node
             return answer
