@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
+from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages, put_back
 from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
 from jupyterhub_gpu_reclaim.node.http.listener import (
     CannotStartError,
@@ -98,7 +99,7 @@ class AgentApp(AgentSettings):
         with _only_one(state):
             clock = SystemClock()
             store = await asyncio.to_thread(open_store, self, clock, state=state)
-            accelerator = self._accelerator()
+            accelerator = self._accelerator(state)
             client = jupyter_api.make_client()
             operations = Operations()
             sampler = Sampler(
@@ -172,10 +173,16 @@ class AgentApp(AgentSettings):
         self._checking = asyncio.create_task(made.run())
         return made
 
-    def _accelerator(self) -> Accelerator:
+    def _accelerator(self, state: Path) -> Accelerator:
         limits = self.limits()
+        memo = state / watchdog.HUGE_PAGES
+        put_back(memo)
         return Accelerator(
-            Driver(), Nvml(), lock_seconds=limits.gpu_lock, seconds=limits.dump
+            Driver(),
+            Nvml(),
+            lock_seconds=limits.gpu_lock,
+            seconds=limits.dump,
+            pages=RaisedPages(memo) if self.raise_huge_pages else None,
         )
 
     def _node(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOCK = "agent.lock"
 RECORDS = "records"
+HUGE_PAGES = "huge-pages"
 #: An agent that has held its lock for so long has settled what was left to settle.
 _SETTLED_SECONDS = 60.0
 _PAUSE = 1.0

@@ -1,5 +1,6 @@
 """GPUs of a session: which cards it may come back on, and when there is no room."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -11,7 +12,6 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
     Card,
     CudaState,
@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import huge_pages, processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import requirements as gpu_world
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -416,12 +416,44 @@ def test_a_machine_without_a_driver_takes_no_gpu_session():
 
 
 def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
-    setting = cuda.huge_pages()
+    setting = huge_pages.setting()
     found = list(make(gpu.WellDriver()).node_findings())
     expected = [] if setting in ("", "always") else ["gpu_small_pages"]
     assert [one.code for one in found] == expected
     assert not any(one.fatal for one in found)
     assert list(make(gpu.AbsentDriver()).node_findings()) == []
+
+
+def test_huge_pages_are_raised_while_memory_moves_and_only_then(sleeper):
+    (process,) = sleeper.processes
+    raised = threading.Event()
+    seen = []
+
+    class Pages:
+        @contextlib.contextmanager
+        def held(self):
+            raised.set()
+            yield
+            raised.clear()
+
+    class Looking(gpu.WellDriver):
+        def checkpoint(self, pid, *, seconds):
+            seen.append(raised.is_set())
+            super().checkpoint(pid, seconds=seconds)
+
+        def restore(self, pid, *, seconds, moves=()):
+            seen.append(raised.is_set())
+            super().restore(pid, seconds=seconds, moves=moves)
+
+    accelerator = make(Looking(process.pid), pid=process.pid, pages=Pages())
+    assert list(accelerator.node_findings()) == []  # there is nothing to be changed
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    described = accelerator.describe(survey)
+    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
+    assert not raised.is_set()
+    accelerator.fill(described, NO_LIMIT, sleeper)
+    assert not raised.is_set()
+    assert seen == [True, True]
 
 
 def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
 _VERSION = Path("/sys/module/nvidia/version")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 #: Seconds in which threads must stand still; one that waits for a disk does not.
 _STILL_SECONDS = 30.0
 _CUPTI = "torch.profiler or another that uses CUPTI"
@@ -70,19 +69,6 @@ def driver_version() -> str:
         return _VERSION.read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def huge_pages() -> str:
-    """The node's setting: always, madvise or never; empty where there is none.
-
-    The driver takes host memory inside of the user's process and does not ask for huge
-    pages there; ``always`` makes its checkpoint 1.4 times as fast.
-    """
-    try:
-        text = _HUGE_PAGES.read_text(encoding="ascii")
-    except OSError:
-        return ""
-    return text.partition("[")[2].partition("]")[0]
 
 
 def empty(

@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets import resets
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, ptrace
+from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
 LOWEST_PID = 300
 KILL_PATIENCE = 30.0
-#: Which processes get huge pages: always, never, or on request (one in brackets).
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 #: A new init is set up in some 50 ms; seconds.
 READY_PATIENCE = 30.0
 
@@ -343,12 +341,11 @@ def _refuse_if_it_went_on(session: SessionInit, tree: Snapshot) -> None:
 
 
 def _advice_counts() -> bool:
-    """Whether this kernel gives huge pages only to processes that ask."""
-    try:
-        return "[madvise]" in HUGE_PAGES.read_text()
-    except OSError:
-        # A kernel without them. CRIU would fail on the advice.
-        return False
+    """Whether this kernel gives huge pages only to processes that ask.
+
+    On a kernel without them CRIU would fail on the advice.
+    """
+    return huge_pages.setting() == "madvise"
 
 
 def _pid_max() -> int:

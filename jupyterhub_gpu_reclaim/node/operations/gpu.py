@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
@@ -22,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBa
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
-from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, huge_pages, processes, procfs
 from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
     Gpus,
@@ -34,12 +35,14 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+    from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
@@ -67,6 +70,7 @@ class Accelerator:
         room_seconds: that memory which others use is waited for.
         look_seconds: that the cards have to answer in.
         visible: tells which cards a process's container has; None for all of them.
+        pages: raises the machine's huge pages while memory moves; None: they stay.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Accelerator:
         room_seconds: float = _ROOM_SECONDS,
         look_seconds: float = _LOOK_SECONDS,
         visible: Callable[[int], Collection[str] | None] = visible_to,
+        pages: RaisedPages | None = None,
     ) -> None:
         self._driver = driver
         self._nvml = nvml
@@ -87,6 +92,7 @@ class Accelerator:
         self._room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
+        self._pages = pages
         self._filling: dict[object, Counter[str]] = {}
         self._promising = threading.Lock()
 
@@ -100,8 +106,10 @@ class Accelerator:
 
         It starts the driver's helper, so that the first session need not wait for it.
         """
-        setting = cuda.huge_pages()
-        if setting not in ("", "always") and self._driver.present():
+        setting = huge_pages.setting()
+        if setting in ("", "always") or not self._driver.present():
+            return
+        if self._pages is None:
             yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
 
     def survey(self, snapshot: Snapshot) -> Survey:
@@ -196,14 +204,15 @@ class Accelerator:
         shells = _shells(look(), users)
         for shell in shells:
             processes.send(shell, signal.SIGSTOP)
-        cuda.empty(
-            self._driver,
-            users,
-            lock_seconds=self._lock_seconds,
-            seconds=self._seconds,
-            settle=settle,
-            cancel=cancel,
-        )
+        with self._moving():
+            cuda.empty(
+                self._driver,
+                users,
+                lock_seconds=self._lock_seconds,
+                seconds=self._seconds,
+                settle=settle,
+                cancel=cancel,
+            )
         self.refuse_holders(look())
 
     def without_memory(self, survey: Survey) -> list[Process]:
@@ -326,15 +335,19 @@ class Accelerator:
         try:
             needing = {process.ns_pid for process in emptied}
             self._await_room(gpus, needing, moves, fill, cancel)
-            cuda.fill(
-                self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
-            )
+            with self._moving():
+                cuda.fill(
+                    self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
+                )
         finally:
             self._filling.pop(fill, None)
         if not cgroups.restore_memory_limit(limit):
             _log.warning(
                 "- memory limit %s stays off: more than that is in use", limit.file
             )
+
+    def _moving(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._pages is None else self._pages.held()
 
     def close(self) -> None:
         """End what was started."""
