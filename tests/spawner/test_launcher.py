@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.hub.local import launch as launch_module
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.session_init import launcher
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
@@ -154,6 +156,40 @@ def test_limit_that_cannot_be_held_is_refused_with_a_sentence(launch, monkeypatc
     if "error" in facts:
         assert facts["error"].endswith(".")
         assert "Traceback" not in facts["error"]
+
+
+def running(mark: str) -> list[int]:
+    """Processes with such a word in their command line."""
+    found = []
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if mark.encode() in procfs.read(pid, "cmdline").split(b"\0"):
+                found.append(pid)
+    return found
+
+
+MOMENTS = (0.0, 0.02, 0.05, 0.08, 0.11, 0.14, 0.17, 0.2)
+
+
+@pytest.mark.parametrize("seconds", MOMENTS)
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_launch_that_does_not_end_well_leaves_no_session_behind(seconds, how):
+    """Wherever it is: before the fork, before the report, before the init runs."""
+    mark = uuid.uuid4().hex
+    limit = seconds if how == "late" else 20
+    init = ["/bin/sh", "-c", "sleep 60; true", mark]
+    starting = asyncio.create_task(launch_module.run([], init, {}, {}, seconds=limit))
+    if how == "cancelled":
+        await asyncio.sleep(seconds)
+        starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Refused):
+        LocalSession(await starting).signal(signal.SIGKILL)  # it was ready before
+    until = time.monotonic() + 3
+    while (left := running(mark)) and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
 
 
 async def test_run_init_that_cannot_be_run_is_refused_with_its_error():

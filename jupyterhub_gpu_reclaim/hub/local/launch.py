@@ -1,6 +1,7 @@
 """Runs ``session_init/launcher.py`` and reads its report.
 
-It waits for the launcher, which ends at once, and never for the session.
+It waits for the launcher, which ends at once, and never for the session. A launch that
+is cancelled or takes too long leaves no session behind.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: Seconds that a launcher has to report whom it has begun, once nobody waits for it.
+_END_SECONDS = 5.0
+#: The Hub gives a cancelled start one second (trap T9).
+_HELD_UP_SECONDS = 0.5
+_endings: set[asyncio.Task[None]] = set()  # asyncio keeps no task alive by itself
 #: Root's own interpreter, which must not import the user's modules.
 PYTHON = [sys.executable, "-I", "-S"]
 #: ``popen_kwargs`` that would break the launch.
@@ -45,7 +53,8 @@ async def run(
         seconds: time limit.
 
     Raises:
-        Refused: it did not work, in the launcher's words, or took too long.
+        Refused: it did not work, in the launcher's words, or took too long; nothing of
+            it stays.
     """
     reader, writer = os.pipe()
     words = [*PYTHON, launcher.__file__, "--report-fd", str(writer)]
@@ -61,41 +70,82 @@ async def run(
         raise
     finally:
         os.close(writer)
+    report = _Report(reader)
     try:
-        report = await asyncio.wait_for(_read_all(reader), seconds)
-    except TimeoutError:
-        process.kill()
-        raise Refused(Reason.TIMED_OUT, step="launch", seconds=seconds) from None
-    finally:
+        await report.whole(seconds)
         await asyncio.to_thread(process.wait)
-    return _place(report)
+    except BaseException:
+        ending = asyncio.create_task(_end(process, report))
+        _endings.add(ending)
+        ending.add_done_callback(_endings.discard)
+        await asyncio.wait({ending}, timeout=_HELD_UP_SECONDS)
+        raise
+    return _place(report.text)
 
 
 def _without_ignored(popen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: v for name, v in popen_kwargs.items() if name not in IGNORED}
 
 
-async def _read_all(fd: int) -> bytes:
-    """Read a pipe to its end without blocking the Hub."""
-    loop = asyncio.get_running_loop()
-    stream = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(fd, "rb", 0)
-    )
-    try:
-        # To the end, not what is there first: an error comes after the place.
-        return await stream.read()
-    finally:
-        transport.close()
+class _Report:
+    """A launcher's report, as far as it has come; it is read to its end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.text = b""
+        self.reading = asyncio.create_task(self._read(descriptor))
+
+    async def whole(self, seconds: float) -> None:
+        """Wait for its end.
+
+        Raises:
+            Refused: it has not come in time.
+        """
+        await asyncio.wait({self.reading}, timeout=seconds)
+        if not self.reading.done():
+            raise Refused(Reason.TIMED_OUT, step="launch", seconds=seconds)
+        self.reading.result()
+
+    async def _read(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        stream = asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
+        )
+        try:
+            # Not what is there first: an error comes after the place.
+            while some := await stream.read(65536):
+                self.text += some
+        finally:
+            transport.close()
+
+
+async def _end(process: Popen[bytes], report: _Report) -> None:
+    """End what a launch has begun that nobody waits for any more."""
+    # It ends by itself; killed before it has reported, its init would be unknown.
+    await asyncio.wait({report.reading}, timeout=_END_SECONDS)
+    process.kill()
+    await asyncio.to_thread(process.wait)
+    facts = _facts(report.text)
+    if facts.get("start"):
+        LocalSession(_location(facts)).signal(signal.SIGKILL)
 
 
 def _place(report: bytes) -> Location:
     """The launcher's report; its error is ours."""
+    facts = _facts(report)
+    if "error" in facts or not facts.get("start"):
+        why = facts.get("error") or "Its init has not reported."
+        raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(report[:500]))
+    return _location(facts)
+
+
+def _facts(report: bytes) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for line in report.splitlines():
         with contextlib.suppress(ValueError):
             facts.update(json.loads(line))
-    if "error" in facts or not facts.get("start"):
-        why = facts.get("error") or "Its init has not reported."
-        raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(report[:500]))
+    return facts
+
+
+def _location(facts: Mapping[str, Any]) -> Location:
     return Location(pid=facts["pid"], start=facts["start"], boot=facts["boot"])
