@@ -10,7 +10,7 @@ never becomes part of a checkpoint (pid 1 cannot be in one).
     session_init.py start|hold --incarnation UUID --user NAME --server NAME
         [--realm NAME]
         [--uid N --gid N --groups A,B --chdir DIR] [--relay] [--first-pid 300]
-        [-- CMD ARG…]
+        [--status-file FILE] [-- CMD ARG…]
 
 ``start``  pids below ``--first-pid`` are used up, so that they are free for CRIU and
 the init when the session is brought back elsewhere. Then two processes are made:
@@ -37,6 +37,8 @@ its own output and drops what cannot be written. So the Hub may come and go, and
 restored tree writes into the new init's pipe: its ends are the descriptors 3 (write)
 and 4 (read) of the init, found by the agent under ``/proc/<init>/fd``. Input is
 /dev/null.
+
+``--status-file``  the exit code is written there, where nobody waits for the init.
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--groups", default="")
     parser.add_argument("--chdir")
     parser.add_argument("--relay", action="store_true")
+    parser.add_argument("--status-file")
     parser.add_argument("--first-pid", type=int, default=300)
     split = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:split])
@@ -306,6 +309,15 @@ def complain(sentence: str) -> None:
         os.write(2, f"session_init: {sentence}\n".encode("utf-8", "replace"))
 
 
+def note_status(path: str, code: int) -> None:
+    """Write the exit code down, for whoever asks later; without it, it is not known."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        file = os.open(path, flags, 0o600)
+        os.write(file, str(code).encode())
+        os.close(file)
+
+
 # --- pid 1 ----------------------------------------------------------------------------
 
 
@@ -368,6 +380,8 @@ def main(argv: list[str]) -> int:
     code = serve(root)
     if relay is not None:
         relay.copy()
+    if args.status_file:
+        note_status(args.status_file, code)
     return code
 
 

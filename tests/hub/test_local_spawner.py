@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pwd
+import signal
 from pathlib import Path
 
 import pytest
 import requests
 
+from jupyterhub_gpu_reclaim.hub.local import exit_status
 from tests.support.hub import wait_until
 from tests.support.relaunching_service import children
 
@@ -63,3 +66,15 @@ def test_user_who_does_not_exist_is_refused_with_a_sentence(hub, service):
     assert answer.status_code == 409
     assert "no system user ghost" in answer.json()["message"]
     assert json.dumps(answer.json()).count("Traceback") == 0
+
+
+def test_session_that_crashed_ends_with_its_status_in_the_hubs_log(hub, service, ask):
+    ask("games")
+    (root,) = children(service.init("games"))
+    (server,) = children(root)
+    incarnation = hub.server("games")["state"]["gpu_reclaim"]["incarnation"]
+    os.kill(server, signal.SIGKILL)
+    said = "games server stopped, with exit code: 137"
+    wait_until(lambda: said in hub.log(), 60, hub.log)
+    # Nobody asks any more.
+    wait_until(lambda: exit_status.read(incarnation) == 0, 60, hub.log)

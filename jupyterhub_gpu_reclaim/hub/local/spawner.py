@@ -25,7 +25,7 @@ from traitlets import Bool, Float, Unicode
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.local import launch
+from jupyterhub_gpu_reclaim.hub.local import exit_status, launch
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
@@ -121,6 +121,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
             for secret in _SECRETS:
                 env.pop(secret, None)
         launcher.sweep_cgroups(self.cgroup_parent)
+        exit_status.sweep()
         self.place = await self._launch(self._init(command), env)
         self.pid = self.place.pid
         return (self.ip or "127.0.0.1", self.port)
@@ -145,6 +146,8 @@ class SessionProcessSpawner(LocalProcessSpawner):
         # In one word each: a name may look like an option.
         words += [f"--user={self.user.name}", f"--server={self.name}"]
         words += [f"--realm={self.realm}", "--relay"]
+        if (file := exit_status.file_of(self.reclaim_launch.incarnation)) is not None:
+            words += ["--status-file", str(file)]
         if self.reclaim_launch.mode != "start":
             return words
         words += ["--chdir", self._home()]
@@ -205,8 +208,10 @@ class SessionProcessSpawner(LocalProcessSpawner):
     # --- watch ---
 
     async def poll(self) -> int | None:
-        """None while the session's init lives; 0 when it is gone."""
-        return None if LocalSession(self.place).alive() else 0
+        """None while the session's init lives; then its exit status, 0 if unknown."""
+        if LocalSession(self.place).alive():
+            return None
+        return exit_status.read(self.reclaim_launch.incarnation)
 
     async def _signal(self, sig: int) -> bool:
         """Signal the init; a process that got its pid later is never touched."""
@@ -218,6 +223,7 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     def clear_state(self) -> None:
         """Forget the processes."""
+        exit_status.remove(self.reclaim_launch.incarnation)
         super().clear_state()
         self.place = Location()
 

@@ -1,0 +1,54 @@
+"""How local sessions have ended.
+
+Nobody waits for a session's init: it outlives the Hub. So it writes its exit status
+down before it ends, into a folder of root's that a reboot empties.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = Path("/run/jupyterhub-gpu-reclaim-ended")
+#: Seconds after which nobody asks any more: a Hub polls its servers when it starts.
+_KEPT: Final = 24 * 3600.0
+
+
+def file_of(incarnation: str) -> Path | None:
+    """Where an incarnation's init is to write it; None where there is no such place."""
+    try:
+        _FOLDER.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return None
+    return _path(incarnation)
+
+
+def read(incarnation: str) -> int:
+    """The exit status, 128 + n for a signal; 0 where it is not known."""
+    try:
+        return int(_path(incarnation).read_bytes()[:8])
+    except (OSError, ValueError):
+        return 0
+
+
+def remove(incarnation: str) -> None:
+    """Forget one; there may be none."""
+    if incarnation:
+        with contextlib.suppress(OSError):
+            _path(incarnation).unlink()
+
+
+def sweep() -> None:
+    """Remove what nobody asks for any more."""
+    before = time.time() - _KEPT
+    with contextlib.suppress(OSError):
+        for file in _FOLDER.iterdir():
+            if file.stat().st_mtime < before:
+                file.unlink(missing_ok=True)
+
+
+def _path(incarnation: str) -> Path:
+    """Inside of the folder, whatever a database says."""
+    return _FOLDER / (Path(incarnation).name or "none")
