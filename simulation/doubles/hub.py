@@ -169,6 +169,8 @@ class HubProcess:
         """``POST …/server``: a start, for which it waits for ten seconds."""
         if key.user not in self.database.accounts:
             raise Refused(Reason.HUB_REFUSED, why="no such user")
+        if self.pending.get(key) == "spawn":
+            return
         self._refuse_pending(key)
         if self._state(key) is HubState.RUNNING:
             spawner = self._spawner(key)
