@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,14 +11,13 @@ from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from jupyterhub_gpu_reclaim.common.models import SessionKey, StartPlan, StopPlan
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
-from simulation.doubles.hub import Database, HubProcess
-from simulation.doubles.machine import GIB, Machine, Machines, Place, ProgramTree
-from simulation.doubles.network import Server, Weather, Wire
-from simulation.loop import Program, spawn
+from simulation.doubles.network import Server, Wire
+from simulation.loop import Program
 from simulation.programs import HubOverWire
 from tests.contracts.agents import Hurried
 from tests.controlplane.doubles import HubInMemory, NodeInMemory, serve_hub
 from tests.support.mock_hub import TOKEN, add_user, api_url
+from tests.support.simulated_hub import started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,45 +83,8 @@ async def simulated_hub() -> Hub:
 
 def hub_of_the_simulator(folder: Path) -> Hub:
     """A Hub of ``simulation/``, as its service reaches it; on its loop alone."""
-    machine = Machine("node1", 1, 16 * GIB, lambda *_: None)
-    machines = Machines()
-    machines.by_name[machine.name] = machine
-    weather = Weather(random.Random(1))
-    hub, service = Program("the Hub"), Program("the service")
-    (folder / "token").write_text("secret")
-    names = itertools.count(1)
-
-    async def machine_for(key: SessionKey) -> Machine:
-        del key
-        return machine
-
-    def place(
-        machine: Machine,
-        key: SessionKey,
-        incarnation: str,
-        *,
-        login: tuple[str, int],
-        cold: bool,
-    ) -> Place:
-        assert cold
-        tree = ProgramTree("a", *login, gpu_bytes=0, on_gpu=False)
-        return machine.add(key, incarnation, tree=tree)
-
-    process = HubProcess(
-        program=hub,
-        database=Database(accounts={key.user: key.user for key in (ANN, BOB)}),
-        machines=machines,
-        weather=weather,
-        folder=folder,
-        rng=random.Random(1),
-        service=lambda: Server(service, LetsEverythingHappen(300.0)),
-        machine_for=machine_for,
-        place=place,
-        end=machine.end,
-        told=lambda _: None,
-        new_name=lambda: f"n{next(names)}",
-    )
-    spawn(hub, process.run())
-    listens = Server(hub, process)
-    wire: Any = Wire(weather, service, lambda: listens, Reason.HUB_UNREACHABLE)
+    hub = started(folder, LetsEverythingHappen(300.0), users=(ANN.user, BOB.user))
+    listens = Server(hub.program, hub)
+    silence = Reason.HUB_UNREACHABLE
+    wire: Any = Wire(hub.weather, Program("the service"), lambda: listens, silence)
     return HubOverWire(wire)

@@ -13,9 +13,6 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from simulation.doubles.kernel import replaced
-from simulation.doubles.spawner import substitutes
-from simulation.loop import LoopClock, run
 from tests.contracts.hubs import (
     ANN,
     BOB,
@@ -26,6 +23,7 @@ from tests.contracts.hubs import (
     simulated_hub,
 )
 from tests.support.mock_hub import configured_mockhub_instance, hub_app, mock_hub
+from tests.support.simulated_hub import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -150,5 +148,4 @@ def test_hub_of_the_simulator_keeps_the_contract(
     async def kept() -> None:
         await clause(hub_of_the_simulator(tmp_path))
 
-    with replaced(substitutes(LoopClock())):
-        run(kept())
+    run(kept())
