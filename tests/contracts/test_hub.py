@@ -129,6 +129,18 @@ async def test_stop_while_it_starts_gives_the_start_up(hub):
     await running(hub)
 
 
+async def test_jupyterhub_takes_a_start_that_it_cancels_for_a_running_server(real_hub):
+    """Nobody may go by that; the simulator shows it to the code that could."""
+    starting = asyncio.create_task(real_hub.start(ANN))
+    await reaches(real_hub, ANN, HubState.SPAWNING)
+    stopping = asyncio.create_task(real_hub.stop(ANN))
+    await reaches(real_hub, ANN, HubState.RUNNING)
+    refused = await refusal(starting)
+    assert (refused.reason, refused.retryable) == (Reason.OPERATION_IN_FLIGHT, True)
+    await stopping
+    await reaches(real_hub, ANN, HubState.STOPPED)
+
+
 async def test_servers_of_a_user_and_of_others_are_apart(hub):
     for key in (ANN, LAB, BOB):
         await running(hub, key)
