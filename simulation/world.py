@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import LATE_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
-from jupyterhub_gpu_reclaim.hub.spawner import lifecycle, mixin
 from jupyterhub_gpu_reclaim.node.operations.records import Record
 from jupyterhub_gpu_reclaim.node.watchdog import Watched
 from jupyterhub_gpu_reclaim.node.workflows import unattended
@@ -415,11 +414,8 @@ class World:
             return holder.pid not in {service.number for service in self.services}
 
         return [
-            (lifecycle, "Logins", spawners.LoginsInMemory),
-            (lifecycle, "ClientRepair", spawners.NoRepair),
-            (lifecycle, "others", spawners.others),
+            *spawners.substitutes(LoopClock(lambda: self.skew)),
             (journal, "_engine", engine),
-            (mixin, "_CLOCK", LoopClock(lambda: self.skew)),
             (LeaseHolder, "has_ended", has_ended),
         ]
 

@@ -156,15 +156,28 @@ class Chain:
         return saved
 
     def end(self) -> None:
-        """Stop the server for good."""
+        """Stop the server for good, and delete what it is suspended in.
+
+        A stop soon after one of the service's that a kill has cut off is taken for that
+        one: the session is saved.
+        """
         self.close()
-        with contextlib.suppress(*_AWAY, Late):
-            self._patiently(self._stop)
+        for work in (self._stop, self._delete):
+            with contextlib.suppress(*_AWAY, Late):
+                self._patiently(work)
 
     def _stop(self) -> None:
         answer = self.user.hub("DELETE", f"users/{self.name}/server", json={})
-        if answer.status_code >= 500:
+        # A proxy that has just been started has no route to the Hub: 404.
+        if answer.status_code not in {202, 204}:
             raise UserError(f"stop: {answer.status_code}")
+
+    def _delete(self) -> None:
+        phase = self.admin().session(self.name)["phase"]
+        if phase == "suspended":
+            self.admin().call("DELETE", f"sessions/{self.name}/-/saved")
+        elif phase != "stopped":
+            raise UserError(f"after its stop it is {phase}")
 
     def close(self) -> None:
         """Close what this user has open."""

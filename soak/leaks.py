@@ -1,13 +1,21 @@
-"""What a stack leaves behind: counted before the first session and after the last."""
+"""What a stack leaves behind: counted before the sessions of a run and after them.
+
+The count before comes after one cycle, since programs start helpers and load libraries
+with the first: the agent the process that forks its workers, the service the resolver
+of names.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from demo import processes
+from jupyterhub_gpu_reclaim.linux.processes import start_time
+from jupyterhub_gpu_reclaim.session_init import launcher
 
 if TYPE_CHECKING:
     from demo.stack import Stack
@@ -22,16 +30,24 @@ PROGRAMS = {
     "proxy": "configurable-http-proxy",
 }
 _NAMESPACES = ("pid", "mnt", "ipc", "uts")
+#: Groups below which the demo's sessions get their own (``hub/local/spawner.py``).
+_GROUPS = "jupyterhub-gpu-reclaim"
+#: Seconds after which a group that nobody is in is not about to be joined.
+_GROUP_AGE = 10.0
+#: Cycles after which a program has loaded what it needs for them.
+_WARM = 4
 
 
 def count(stack: Stack) -> dict[str, int]:
     """Everything of a stack that may leak, by name."""
-    pids = processes.of(stack.folder)
+    waiting = _watchdogs_alone(stack)
+    pids = [pid for pid in processes.of(stack.folder) if pid not in waiting]
     spaces = {
         _link(PROC / str(pid) / "ns" / kind) for pid in pids for kind in _NAMESPACES
     }
     return {
         "processes": len(pids),
+        "watchdogs of killed agents, for a minute": len(waiting),
         "dead processes not reaped": _unreaped(pids),
         "descriptors": sum(len(_fds(pid)) for pid in pids),
         "inotify instances": sum(_count_fds(pid, "inotify") for pid in pids),
@@ -41,9 +57,12 @@ def count(stack: Stack) -> dict[str, int]:
             len(_lines(PROC / str(pid) / "mountinfo")) for pid in pids
         ),
         "control groups": _control_groups(),
-        "files in /dev/shm": _files(Path("/dev/shm")),
-        "files of the agent": _files(stack.folder / "agent"),
-        "reserved ports": len(_reserved_ports()),
+        "files in /dev/shm": _files(Path("/dev/shm"), "*"),
+        "files of the agent": _files(stack.folder / "agent")
+        - _files(stack.folder / "agent", "*.lock")
+        - _records(stack),
+        "records of sessions, kept for an hour": _records(stack),
+        "reserved ports": _reserved_ports(stack),
         "bytes of the store": _bytes(stack.folder / "store"),
         "manifests of the store": _files(stack.folder / "store" / "manifests"),
     }
@@ -55,17 +74,21 @@ def wait_until_collected(stack: Stack, seconds: float = 120) -> None:
     manifests = stack.folder / "store" / "manifests"
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
-            if not stack.trees() and not _files(manifests):
+            ended = all(tree["state"] == "gone" for tree in stack.trees())
+            if ended and not _files(manifests):
                 return
         time.sleep(0.5)
 
 
 class Growth:
-    """Memory and descriptors of our programs while they live, one line a process."""
+    """Memory and descriptors of our programs while they live, one line a process.
+
+    A process is its pid and its start: a run lasts for hours, and pids come again.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._seen: dict[int, dict[str, Any]] = {}
+        self._seen: dict[tuple[int, int], dict[str, Any]] = {}
 
     def look(self, cycles: int) -> None:
         """Take note of each program, now that there were so many cycles."""
@@ -77,8 +100,11 @@ class Growth:
                     "descriptors": len(_fds(pid)),
                     "threads": _tasks(pid),
                 }
-                first = self._seen.setdefault(pid, {"program": name, "first": now})
-                first["last"] = now
+                who = (pid, start_time(pid) or 0)
+                seen = self._seen.setdefault(who, {"program": name, "since": cycles})
+                if cycles - seen["since"] <= _WARM:
+                    seen["first"] = now
+                seen["last"] = now
 
     def longest(self) -> list[dict[str, Any]]:
         """Of each program, the process that has seen most cycles."""
@@ -126,6 +152,20 @@ def _rss(pid: int) -> int:
     return 0
 
 
+def _watchdogs_alone(stack: Stack) -> set[int]:
+    """Those of agents that have ended: they wait until the next one has settled."""
+    found = processes.of(stack.folder, "gpu_reclaim.node.watchdog")
+    agents = processes.of(stack.folder, PROGRAMS["agent"])
+    return {pid for pid in found if _parent(pid) not in agents}
+
+
+def _parent(pid: int) -> int:
+    for line in _lines(PROC / str(pid) / "status"):
+        if line.startswith("PPid:"):
+            return int(line.split()[1])
+    return 0
+
+
 def _unreaped(pids: list[int]) -> int:
     """Children of our programs that have ended and that nobody has waited for."""
     parents = {str(pid) for pid in pids}
@@ -137,12 +177,28 @@ def _unreaped(pids: list[int]) -> int:
     return dead
 
 
+def _records(stack: Stack) -> int:
+    return _files(stack.folder / "agent" / "records")
+
+
 def _control_groups() -> int:
-    return sum(1 for _ in Path("/sys/fs/cgroup").rglob("*reclaim*"))
+    """Those of sessions that nobody is in, and that cannot be removed either.
+
+    The next start of a session removes what ended ones have left; here none comes.
+    """
+    launcher.sweep_cgroups(_GROUPS, age=_GROUP_AGE)
+    before = time.time() - _GROUP_AGE
+    return sum(
+        group.is_dir()
+        and group.stat().st_ctime < before
+        and not _lines(group / "cgroup.procs")
+        for mount, _ in launcher.hierarchies()
+        for group in (mount / _GROUPS).glob("*")
+    )
 
 
-def _files(folder: Path) -> int:
-    return sum(path.is_file() for path in folder.rglob("*"))
+def _files(folder: Path, names: str = "**/*") -> int:
+    return sum(path.is_file() for path in folder.glob(names))
 
 
 def _bytes(folder: Path) -> int:
@@ -153,6 +209,9 @@ def _bytes(folder: Path) -> int:
     return sizes
 
 
-def _reserved_ports() -> list[str]:
-    text = "".join(_lines(PROC / "sys/net/ipv4/ip_local_reserved_ports"))
-    return [word for word in text.split(",") if word]
+def _reserved_ports(stack: Stack) -> int:
+    """Those of the agent; the kernel's list has those of other agents, too."""
+    with contextlib.suppress(OSError):
+        known = json.loads((stack.folder / "agent" / "ports.json").read_bytes())
+        return sum(len(ports) for ports in known["reserved"].values())
+    return 0

@@ -80,6 +80,7 @@ class Soak:
     def run(self) -> None:
         """Until there were enough cycles, or the time is over; then look for leaks."""
         self.admin()
+        self._warm_up()
         before = leaks.count(self.stack)
         threads = [
             threading.Thread(target=self._user, args=(number,), daemon=True)
@@ -114,6 +115,12 @@ class Soak:
                 self._admin_since = time.monotonic()
             return self._admin
 
+    def _warm_up(self) -> None:
+        """One cycle of one session, so that what starts with the first is no leak."""
+        chance = random.Random(self.options.seed)
+        self._chain(self.options.animals[0], chance, cycles=1, kills=0.0)
+        leaks.wait_until_collected(self.stack)
+
     # --- one user -------------------------------------------------------------------
 
     def _user(self, number: int) -> None:
@@ -121,7 +128,9 @@ class Soak:
         chance = random.Random(f"{self.options.seed}/{number}")
         try:
             while self._goes_on():
-                self._chain(self._draw(chance), chance)
+                animal = self._draw(chance)
+                cycles = self.options.chain or animal.cycles
+                self._chain(animal, chance, cycles, self.options.kills)
         except Exception:  # noqa: BLE001 - it is told as a failure
             self._fail(None, 0, "soak", traceback.format_exc(), None)
             self._ended.set()
@@ -141,13 +150,15 @@ class Soak:
             self._ended.set()
         return not self._ended.is_set() and time.monotonic() < self._until
 
-    def _chain(self, animal: Animal, chance: random.Random) -> None:
+    def _chain(
+        self, animal: Animal, chance: random.Random, cycles: int, kills: float
+    ) -> None:
         """One session, from its first start to its stop."""
         chain = self.new_chain(animal, chance)
         try:
             chain.begin()
-            for number in range(1, (self.options.chain or animal.cycles) + 1):
-                plan = Plan.draw(chance, self.options.kills)
+            for number in range(1, cycles + 1):
+                plan = Plan.draw(chance, kills)
                 if not self._goes_on() or not self.cycle(chain, number, plan):
                     break
         except NotStarted as error:

@@ -1,4 +1,4 @@
-"""Waits for any of several descriptors, and copies those that another process holds.
+"""Waits for descriptors, counts what they hold, and copies those of other processes.
 
 An agent with many sessions has thousands of descriptors open; select(2) takes none
 above 1023, so :func:`readable` polls. :func:`copied` is pidfd_getfd(2), Linux 5.6: the
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import select
 import socket
+import sys
+import termios
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from jupyterhub_gpu_reclaim.linux.libc import checked
@@ -43,6 +46,16 @@ def readable(watched: Iterable[T], seconds: float) -> list[T]:
         poll.register(number, select.POLLIN)
     found = poll.poll(max(0.0, seconds) * 1000)
     return [by_number[number] for number, _ in found]
+
+
+def unread_bytes(descriptor: int) -> int:
+    """How many bytes wait to be read from a pipe, a socket or a terminal.
+
+    Raises:
+        OSError: that cannot be told of such a file.
+    """
+    answer = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+    return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
 _SYS_PIDFD_GETFD: Final = 438  #: the same on all architectures

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 
@@ -69,6 +70,11 @@ class LocalNode:
     look: Callable[[], list[Finding]]
     _gone: dict[str, Tree] = field(default_factory=dict)
     _looking: asyncio.Task[list[Finding]] | None = None
+
+    def __post_init__(self) -> None:
+        self._ended = EndedSessions(
+            self.tools.records, self.operations, self.tools.clock
+        )
 
     # --- looking ------------------------------------------------------------------
 
@@ -341,8 +347,7 @@ class LocalNode:
         here = {session.incarnation for session in sessions}
         return found + [
             trees.gone(record, record.checkpoint)
-            for name, record in records.items()
-            if name not in here
+            for record in self._ended.among(records.values(), here)
         ]
 
     def _tree(self, incarnation: str) -> Tree:

@@ -9,7 +9,8 @@ still frozen, and wakes every one that naps.
 
 It guarantees that this happens only while no agent works on the same state folder: it
 holds the agent's lock meanwhile. Until then it imports nothing but the standard
-library, and stays small.
+library, and stays small. Of the watchdogs of agents that end one after the other, the
+first waits and the later ones end.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCK = "agent.lock"
+#: Held by the watchdog that waits for another agent; says how it was started.
+WAITS = "watchdog.lock"
 RECORDS = "records"
 HUGE_PAGES = "huge-pages"
 #: An agent that has held its lock for so long has settled what was left to settle.
 _SETTLED_SECONDS = 60.0
 _PAUSE = 1.0
+#: Looks at whether another watchdog waits: it may be about to end.
+_LOOKS = 5
 
 
 class Watched(NamedTuple):
@@ -61,9 +66,36 @@ def start(watched: Watched) -> int:
 
 def main() -> None:
     """Wait for the agent's end, then for another agent or the end of patience."""
-    agent, state, placement, realm, *times = sys.argv[1:]
+    agent, *words = sys.argv[1:]
+    state, placement, realm, *times = words
     watched = Watched(Path(state), placement, realm, *map(float, times))
     _wait_for_end(int(agent))
+    if not (watched.state / RECORDS).is_dir():
+        return
+    with _turn(watched.state, " ".join(words)) as ours:
+        if ours:
+            _wait_for_another(watched)
+
+
+@contextlib.contextmanager
+def _turn(state: Path, words: str) -> Iterator[bool]:
+    """Whether to wait for another agent: not where an earlier watchdog does.
+
+    Its patience ends sooner, and agents that end again and again would leave more and
+    more of them. One that was started with other words may do something else.
+    """
+    for _ in range(_LOOKS):
+        with lock(state, WAITS) as free:
+            if free:
+                (state / WAITS).write_text(words)
+            if free or (state / WAITS).read_text() != words:
+                yield True
+                return
+        time.sleep(_PAUSE)
+    yield False
+
+
+def _wait_for_another(watched: Watched) -> None:
     begun = time.monotonic()
     held_since: float | None = None
     while (watched.state / RECORDS).is_dir():
@@ -83,9 +115,9 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def lock(state: Path) -> Iterator[bool]:
+def lock(state: Path, name: str = LOCK) -> Iterator[bool]:
     """The lock that an agent holds for as long as it lives; whether it is ours now."""
-    descriptor = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(state / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

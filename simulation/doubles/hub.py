@@ -169,6 +169,8 @@ class HubProcess:
         """``POST …/server``: a start, for which it waits for ten seconds."""
         if key.user not in self.database.accounts:
             raise Refused(Reason.HUB_REFUSED, why="no such user")
+        if self.pending.get(key) == "spawn":
+            return
         self._refuse_pending(key)
         if self._state(key) is HubState.RUNNING:
             spawner = self._spawner(key)
@@ -184,20 +186,28 @@ class HubProcess:
         task = spawn(self.program, self._spawn(key))
         self._starts[key] = task
         done, _ = await asyncio.wait({task}, timeout=SLOW_SECONDS)
-        if done and not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():  # status 500, as long as nobody has answered
+            raise Refused(
+                Reason.OPERATION_IN_FLIGHT, operation="start or stop", retryable=True
+            )
+        if done and (error := task.exception()) is not None:
             if isinstance(error, Killed):
                 raise error
             self.told(f"the start of {key} fails: {error!r}")
             raise Refused(Reason.HUB_REFUSED, why=str(error), retryable=False)
 
     async def stop(self, key: SessionKey) -> None:
-        """``DELETE …/server``; during a start it cancels that."""
+        """``DELETE …/server``; a start under way is cancelled first.
+
+        It is given a second to end, in which its server counts as one that runs.
+        """
         pending = self.pending.get(key)
         if pending == "stop":
             return
-        if pending == "spawn":
-            await self._cancel(key)
-            return
+        if pending:
+            if (task := self._starts.get(key)) is not None:
+                task.cancel()
+            await asyncio.sleep(CANCEL_SECONDS)
         self._refuse_pending(key)
         if self._state(key) is not HubState.RUNNING:
             return
@@ -210,13 +220,6 @@ class HubProcess:
             raise Refused(
                 Reason.OPERATION_IN_FLIGHT, operation="start or stop", retryable=True
             )
-
-    async def _cancel(self, key: SessionKey) -> None:
-        task = self._starts.get(key)
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
 
     async def _stopping(self, key: SessionKey) -> None:
         try:
@@ -248,10 +251,6 @@ class HubProcess:
                 await asyncio.wait_for(spawner.start(), START_TIMEOUT)
                 self._settle_token(key, spawner, minted)
             except Exception:
-                with suppress(Exception):
-                    await self._user_stop(key)
-                raise
-            except asyncio.CancelledError:
                 with suppress(Exception):
                     await self._user_stop(key)
                 raise

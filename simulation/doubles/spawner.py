@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.client import STARTING_LIMIT, STARTING_PAUSE
+from jupyterhub_gpu_reclaim.hub.spawner import lifecycle, mixin
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
@@ -23,6 +24,7 @@ from simulation.doubles.network import Wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Event, SessionKey
     from simulation.doubles.hub import HubProcess
     from simulation.doubles.machine import Place
@@ -270,3 +272,13 @@ class SimulatedSpawner(ReclaimMixin, ProcessesOnMachine):  # type: ignore[misc]
         await asyncio.sleep(0.01)
         self.end("the spawner")
         self.reclaim_take(Location())
+
+
+def substitutes(clock: Clock) -> list[tuple[Any, str, Any]]:
+    """Names of the real lifecycle that stand for these doubles."""
+    return [
+        (lifecycle, "Logins", LoginsInMemory),
+        (lifecycle, "ClientRepair", NoRepair),
+        (lifecycle, "others", others),
+        (mixin, "_CLOCK", clock),
+    ]

@@ -47,6 +47,11 @@ def work() -> None:
     tell()
 
 
+def end() -> None:
+    """Remove what outlives its process, where no session's end does that."""
+    getattr(_mine[0], "end", lambda: None)()
+
+
 def tell() -> None:
     """Print what it holds, as JSON."""
     fixed, grown = _mine[0].look()

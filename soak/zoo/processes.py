@@ -60,6 +60,9 @@ class Workers:
         at = self.turn * 4096 % self.shared.size
         self.shared.buf[at : at + 16] = os.urandom(16)
 
+    def end(self) -> None:
+        self.shared.unlink()
+
 
 class Pipes:
     """A program at two pipes, a shell's pipeline, and bytes that nobody has read."""

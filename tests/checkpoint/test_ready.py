@@ -1,12 +1,13 @@
-"""Waiting for descriptors of any number."""
+"""Waiting for descriptors of any number, and counting what they hold."""
 
 import fcntl
 import os
 import resource
+import socket
 
 import pytest
 
-from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.linux.descriptors import readable, unread_bytes
 
 
 class End:
@@ -52,3 +53,16 @@ def test_readable_other_side_closed_is_told():
     end = End(read)
     assert readable([end], 10) == [end]
     os.close(read)
+
+
+def test_unread_bytes_are_those_of_a_pipe_and_of_a_socket():
+    read, write = os.pipe()
+    one, other = socket.socketpair()
+    with one, other, os.fdopen(read, "rb"), os.fdopen(write, "wb", 0) as end:
+        assert unread_bytes(read) == unread_bytes(one.fileno()) == 0
+        end.write(b"x" * 300)
+        other.send(b"xyz")
+        assert unread_bytes(read) == 300
+        assert unread_bytes(one.fileno()) == 3
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        unread_bytes(read)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.simulated_gpus import Gpus
 from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from jupyterhub_gpu_reclaim.common.models import SessionKey, StartPlan, StopPlan
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from simulation.doubles.network import Server, Wire
+from simulation.loop import Program
+from simulation.programs import HubOverWire
 from tests.contracts.agents import Hurried
 from tests.controlplane.doubles import HubInMemory, NodeInMemory, serve_hub
 from tests.support.mock_hub import TOKEN, add_user, api_url
+from tests.support.simulated_hub import started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Hub
 
@@ -73,3 +79,12 @@ async def simulated_hub() -> Hub:
     hub.controller = LetsEverythingHappen(300.0)
     hub.vram = dict.fromkeys((ANN, BOB, SessionKey("ann", "lab")), 0)
     return hub
+
+
+def hub_of_the_simulator(folder: Path) -> Hub:
+    """A Hub of ``simulation/``, as its service reaches it; on its loop alone."""
+    hub = started(folder, LetsEverythingHappen(300.0), users=(ANN.user, BOB.user))
+    listens = Server(hub.program, hub)
+    silence = Reason.HUB_UNREACHABLE
+    wire: Any = Wire(hub.weather, Program("the service"), lambda: listens, silence)
+    return HubOverWire(wire)

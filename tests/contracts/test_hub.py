@@ -1,17 +1,33 @@
-"""What every Hub must do, run on JupyterHub itself and on each double."""
+"""What every Hub must do, run on JupyterHub itself and on each double.
+
+The simulator's runs on its own loop, in virtual time; the others take real time.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from tests.contracts.hubs import ANN, BOB, HUBS, hub_in_memory, real_hub, simulated_hub
+from tests.contracts.hubs import (
+    ANN,
+    BOB,
+    HUBS,
+    hub_in_memory,
+    hub_of_the_simulator,
+    real_hub,
+    simulated_hub,
+)
 from tests.support.mock_hub import configured_mockhub_instance, hub_app, mock_hub
+from tests.support.simulated_hub import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
 __all__ = [
     "configured_mockhub_instance",
@@ -32,9 +48,10 @@ def hub(request):
 
 async def reaches(hub, key: SessionKey, state: HubState) -> None:
     """Wait until a server is in that state."""
-    until = time.monotonic() + 20
+    now = asyncio.get_running_loop().time
+    until = now() + 20
     while await hub.server(key) is not state:
-        assert time.monotonic() < until, f"{key} is {await hub.server(key)}"
+        assert now() < until, f"{key} is {await hub.server(key)}"
         await asyncio.sleep(0.02)
 
 
@@ -112,9 +129,35 @@ async def test_stop_while_it_starts_gives_the_start_up(hub):
     await running(hub)
 
 
+async def test_jupyterhub_takes_a_start_that_it_cancels_for_a_running_server(real_hub):
+    """Nobody may go by that; the simulator shows it to the code that could."""
+    starting = asyncio.create_task(real_hub.start(ANN))
+    await reaches(real_hub, ANN, HubState.SPAWNING)
+    stopping = asyncio.create_task(real_hub.stop(ANN))
+    await reaches(real_hub, ANN, HubState.RUNNING)
+    refused = await refusal(starting)
+    assert (refused.reason, refused.retryable) == (Reason.OPERATION_IN_FLIGHT, True)
+    await stopping
+    await reaches(real_hub, ANN, HubState.STOPPED)
+
+
 async def test_servers_of_a_user_and_of_others_are_apart(hub):
     for key in (ANN, LAB, BOB):
         await running(hub, key)
     await hub.stop(ANN)
     await reaches(hub, ANN, HubState.STOPPED)
     assert await hub.servers() == {LAB: HubState.RUNNING, BOB: HubState.RUNNING}
+
+
+#: All of the above.
+CLAUSES = [each for name, each in list(globals().items()) if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
+def test_hub_of_the_simulator_keeps_the_contract(
+    clause: Callable[[Any], Coroutine[Any, Any, None]], tmp_path: Path
+):
+    async def kept() -> None:
+        await clause(hub_of_the_simulator(tmp_path))
+
+    run(kept())

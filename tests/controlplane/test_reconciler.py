@@ -169,6 +169,9 @@ TABLE = [
     (row("stopped"), S, [tree("running", checkpoint="")], ActionKind.KILL),
     (row("stopped"), S, [tree("running", "i2", "")], ActionKind.REPORT),
     (row("stopped"), S, [tree("running", "i2", "c1")], ActionKind.KILL),
+    (row("stopped"), S, [tree("restoring", "i2", "c1")], ActionKind.KILL),
+    (row("stopped"), P, [tree("restoring", "i2", "c1")], ActionKind.NOTHING),
+    (row("stopped"), S, [tree("restoring", "i2", "cx")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
     (row("stopped"), S, [], ActionKind.NOTHING),
 ]

@@ -1,8 +1,10 @@
 """An agent that is gone for good leaves nobody frozen."""
 
 import contextlib
+import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -129,6 +131,54 @@ def test_watchdog_of_an_agent_with_nothing_frozen_ends_with_it(agent):
 
     wait_for(lambda: not watchdogs(agent))
     assert pid
+
+
+#: Starts a watchdog as an agent does, and is gone.
+BRIEF_AGENT = """
+import sys
+from pathlib import Path
+from jupyterhub_gpu_reclaim.node import watchdog
+state, patience = sys.argv[1:]
+words = (Path(state), "local", "", float(patience), 1.0, 1.0, 1.0)
+print(watchdog.start(watchdog.Watched(*words)))
+"""
+
+
+def test_watchdogs_of_agents_that_end_again_and_again_do_not_add_up(tmp_path):
+    (tmp_path / watchdog.RECORDS).mkdir()
+    (tmp_path / watchdog.RECORDS / "inc.json").touch()
+
+    def after_an_agent(patience: int) -> int:
+        command = [sys.executable, "-c", BRIEF_AGENT, str(tmp_path), str(patience)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as ended:
+            return int(ended.stdout.readline())  # to its end, the watchdog has it, too
+
+    def waits(pid: int) -> bool:
+        said = tmp_path / watchdog.WAITS
+        return said.exists() and not watchdog_has_ended(pid) and bool(said.read_text())
+
+    first = after_an_agent(1000)
+    started = [first]
+    try:
+        wait_for(lambda: waits(first))
+        later, other = after_an_agent(1000), after_an_agent(2000)
+        started += [later, other]
+        wait_for(lambda: watchdog_has_ended(later))
+        assert not watchdog_has_ended(first)
+        assert not watchdog_has_ended(other), "it was started with another patience"
+        os.kill(first, signal.SIGKILL)
+        next_one = after_an_agent(1000)
+        started.append(next_one)
+        time.sleep(watchdog._LOOKS + 1)
+        assert not watchdog_has_ended(next_one), "nobody else waits so"
+    finally:
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def watchdog_has_ended(pid: int) -> bool:
+    return processes.start_time(pid) is None
 
 
 def watchdogs(agent) -> list[int]:

@@ -31,6 +31,7 @@ async def main():
     await asyncio.sleep(0.3)
     keeper.work()
     keeper.tell()
+    keeper.end()
 
 asyncio.run(main())
 import os

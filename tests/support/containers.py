@@ -63,7 +63,8 @@ def mount(kind: str, target: str, source: str, *options: str) -> dict:
 
 def leave_groups(uid: str) -> None:
     """Remove a pod's own control groups, which no runtime does."""
-    for folder in Path("/sys/fs/cgroup").glob(f"*/kubepods/*/pod{uid}"):
+    # They lie below the test's own groups, which each hierarchy may have deeper down.
+    for folder in list(Path("/sys/fs/cgroup").rglob(f"pod{uid}")):
         wait_for(lambda: _remove_group(folder))  # noqa: B023 awaited at once
 
 

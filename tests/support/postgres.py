@@ -12,7 +12,10 @@ import pytest
 
 
 class Postgres:
-    """One server on a unix socket in a folder of its own, run as ``postgres``."""
+    """One server on a unix socket in a folder of its own, whose clock is not UTC.
+
+    It is run as ``postgres``.
+    """
 
     def __init__(self, folder: Path) -> None:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
@@ -25,7 +28,9 @@ class Postgres:
         folder.mkdir(mode=0o755)
         shutil.chown(folder, "postgres")
         self._run("initdb", "-D", f"{folder}/data", "-A", "trust", "-N")
-        options = f"-k {folder} -c listen_addresses= -c fsync=off"
+        options = (
+            f"-k {folder} -c listen_addresses= -c fsync=off -c timezone=Asia/Tokyo"
+        )
         log = f"{folder}/log"
         data = f"{folder}/data"
         self._run("pg_ctl", "-D", data, "-w", "-o", options, "-l", log, "start")

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,15 +86,13 @@ def open_detached(path: Path, *, read_only: bool) -> int:
 
 
 def _mount_call(number: int, *arguments: object) -> int:
-    result: int = _libc.syscall(number, *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        error = OSError(code, os.strerror(code))
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise error
+    try:
+        return checked(_libc.syscall(number, *arguments))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
         why = f"the agent may not make a detached mount ({error.strerror})"
         raise Refused(Reason.CRIU_UNUSABLE, why=why) from None
-    return result
 
 
 HELPER = Path(__file__).with_name("nsenter.py")

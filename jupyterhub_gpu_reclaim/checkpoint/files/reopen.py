@@ -21,7 +21,6 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
@@ -31,6 +30,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FOLDER
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -263,11 +263,7 @@ def fill_pipe(descriptor: int, data: bytes) -> None:
     Raises:
         OSError: it has become smaller.
     """
-    waiting = struct.unpack("i", fcntl.ioctl(descriptor, FIONREAD, bytes(4)))[0]
-    if waiting:
+    if unread_bytes(descriptor):
         return  # another process has it open, and it was never empty
     if os.write(descriptor, data) != len(data):
         raise OSError(errno.ENOSPC, "a FIFO does not take what it held")
-
-
-FIONREAD: Final = 0x541B

@@ -22,16 +22,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import logging
 import select
 import socket
 import struct
-import termios
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR, TcpState
 
@@ -128,8 +126,7 @@ def _is_unread(end: socket.socket) -> bool:
     poll.register(end, 0)
     if any(events & select.POLLERR for _, events in poll.poll(0)):
         return True
-    waiting = fcntl.ioctl(end, termios.FIONREAD, bytes(4))
-    return int.from_bytes(waiting, "little") > 0
+    return unread_bytes(end.fileno()) > 0
 
 
 def _abort(end: socket.socket) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub import orm
 from jupyterhub.utils import compare_token
-from sqlalchemy import inspect
+from sqlalchemy import inspect, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,10 +41,14 @@ class Logins:
     def account(self) -> str:
         """Which account of the Hub the user is, through any change of names.
 
-        A number alone would not do: databases use those of deleted rows again.
+        A number alone would not do: databases use those of deleted rows again. The time
+        is read from the database: MySQL and MariaDB keep whole seconds, while the Hub
+        that has made the account has more of it in memory until it is restarted.
         """
         user = self._spawner.user.orm_user
-        return f"{user.id}.{user.created:%Y%m%dT%H%M%S%f}" if user.created else ""
+        stored = select(orm.User.created).where(orm.User.id == user.id)
+        made = inspect(user).session.scalar(stored)
+        return f"{user.id}.{made:%Y%m%dT%H%M%S%f}" if made else ""
 
     def token_id(self, token: str) -> int:
         """The database id of a valid token of this user; 0: there is none."""

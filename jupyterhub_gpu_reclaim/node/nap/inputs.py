@@ -15,18 +15,16 @@ callers do all of this in threads, with a limit of time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import socket
 import struct
-import termios
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import copied
+from jupyterhub_gpu_reclaim.linux.descriptors import copied, unread_bytes
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
 
@@ -261,10 +259,9 @@ def _peer(end: socket.socket) -> int:
 
 
 def _count(copy: int) -> int:
-    answer = bytearray(4)
     with contextlib.suppress(OSError):
-        fcntl.ioctl(copy, termios.FIONREAD, answer)
-    return int(struct.unpack("i", answer)[0])
+        return unread_bytes(copy)
+    return 0
 
 
 def _requests(listener: int) -> int:

@@ -45,6 +45,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, sock_diag
+from jupyterhub_gpu_reclaim.linux.libc import checked
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     FILES,
     CheckpointContents,
@@ -223,8 +224,7 @@ def _alone() -> None:
     """In the child: end with the drill, and see no network but a loopback."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if libc.unshare(_CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "a network of its own")
+    checked(libc.unshare(_CLONE_NEWNET), "a network of its own")
     with socket.socket() as one:
         fcntl.ioctl(one, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
 

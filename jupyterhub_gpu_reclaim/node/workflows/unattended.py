@@ -10,6 +10,7 @@ being restored or ended is left alone; there the checkpoint is what counts.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
@@ -30,6 +31,8 @@ from jupyterhub_gpu_reclaim.node.workflows import capture, nap, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.node.watchdog import Watched
 
 _log = logging.getLogger(__name__)
@@ -57,10 +60,13 @@ def thaw_all(watched: Watched) -> bool:
             if session is None:
                 continue
             well = True
+            about = (session, record, records, accelerator)
             if record.stage in _FROZEN:
-                well = _thaw(session, record, records, accelerator, watched.criu)
+                thaw = partial(_thaw, *about, watched.criu)
+                well = _attempt(record, thaw, done="thawed", otherwise="stays frozen")
             if well and record.nap is not None:
-                well = _wake(session, record, records, accelerator)
+                wake = partial(_wake, *about)
+                well = _attempt(record, wake, done="woken", otherwise="naps on")
             done &= well
     finally:
         accelerator.close()
@@ -82,6 +88,28 @@ def _session_of(placements: Placements, record: Record) -> Session | None:
     return None
 
 
+def _attempt(
+    record: Record, work: Callable[[], bool], *, done: str, otherwise: str
+) -> bool:
+    """Do it, and say what became of it; return whether nothing is left to do.
+
+    Args:
+        record: of the session.
+        work: returns whether there was something to do.
+        done: what to say of the session then.
+        otherwise: what to say of it after an error.
+    """
+    try:
+        if work():
+            _log.warning("%s %s: its agent did not come back", record.key, done)
+    except NotFound:
+        pass  # it has ended
+    except (ReclaimError, OSError) as error:
+        _log.error("%s %s, and no agent runs: %s", record.key, otherwise, error)
+        return False
+    return True
+
+
 def _is_frozen(session: Session, record: Record) -> bool:
     """Whether we have stopped some of it; a capture stops one program after another."""
     tree = trees.inspect(session)
@@ -95,38 +123,24 @@ def _thaw(
     accelerator: Accelerator,
     criu_seconds: float,
 ) -> bool:
-    """Thaw one tree, if it was not yet; return whether it goes on."""
-    try:
-        recovery.end_criu(session, criu_seconds)
-        # A capture under way cuts connections before it stops anything.
-        if record.stage in _STANDING and not _is_frozen(session, record):
-            return True
-        # First: a tree that runs beside a record that calls it captured is released.
-        records.save(record.at(Stage.ROLLING_BACK, record.steps))
-        capture.thaw_tree(accelerator, session, record, together=True)
-    except NotFound:
-        return True
-    except (ReclaimError, OSError) as error:
-        _log.error("%s stays frozen, and no agent runs: %s", record.key, error)
+    """Thaw one tree; return whether it was frozen."""
+    recovery.end_criu(session, criu_seconds)
+    # A capture under way cuts connections before it stops anything.
+    if record.stage in _STANDING and not _is_frozen(session, record):
         return False
-    _log.warning("%s thawed: its agent did not come back", record.key)
+    # First: a tree that runs beside a record that calls it captured is released.
+    records.save(record.at(Stage.ROLLING_BACK, record.steps))
+    capture.thaw_tree(accelerator, session, record, together=True)
     return True
 
 
 def _wake(
     session: Session, record: Record, records: Records, accelerator: Accelerator
 ) -> bool:
-    """End the nap of one session; return whether that succeeded."""
+    """End the nap of one session; return whether it napped."""
     record = records.find(record.incarnation) or record
     if not record.naps and record.stage not in _FROZEN:
-        return True  # it is being ended, or brought back
-    try:
-        nap.end_nap(accelerator, session, record)
-        records.save(record.woken())
-    except NotFound:
-        return True
-    except (ReclaimError, OSError) as error:
-        _log.error("%s naps on, and no agent runs: %s", record.key, error)
-        return False
-    _log.warning("%s woken: its agent did not come back", record.key)
+        return False  # it is being ended, or brought back
+    nap.end_nap(accelerator, session, record)
+    records.save(record.woken())
     return True

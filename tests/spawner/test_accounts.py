@@ -1,0 +1,97 @@
+"""Which account a user is: the same from every Hub process, on every database."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from jupyterhub import orm
+
+from jupyterhub_gpu_reclaim.hub.spawner.logins import Logins
+from tests.support.mariadb import MariaDB
+from tests.support.postgres import Postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy.orm import Session
+
+SERVERS = {"postgresql": Postgres, "mariadb": MariaDB}
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="module", params=["sqlite", *SERVERS])
+def server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB | None]:
+    if request.param == "sqlite":
+        yield None
+        return
+    folder = Path(tempfile.mkdtemp(prefix="db-", dir="/tmp"))  # a short socket path
+    folder.chmod(0o755)
+    made = None
+    try:
+        made = SERVERS[request.param](folder / "server")
+        yield made
+    finally:
+        if made is not None:
+            made.close()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def hub_process(
+    server: Postgres | MariaDB | None, tmp_path: Path
+) -> Iterator[Callable[[], Session]]:
+    """Makes what a Hub that starts has of its database; nothing is shared."""
+    url = f"sqlite:///{tmp_path}/jupyterhub.sqlite"
+    if server is not None:
+        url = server.database(f"hub{next(NUMBERS)}")
+    opened: list[Session] = []
+
+    def start() -> Session:
+        opened.append(orm.new_session_factory(url)())
+        return opened[-1]
+
+    yield start
+    for session in opened:
+        session.close()
+        session.get_bind().dispose()
+
+
+def make(database: Session) -> orm.User:
+    user = orm.User(name="ann")
+    database.add(user)
+    database.commit()
+    return user
+
+
+def account(user: orm.User) -> str:
+    wrapped = SimpleNamespace(orm_user=user)
+    return Logins(SimpleNamespace(user=wrapped)).account()
+
+
+def test_account_is_the_same_for_the_hub_that_made_it_and_for_the_next(hub_process):
+    made = account(make(hub_process()))
+    (again,) = hub_process().query(orm.User)
+    assert account(again) == made
+
+
+def test_next_account_of_a_name_is_another(hub_process):
+    database = hub_process()
+    user = make(database)
+    former = account(user)
+    database.delete(user)
+    database.commit()
+    assert account(make(database)) != former
+
+
+def test_account_tells_when_it_was_made_in_utc(hub_process):
+    moment = account(make(hub_process())).partition(".")[2]
+    made = datetime.strptime(moment, "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+    assert abs(made.timestamp() - time.time()) < 60

@@ -1,0 +1,80 @@
+"""A stop while another service takes over: was it the service's own, after a save?
+
+The service that had asked for the stop is gone, and the next one does not work yet. The
+spawner ends the programs, which nobody has frozen, and asks again before it forgets the
+session: it may have been saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import (
+    HubState,
+    SessionKey,
+    StartPlan,
+    StopPlan,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.support.simulated_hub import run, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from simulation.doubles.hub import HubProcess
+
+ANN = SessionKey("ann")
+
+
+class TakesOver:
+    """A service that begins to answer as the session has ended, if at all."""
+
+    def __init__(self, plan: StopPlan | None) -> None:
+        self.plan = plan
+        self.hub: HubProcess | None = None
+
+    async def plan_start(self, placement: object) -> StartPlan:
+        return StartPlan(action="cold")
+
+    async def plan_stop(self, placement: object) -> StopPlan:
+        assert self.hub is not None
+        if self.plan is None or self.hub.machines.of_session(ANN):
+            raise Unreachable(Reason.SERVICE_STARTING)
+        return self.plan
+
+    async def placed(self, placement: object) -> None: ...
+
+    stopped = cancelled = placed
+
+
+@pytest.mark.parametrize(
+    ("plan", "phase"),
+    [
+        (StopPlan(action="release", checkpoint="c1"), "suspended"),
+        (StopPlan(action="stop"), ""),
+        (None, "unknown"),
+    ],
+    ids=["saved", "not saved", "no answer"],
+)
+def test_session_stopped_without_a_plan_is_forgotten_only_if_it_is_not_saved(
+    plan: StopPlan | None, phase: str, tmp_path: Path
+) -> None:
+    known: dict[str, Any] = {}
+
+    async def stop() -> None:
+        service = TakesOver(plan)
+        service.hub = hub = started(tmp_path, service, users=["ann"])
+        await hub.start(ANN)
+        await hub.stop(ANN)
+        while await hub.server(ANN) is not HubState.STOPPED:
+            await asyncio.sleep(1.0)
+        assert not hub.machines.of_session(ANN)
+        known.update(hub.database.servers[ANN].state["gpu_reclaim"])
+
+    run(stop())
+    assert known["phase"] == phase
+    assert known["checkpoint"] == (plan.checkpoint if plan else "")
