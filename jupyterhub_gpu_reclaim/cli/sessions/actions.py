@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
 #: Requests at the same time.
 AT_ONCE = 8
+_LIVE = tuple(phase for phase in Phase if phase.live)
 #: Phases in which an action makes sense, if the sessions are not named.
 _FROM = {
-    "suspend": (Phase.RUNNING, Phase.WARNED),
+    "suspend": _LIVE,
     "resume": (Phase.SUSPENDED,),
     "renew-login": (Phase.SUSPENDED,),
-    "keep": (Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING),
+    "keep": (*_LIVE, Phase.SUSPENDING),
 }
 _WORDS = {"keep": "leave alone", "renew-login": "renew the logins of"}
 #: Actions that are done as soon as they are answered.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two tries to read the stream again.
 PAUSE = 2.0
-_LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
+_LIVE = frozenset(phase for phase in Phase if phase.live)
 
 
 class How(StrEnum):

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
+from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
@@ -110,6 +111,7 @@ class Controller:
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
+        napper = Napper(sessions, agent, settings)
         observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         judge = Judge(sessions, decide)
@@ -122,6 +124,7 @@ class Controller:
             warnings=warnings,
             suspender=suspender,
             resumer=resumer,
+            napper=napper,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)

@@ -88,7 +88,7 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
         opted_out_by=row.opted_out_by,
         backoff_until=row.backoff_until,
         failure=row.failure,
-        gpus=runtime.cards(row.incarnation),
+        gpus=runtime.gpus_to_free(row.incarnation),
         terms=sessions.policy_of(row) or SessionPolicy(),
         wanted=runtime.wanted,
     )

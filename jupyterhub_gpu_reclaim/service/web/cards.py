@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
+    Phase.NAPPING: ("Napping", "calm"),
     Phase.WARNED: ("Running, to be suspended soon", "warn"),
     Phase.SUSPENDING: ("Being suspended", "busy"),
     Phase.RELEASING: ("Suspended, being stopped", "busy"),
@@ -35,7 +36,6 @@ _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RESUMING: ("Coming back", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
 }
-_LIVE = (Phase.RUNNING, Phase.WARNED)
 
 
 def state_of(phase: Phase) -> str:
@@ -145,7 +145,7 @@ def card(
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
-    live = view.phase in _LIVE
+    live = view.phase.live
     return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -182,7 +182,7 @@ def card(
 
 def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
     """Checkpoints beside the one the session is in, the newest first."""
-    live = view.phase in _LIVE
+    live = view.phase.live
     if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
         return []
     return [
@@ -296,7 +296,7 @@ def _progress(step: Step) -> ProgressLine:
 
 def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
-    if view.phase in _LIVE:
+    if view.phase.live:
         return [Button("suspend", "Suspend now")]
     if view.phase is Phase.SUSPENDED:
         revoked = Reason.TOKEN_REVOKED.value
@@ -311,7 +311,7 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
 
 def _more(view: SessionView, *, manages: bool) -> list[Button]:
     """Further buttons."""
-    if view.phase not in _LIVE:
+    if not view.phase.live:
         return []
     hours = (1, 4, 24) if manages else (1, 4)
     buttons = [

@@ -6,6 +6,7 @@ import { clock, duration, nameOf, size } from "./words.js";
 const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["Running", "good"],
+  napping: ["Napping", "calm"],
   warned: ["To be suspended", "warn"],
   suspending: ["Being suspended", "busy"],
   releasing: ["Suspended, being stopped", "busy"],
@@ -13,7 +14,7 @@ const STATES = {
   resuming: ["Coming back", "busy"],
   stopped: ["Stopped", "calm"],
 };
-export const RUNS = ["running", "warned"];
+export const RUNS = ["running", "napping", "warned"];
 
 /** The buttons that make sense: [action, label, words for a screen reader]. */
 function actionsOf(view) {
