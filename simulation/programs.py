@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     SessionKey,
     Tree,
+    TreeState,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -210,15 +211,16 @@ class MachineSampler:
         await asyncio.sleep(0.01)
         places = self._machine.places
         return [
-            self._sample(places[tree.incarnation])
+            self._sample(places[tree.incarnation], naps=tree.state is TreeState.NAPPING)
             for tree in known
             if tree.incarnation in places and places[tree.incarnation].tree is not None
         ]
 
-    def _sample(self, place: Place) -> Sample:
+    def _sample(self, place: Place, *, naps: bool) -> Sample:
         tree, now = place.tree, self._clock.now()
         assert tree is not None
-        silent = bool(tree.stopped)
+        # One that naps answers: its server runs, and knows how its kernel was.
+        silent = bool(tree.stopped) and not naps
         active = MONDAY + tree.active
         kernel = KernelSample(
             id="k", name="a.ipynb", execution_state="idle", last_activity=active
@@ -341,6 +343,14 @@ class AgentOverWire:
     ) -> AsyncIterator[Event]:
         del more
         return self._wire.stream("restore", incarnation, checkpoint, silence=60.0)
+
+    def nap(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("nap", incarnation, silence=60.0)
+
+    def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("wake", incarnation, silence=60.0)
 
     async def thaw(self, incarnation: str, **more: Any) -> Tree:
         del more
