@@ -49,6 +49,7 @@ from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.doubles.kernel import Cards, Driver
 from simulation.doubles.store import RepositoryInMemory
@@ -473,6 +474,7 @@ class Service:
         folder: Path,
         settings: Settings,
         number: int,
+        nap_after: float,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -485,6 +487,7 @@ class Service:
         self._folder = folder
         self._settings = settings
         self.number = number
+        self._nap_after = nap_after
         self._names = 0
 
     async def run(self) -> None:
@@ -511,6 +514,7 @@ class Service:
 
     def _controller(self, rows: Journal) -> Controller:
         idle = IdlePolicy(idle_after=IDLE_SECONDS)
+        naps = NapPolicy(idle, nap_after=self._nap_after)
         guards = Guards(min_age=60.0, cool_down=60.0)
         interval = self._settings.sample_interval
         return Controller(
@@ -518,6 +522,7 @@ class Service:
             agent=self._agent,
             hub=self._hub,
             decide=Decider(guards, [idle]),
+            naps=NapDecider(guards, naps) if self._nap_after else None,
             window=lambda: Window(span=IDLE_SECONDS, interval=interval),
             clock=self._clock,
             settings=self._settings,

@@ -242,6 +242,7 @@ class World:
             folder=self.folder,
             settings=self.settings,
             number=self._numbers,
+            nap_after=self.plan.nap_after,
         )
         self.services.append(service)
 

@@ -345,6 +345,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     idle_after: float | None = None
     warn_for: float | None = None
+    nap_after: float | None = None
     never: bool | None = None
     quiet_hours: list[str] | None = None
     min_age: float | None = None
@@ -385,6 +386,8 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     waiting_since: float | msgspec.UnsetType = msgspec.UNSET
     terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
     nap: Nap | msgspec.UnsetType = msgspec.UNSET  #: also while it is warned
+    #: whether and why (not) it naps by itself; not while it naps
+    nap_verdict: Decision | msgspec.UnsetType = msgspec.UNSET
     nap_failure: Failure | msgspec.UnsetType = msgspec.UNSET  #: of its last nap or wake
 
 

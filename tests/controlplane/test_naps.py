@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Failure, GpuSample, TreeState
+from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
+    Failure,
+    GpuSample,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from tests.controlplane.conftest import KEY
 from tests.controlplane.doubles import PowerCut
@@ -298,3 +307,103 @@ async def test_silent_agent_leaves_the_nap_as_it_was(world):
     await world.kill(controller)
     controller = await world.controller()
     assert world.phase(controller) == "napping"
+
+
+# --- by itself
+
+NAPS = Decision(reclaim=True, code="nap_idle", message="Idle.")
+NOT_NOW = Decision(reclaim=False, code="kernel_busy", message="Busy.")
+
+
+class NapsWhen:
+    """A policy that says what the test wants to hear, and notes what it was asked."""
+
+    def __init__(self, verdict) -> None:
+        self.verdict = verdict
+        self.asked = []
+
+    def after(self, terms):
+        return 1.0
+
+    def __call__(self, snapshot, now):
+        self.asked.append(snapshot)
+        return [self.verdict]
+
+
+async def ruled(world, verdict=NOT_NOW):
+    """A session with memory on a GPU, under such a policy."""
+    name = await world.running("tensors")
+    place = world.node.places[name]
+    place.gpu_memory = 5
+    policy = NapsWhen(verdict)
+    controller = await world.controller(naps=policy)
+    await world.until(lambda: world.phase(controller) in {"running", "napping"})
+    return place, controller, policy
+
+
+async def test_idle_session_naps_by_itself_and_says_why(world):
+    _, controller, policy = await ruled(world)
+    verdict = await world.until(lambda: facts(controller).nap_verdict)
+    assert verdict == NOT_NOW
+    policy.verdict = NAPS
+    await world.until(lambda: world.phase(controller) == "napping")
+    assert not facts(controller).nap_verdict
+    line = controller.users.audit(KEY)[0]
+    assert (line.who, line.what, line.code) == ("gpu-reclaim", "naps", "nap_idle")
+
+
+async def test_session_that_naps_is_suspended_by_itself_when_that_is_due(world):
+    _, controller, policy = await ruled(world, NAPS)
+    await world.until(lambda: world.phase(controller) == "napping")
+    world.verdict = Decision(reclaim=True, code="idle", message="Idle.")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    asked = {snapshot.phase.value for snapshot in policy.asked}
+    assert asked == {"running"}
+
+
+async def test_nap_that_fails_is_not_tried_again_before_its_time(world):
+    _, controller, policy = await ruled(world)
+    world.node.nap_failure = Failure(code="device_open", message="A device is open.")
+    policy.verdict = NAPS
+    await world.until(lambda: facts(controller).nap_failure)
+    policy.verdict = NOT_NOW
+    await world.until(lambda: policy.asked[-1].backoff_until)
+    last = policy.asked[-1]
+    limit = world.settings.backoff_limit  # it is not different in a minute
+    assert last.backoff_until - time.time() == pytest.approx(limit, abs=30)
+    assert last.failure.code == "device_open"
+    assert not controller.users.session(KEY).facts.backoff_until  # of its suspends
+    world.node.nap_failure = NO_ROOM
+    await controller.users.nap(KEY, "root")
+    await world.until(lambda: facts(controller).nap_failure.code == "gpu_memory")
+    await world.until(lambda: policy.asked[-1].failure.code == "gpu_memory")
+    waits = policy.asked[-1].backoff_until - time.time()
+    assert waits == pytest.approx(2 * world.settings.backoff, abs=30)
+
+
+async def test_nap_that_is_over_at_once_is_followed_by_a_pause(world):
+    place, controller, policy = await ruled(world, NAPS)
+    await world.until(lambda: world.phase(controller) == "napping")
+    policy.verdict = NOT_NOW
+    world.node.use(place)
+    await world.until(lambda: world.phase(controller) == "running")
+    await world.until(lambda: policy.asked[-1].backoff_until)
+    assert policy.asked[-1].failure.code == "nap_short"
+    assert not facts(controller).nap_failure  # nothing has failed
+
+
+async def test_policy_is_told_of_use_in_its_own_time_and_since_when_it_is_awake(world):
+    _, controller, policy = await ruled(world)
+    await world.until(lambda: policy.asked and policy.asked[-1].usage)
+    asked = policy.asked[-1]
+    assert asked.since == controller.users.session(KEY).since
+
+
+async def test_no_nap_without_a_fresh_sample(world):
+    place, _, policy = await ruled(world)
+    await world.until(lambda: policy.asked)
+    world.node.samples_fail = True
+    await asyncio.sleep(FRESH_SECONDS + 0.1)
+    policy.verdict, asked = NAPS, len(policy.asked)
+    await world.until(lambda: len(policy.asked) > asked + 3)
+    assert place.state is TreeState.RUNNING

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Event
+from jupyterhub_gpu_reclaim.common.models import Event, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: A nap that something ended sooner, in seconds, was of no use to anybody.
+SHORT_NAP = 60.0
+
 _NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
 
 
@@ -44,6 +48,11 @@ class NapTrouble:
     failure: Failure
     failures: int  #: of its naps, in a row
     until: float | None  #: no nap by policy before; None: it was a wake
+
+
+def is_short(trouble: NapTrouble | None) -> bool:
+    """Whether nothing has failed, but a nap was over too soon."""
+    return trouble is not None and trouble.failure.code == Reason.NAP_SHORT.value
 
 
 class Napper:
@@ -73,7 +82,10 @@ class Napper:
             self._failed(now, by, end.failure)
         elif end.tree is not None:
             self._count("nap", "ok")
-            self._sessions.runtime(row.key).nap_trouble = None
+            runtime = self._sessions.runtime(row.key)
+            trouble = runtime.nap_trouble_of(row.incarnation)
+            # Whether this one lasts longer is seen at its end.
+            runtime.nap_trouble = trouble if is_short(trouble) else None
             self._note(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:
@@ -112,7 +124,14 @@ class Napper:
 
     def _woken(self, row: SessionRow, tree: Tree, by: str) -> None:
         self._count("wake", "ok")
-        self._sessions.runtime(row.key).nap_trouble = None
+        lasted = self._sessions.clock.now() - row.since
+        runtime = self._sessions.runtime(row.key)
+        if by == SERVICE and row.phase is Phase.NAPPING and lasted < SHORT_NAP:
+            # What woke it, such as a page that asks, may do so again at once.
+            short = failure_of(Reason.NAP_SHORT, lasted=duration(max(0.0, lasted)))
+            runtime.nap_trouble = self._trouble(row, short)
+        elif by != SERVICE or lasted >= SHORT_NAP:
+            runtime.nap_trouble = None
         self._note(row, SessionEvent.WAKES, tree, by)
 
     def _note(
@@ -135,20 +154,22 @@ class Napper:
 
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
         """The session runs on as before; the policy waits before it tries again."""
-        runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
-        former = runtime.nap_trouble_of(row.incarnation)
-        failures = 1 + (former.failures if former is not None else 0)
-        pause = self._settings.pause_after(failures)
-        if not failure.retryable:
-            pause = self._settings.backoff_limit  # it is not different in a minute
-        runtime.nap_trouble = NapTrouble(
-            row.incarnation, failure, failures, now + pause
-        )
+        self._sessions.runtime(row.key).nap_trouble = self._trouble(row, failure)
         self._count("nap", "failed", failure.code)
         line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
         order: dict[str, Any] = _NO_ORDER if row.intent is Intent.NAP else {}
         self._sessions.update(row.key, line, **order)
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
+
+    def _trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
+        """One more failure in a row, and how long the policy waits after it."""
+        former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        failures = 1 + (former.failures if former is not None else 0)
+        pause = self._settings.pause_after(failures)
+        if not failure.retryable:
+            pause = self._settings.backoff_limit  # it is not different in a minute
+        until = self._sessions.clock.now() + pause
+        return NapTrouble(row.incarnation, failure, failures, until)
 
     async def _carried_out(
         self, row: SessionRow, kind: str, events: AsyncIterator[Event]

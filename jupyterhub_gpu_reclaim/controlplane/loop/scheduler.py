@@ -212,6 +212,7 @@ class ControlLoops:
             return False
         if kind is ActionKind.READY:
             reclaim = self._judge.reclaims(row)
+            reclaim = self._judge.naps(row) or reclaim
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
         return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE

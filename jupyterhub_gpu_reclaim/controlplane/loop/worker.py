@@ -240,7 +240,7 @@ class Worker:
             row = self._sessions.update(row.key, stop_asked=None)
         if not self._judge.reclaims(row):
             self._warnings.spare(row)
-            return None
+            return await self._nap_when_idle(row)
         wait = self._warnings.warn(row)
         if wait > 0:
             return wait
@@ -299,6 +299,16 @@ class Worker:
     async def _found_awake(self, row: SessionRow, action: Action) -> float:
         if action.tree is not None:
             self._napper.found_awake(row, action.tree)
+        return 0.0
+
+    async def _nap_when_idle(self, row: SessionRow) -> float | None:
+        """Let it nap, if the policy wants that and a fresh sample agrees."""
+        if not self._judge.naps(row):
+            return None
+        if not await self._warnings.is_fresh(row) or not self._judge.naps(row):
+            return self._settings.pace
+        why = self._sessions.runtime(row.key).nap_decision
+        await self._napper.nap(row, SERVICE, why)
         return 0.0
 
     async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:

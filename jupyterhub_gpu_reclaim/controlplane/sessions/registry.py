@@ -267,6 +267,13 @@ class Sessions:
         if [v.code for v in before[:1]] != [v.code for v in decisions[:1]]:
             self.touch(key)
 
+    def judged_nap(self, key: SessionKey, decision: Decision | None) -> None:
+        """Keep the newest decision about a nap; tell readers when it changes."""
+        runtime = self.runtime(key)
+        before, runtime.nap_decision = runtime.nap_decision, decision
+        if (before and before.code) != (decision and decision.code):
+            self.touch(key)
+
     # --- views
     def view(self, key: SessionKey) -> SessionView:
         """A session as pages show it.

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
+        Failure,
         GpuSample,
         Nap,
         SessionKey,
@@ -36,6 +39,7 @@ class Runtime:
     history: GpuHistory | None = None  #: of the last hour, for people
 
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
+    nap_decision: Decision | None = None  #: whether it naps by itself
     suspends_at: float | None = None  #: when a warned session is going to be suspended
 
     #: how many wait for a GPU, where this session was selected to go for one of them
@@ -88,3 +92,9 @@ class Runtime:
         trouble = self.nap_trouble
         mine = trouble is not None and trouble.incarnation == incarnation
         return trouble if mine else None
+
+    def nap_failure_of(self, incarnation: str) -> Failure | None:
+        """The same for people: that a nap was over soon is no failure."""
+        trouble = self.nap_trouble_of(incarnation)
+        short = trouble is not None and trouble.failure.code == Reason.NAP_SHORT.value
+        return None if trouble is None or short else trouble.failure
