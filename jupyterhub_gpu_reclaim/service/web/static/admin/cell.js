@@ -21,10 +21,13 @@ function actionsOf(view) {
   const name = nameOf(view.key);
   if (RUNS.includes(view.phase)) {
     const why = view.phase === "warned" ? "Why?" : "Why not?";
-    return [
+    const actions = [
       ["suspend", "Suspend", `Suspend ${name}`],
       ["why", why, `${why} Reasons of ${name}`],
     ];
+    if (view.facts?.nap) actions.splice(1, 0, ["wake", "Wake", `Wake ${name}`]);
+    else if (view.gpus?.length) actions.splice(1, 0, ["nap", "Nap", `Let ${name} nap`]);
+    return actions;
   }
   const resume = ["resume", "Resume", `Resume ${name}`];
   const why = ["why", "Why?", `Why? Reasons of ${name}`];
