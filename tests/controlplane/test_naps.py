@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from tests.controlplane.conftest import KEY
+from tests.controlplane.conftest import DELETED, KEY
 from tests.controlplane.doubles import PowerCut
 
 NO_ROOM = Failure(code="gpu_memory", message="No room.", retryable=True)
@@ -209,6 +209,44 @@ async def test_keep_holds_and_stop_and_deletion_end_a_nap(world):
     await world.until(lambda: not world.node.places)
     assert controller.users.session(KEY).phase.value == "stopped"
     assert world.hub.errors == []
+
+
+async def test_server_that_the_hub_has_lost_is_adopted_napping(world):
+    place, controller = await napping(world)
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.hub.incarnations[KEY] == place.incarnation
+    assert place.state is TreeState.NAPPING
+    await world.until(lambda: world.phase(controller) == "napping")
+
+
+async def test_deleted_session_is_ended_in_its_nap(world):
+    _, controller = await napping(world)
+    world.hub.states[KEY] = "stopped"
+    await controller.forget(DELETED)
+    await world.until(lambda: not world.node.places)
+
+
+async def test_session_that_naps_under_a_deleted_name_may_be_a_new_one(world):
+    place, controller = await napping(world)
+    await world.kill(controller)
+    # Started while no service was there, as far as this one knows.
+    world.url = world.url.replace("journal.sqlite", "other.sqlite")
+    world.hub.controller = None
+    journal = Journal(world.url)
+    controller = await world.controller(journal)
+    await controller.forget(DELETED)
+    await world.until(lambda: world.phase(controller) == "napping")
+    assert place.state is TreeState.NAPPING
+
+
+async def test_order_that_comes_while_the_agent_is_silent_is_carried_out_later(world):
+    place, controller = await napping(world)
+    world.node.breaks_streams = True
+    await controller.users.wake(KEY, "root")
+    world.node.breaks_streams = False
+    await world.until(lambda: world.phase(controller) == "running")
+    assert place.state is TreeState.RUNNING
 
 
 @pytest.mark.parametrize("order", ["nap", "wake"])
