@@ -42,6 +42,7 @@ class Ledger:
         self.naps: Callable[[Place], bool] = lambda place: False
         self._given_up: dict[SessionKey, list[str]] = defaultdict(list)
         self._chosen: dict[SessionKey, str] = {}
+        self._wishes: dict[SessionKey, object] = {}
         self._lives: dict[SessionKey, int] = defaultdict(int)
         self._words = 0
         #: words of accounts that were deleted
@@ -76,19 +77,25 @@ class Ledger:
         """All that was given up until now belonged to an account that is no more."""
         self._former[key] = list(self._given_up[key])
 
-    def choose(self, key: SessionKey, checkpoint: str) -> str:
+    def choose(self, key: SessionKey, checkpoint: str) -> Callable[[], None]:
         """A person wants that checkpoint, and no newer one, to come back.
 
         Returns:
-            What was wanted before, for :meth:`unchoose`.
+            To be called when that wish is refused: an earlier one holds, unless
+            there was a later one meanwhile.
         """
-        before = self._chosen.get(key, "")
-        self._chosen[key] = self.contents.get(checkpoint, "")
-        return before
+        before, self._wishes[key] = self._chosen.get(key, ""), object()
+        mine, self._chosen[key] = self._wishes[key], self.contents.get(checkpoint, "")
 
-    def unchoose(self, key: SessionKey, before: str = "") -> None:
-        """That wish was refused: an earlier one holds."""
-        self._chosen[key] = before
+        def undo() -> None:
+            if self._wishes[key] is mine:
+                self._chosen[key] = before
+
+        return undo
+
+    def unchoose(self, key: SessionKey) -> None:
+        """Nothing is wanted but the newest."""
+        self._chosen[key] = ""
 
     def expected(self, key: SessionKey) -> list[str]:
         """What whoever comes back may find: what was chosen, if that came to pass."""

@@ -164,10 +164,10 @@ class People:
         view = users.session(key)
         if view.saved:
             chosen = view.saved[int(event.share * len(view.saved))].id
-            before = self._world.ledger.choose(key, chosen)
+            undo = self._world.ledger.choose(key, chosen)
             self._world.asked[key] = self._world.loop.time()
             try:
                 await users.bring_back(key, chosen, key.user, save_running=True)
             except ReclaimError:
-                self._world.ledger.unchoose(key, before)
+                undo()
                 raise

@@ -220,6 +220,22 @@ async def test_server_that_the_hub_has_lost_is_adopted_napping(world):
     await world.until(lambda: world.phase(controller) == "napping")
 
 
+async def test_checkpoint_that_it_came_from_expires_while_it_naps(world):
+    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 2.0})
+    _, controller = await started(world)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+    (place,) = world.node.living(KEY)
+    place.gpu_memory = 5
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.nap(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "napping")
+    assert world.node.saved
+    await world.until(lambda: not world.node.saved)
+    assert place.state is TreeState.NAPPING
+
+
 async def test_deleted_session_is_ended_in_its_nap(world):
     _, controller = await napping(world)
     world.hub.states[KEY] = "stopped"
